@@ -1,0 +1,30 @@
+"""What every test may use: Hypothesis profiles and the guard against debris."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from debris import DebrisGuard
+
+settings.register_profile("dev", max_examples=50, deadline=None)
+settings.register_profile(
+    "ci",
+    max_examples=300,
+    deadline=None,  # the machines of a CI are shared: a slow example tells nothing
+    derandomize=True,  # a red run can be repeated
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture
+def no_debris() -> Iterator[DebrisGuard]:
+    """Fails the test if it leaves a child process, thread, descriptor or name in /dev/shm; the nursery may stay."""
+    guard = DebrisGuard()
+    yield guard
+    guard.check()
