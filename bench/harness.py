@@ -1,0 +1,151 @@
+"""Contests: named contestants run by turns on one machine, their medians compared with a baseline.
+
+    contest = Contest("tokens", unit="batches/s", baseline="torch, 0 workers")
+    contest.add("torch, 0 workers", run_torch, work=200)
+    contest.add("feedline", run_feedline, work=200)
+    contest.run(rounds=7).publish()
+
+By turns, because a machine's clock and neighbours drift: what is compared must have suffered the same weather.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import re
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from time import perf_counter
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What one contestant reached: the median of its `runs`, their quartiles, the ratio to the baseline's median."""
+
+    name: str
+    median: float
+    low: float
+    high: float
+    ratio: float
+    runs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished contest; standings in the order in which contestants were added."""
+
+    name: str
+    unit: str
+    baseline: str
+    standings: tuple[Standing, ...]
+
+    def __getitem__(self, contestant: str) -> Standing:
+        return next(standing for standing in self.standings if standing.name == contestant)
+
+    def table(self) -> Table:
+        table = Table("", title=f"{self.name}, {self.unit}", caption=f"ratio to {escape(self.baseline)}")
+        for heading in ("median", "quartiles", "ratio"):
+            table.add_column(heading, justify="right")
+        for s in self.standings:
+            table.add_row(escape(s.name), _short(s.median), f"{_short(s.low)} … {_short(s.high)}", f"{s.ratio:.2f}")
+        return table
+
+    def publish(self, *packages: str) -> None:
+        """Print the table and write `results/<name>.json`, with the versions of `packages` beside the usual ones."""
+        Console().print(self.table())
+        RESULTS.mkdir(exist_ok=True)
+        told = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "versions": {name: metadata.version(name) for name in ("feedline", "torch", "numpy", *packages)},
+        }
+        text = json.dumps({**asdict(self), **told}, indent=2, ensure_ascii=False)
+        (RESULTS / f"{_file_name(self.name)}.json").write_text(text + "\n")
+
+
+class Contest:
+    """Contestants that do the same work; `unit` is a rate such as "batches/s", or "s" for the time itself."""
+
+    def __init__(self, name: str, *, unit: str = "s", baseline: str) -> None:
+        self.name, self.unit, self.baseline = name, unit, baseline
+        self._measures: dict[str, Callable[[], float]] = {}
+
+    def add(self, name: str, fn: Callable[[], object], work: float = 1.0) -> None:
+        """Time `fn`, one call of which does `work` units (batches, samples, bytes, ...)."""
+
+        def measure() -> float:
+            start = perf_counter()
+            fn()
+            seconds = perf_counter() - start
+            return seconds / work if self.unit == "s" else work / seconds
+
+        self.measure(name, measure)
+
+    def measure(self, name: str, measure: Callable[[], float]) -> None:
+        """Take the figure that `measure` returns, for what is not the time of one call."""
+        self._measures[name] = measure
+
+    def run(self, rounds: int = 7, warm_up: int = 1) -> Outcome:
+        """Every contestant once a round, another one first each time; `warm_up` rounds are not counted."""
+        runs: dict[str, list[float]] = {name: [] for name in self._measures}
+        with Progress(transient=True) as progress:
+            task = progress.add_task(self.name, total=(rounds + warm_up) * len(runs))
+            for turn in range(rounds + warm_up):
+                for name in _rotated(list(runs), turn):
+                    gc.collect()
+                    runs[name].append(self._measures[name]())
+                    progress.advance(task)
+        return self._outcome({name: figures[warm_up:] for name, figures in runs.items()})
+
+    def _outcome(self, runs: dict[str, list[float]]) -> Outcome:
+        base = statistics.median(runs[self.baseline])
+        standings = []
+        for name, figures in runs.items():
+            median = statistics.median(figures)
+            low, _, high = statistics.quantiles(figures, n=4, method="inclusive") if len(figures) > 1 else [median] * 3
+            standings.append(Standing(name, median, low, high, median / base, tuple(figures)))
+        return Outcome(self.name, self.unit, self.baseline, tuple(standings))
+
+
+def machine() -> dict[str, str | int]:
+    """What a reader needs to judge the figures."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _rotated(names: list[str], turn: int) -> list[str]:
+    first = turn % len(names)
+    return names[first:] + names[:first]
+
+
+def _file_name(title: str) -> str:
+    return re.sub(r"[^\w.]+", "-", title)
+
+
+def _short(figure: float) -> str:
+    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"

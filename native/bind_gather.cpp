@@ -1,0 +1,56 @@
+#include "buffer.h"
+#include "gather.h"
+#include "module.h"
+#include "range.h"
+
+namespace nb = nanobind;
+
+namespace feedline {
+namespace {
+
+bool same_row_shape(const Buffer& array, const Buffer& out) {
+    if (array.ndim() < 1 || out.ndim() != array.ndim()) return false;
+    for (int axis = 1; axis < array.ndim(); axis++)
+        if (array.shape(axis) != out.shape(axis)) return false;
+    return true;
+}
+
+// Both functions give False, and have done nothing, where an array's rows are not contiguous or its shape does not
+// fit: the caller takes the NumPy form then, which serves the one and words the refusal of the other.
+
+bool gather_rows(nb::handle array_, nb::handle indices_, nb::handle out_, int threads) {
+    const Buffer array(array_), indices(indices_), out(out_, true);
+    const std::int64_t* const chosen = indices.int64_items();
+    if (!same_row_shape(array, out) || out.shape(0) != indices.shape(0)) return false;
+    const std::int64_t nbytes = array.row_nbytes(), length = array.shape(0);
+    if (nbytes < 0 || out.row_nbytes() != nbytes) return false;
+    nb::gil_scoped_release nogil;
+    check_range("index", chosen, indices.shape(0), -length, length, length, "rows");
+    gather({array.data(), length, nbytes, array.stride(0)}, chosen, {out.data(), out.shape(0), nbytes, out.stride(0)},
+           Widen::none, threads);
+    return true;
+}
+
+bool gather_windows(nb::handle items_, nb::handle offsets_, nb::handle out_, int widen, int threads) {
+    const Buffer items(items_), offsets(offsets_), out(out_, true);
+    const std::int64_t* const starts = offsets.int64_items();
+    if (items.ndim() != 1 || out.ndim() != 2 || out.shape(0) != offsets.shape(0)) return false;
+    const std::int64_t window = out.shape(1), length = items.shape(0), item_nbytes = items.item_nbytes();
+    if (length > 1 && items.stride(0) != item_nbytes) return false;
+    if (out.row_nbytes() != window * (widen ? 8 : item_nbytes)) return false;
+    nb::gil_scoped_release nogil;
+    check_range("window", starts, offsets.shape(0), 0, length - window + 1, length, "items");
+    gather({items.data(), length, window * item_nbytes, item_nbytes}, starts,
+           {out.data(), out.shape(0), out.row_nbytes(), out.stride(0)}, static_cast<Widen>(widen), threads);
+    return true;
+}
+
+}  // namespace
+
+void bind_gather(nb::module_& m) {
+    m.def("gather_rows", &gather_rows, nb::arg("array"), nb::arg("indices"), nb::arg("out"), nb::arg("threads"));
+    m.def("gather_windows", &gather_windows, nb::arg("items"), nb::arg("offsets"), nb::arg("out"), nb::arg("widen"),
+          nb::arg("threads"));
+}
+
+}  // namespace feedline

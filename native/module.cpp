@@ -1,0 +1,10 @@
+// The extension module `feedline._native`: one bind_* function for each family of kernels.
+#include <nanobind/nanobind.h>
+
+#include "module.h"
+
+NB_MODULE(_native, m) {
+    m.doc() = "Native kernels of feedline; use them through feedline._kernels, which checks arguments.";
+    feedline::bind_permutation(m);
+    feedline::bind_gather(m);
+}
