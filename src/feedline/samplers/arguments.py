@@ -1,0 +1,90 @@
+"""Checks of samplers' arguments: each gives the value in one type, or says what is wrong and what would do."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.errors import ArgumentError
+
+
+def integer(name: str, value: Any, low: int, remedy: str = "") -> int:
+    """`value` as a Python int that is at least `low`; bools are refused."""
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise ArgumentError(f"{name} must be an integer, but is {value!r}{_then(remedy)}") from None
+    if number < low:
+        raise ArgumentError(f"{name} must be at least {low}, but is {number}{_then(remedy)}")
+    return number
+
+
+def count(name: str, value: Any, default: int) -> int:
+    """`value` as a positive int, or `default` where it is None."""
+    return default if value is None else integer(name, value, 1)
+
+
+def whole(name: str, value: Any) -> int:
+    """`value` as a Python int of any sign, such as a seed."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ArgumentError(
+            f"{name} must be an integer, but is {value!r}: an order that is fixed needs a number to be fixed by"
+        ) from None
+
+
+def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """`value` if it is one of `allowed`."""
+    if value not in allowed:
+        raise ArgumentError(f"{name} must be one of {', '.join(map(repr, allowed))}, but is {value!r}")
+    return str(value)
+
+
+def vector(name: str, values: Any) -> NDArray[Any]:
+    """A one-dimensional array of at least one element from a sequence, array or tensor."""
+    try:
+        array = np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
+    except ValueError as error:
+        raise ArgumentError(f"{name} must be one-dimensional: {error}") from None
+    if array.ndim != 1:
+        raise ArgumentError(f"{name} must be one-dimensional, but has the shape {array.shape}: one entry per sample")
+    if not len(array):
+        raise ArgumentError(f"{name} is empty: an order needs at least one sample")
+    return array
+
+
+def integers(name: str, values: Any, low: int) -> NDArray[np.int64]:
+    """A one-dimensional int64 array, every element at least `low`."""
+    array = vector(name, values)
+    if array.dtype.kind not in "iu":
+        raise ArgumentError(f"{name} must hold integers, but holds {array.dtype}")
+    if array.min() < low:
+        at = int(array.argmin())
+        raise ArgumentError(f"{name} must be at least {low}, but {name}[{at}] is {array[at]}")
+    return array.astype(np.int64)
+
+
+def weights(name: str, values: Any) -> NDArray[np.float64]:
+    """A one-dimensional float64 array without negative or non-finite elements, and not all zero."""
+    array = vector(name, values)
+    if array.dtype.kind not in "fiub":
+        raise ArgumentError(f"{name} must hold numbers, but holds {array.dtype}")
+    array = array.astype(np.float64)
+    wrong = ~(np.isfinite(array) & (array >= 0))
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise ArgumentError(f"{name} must be finite and not negative, but {name}[{at}] is {array[at]}: 0 means never")
+    if not array.any():
+        raise ArgumentError(f"{name} are all zero: at least one sample needs a weight above 0")
+    return array
+
+
+def _then(remedy: str) -> str:
+    return f": {remedy}" if remedy else ""

@@ -1,0 +1,132 @@
+"""One rank's part of an order, for torch's own DataLoader; and torch's `DistributedSampler` as a global order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from feedline.errors import ArgumentError
+from feedline.samplers import arguments
+from feedline.samplers.endless import finite
+from feedline.samplers.order import BatchIndexSampler, IndexSampler, Indices, Recent, describe
+
+if TYPE_CHECKING:
+    from torch.utils.data import DistributedSampler
+
+
+class _Part:
+    """What one rank has of `length` positions: rank, rank + world_size, ...; all ranks have the same number.
+
+    What the length lacks to a multiple of the world size comes from the epoch's start; `drop_last` cuts the rest off.
+    """
+
+    def __init__(self, length: int, rank: int, world_size: int, drop_last: bool) -> None:
+        self.world_size = arguments.integer("world_size", world_size, 1)
+        self.rank = arguments.integer("rank", rank, 0)
+        if self.rank >= self.world_size:
+            raise ArgumentError(f"rank must be below world_size={world_size}, but is {rank}")
+        self.drop_last = bool(drop_last)
+        self.source_length = length
+        self.length = length // world_size if drop_last else -(-length // world_size)
+        if not self.length:
+            raise ArgumentError(f"drop_last=True leaves nothing of {length} for {world_size} ranks")
+
+    def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Spans of the whole order, of which, put together, every `world_size`-th element is [start, stop) of ours."""
+        first, end = start * self.world_size + self.rank, (stop - 1) * self.world_size + self.rank + 1
+        n = self.source_length
+        return [(max(first - turn * n, 0), min(end - turn * n, n)) for turn in range(first // n, -(-end // n))]
+
+    def fingerprint(self, sampler: object, whole: object) -> str:
+        """The text for `sampler`, whose part of `whole` this is."""
+        return describe(sampler, whole=whole, rank=self.rank, world_size=self.world_size, drop_last=self.drop_last)
+
+
+class Distributed(IndexSampler):
+    """Rank `rank`'s share of an order, for torch's own DataLoader; dealt as torch's `DistributedSampler` does.
+
+    Without it: `feedline.DataLoader(distributed=...)` slices the order itself and stays elastic. A span costs
+    `world_size` times its own length in indices of the whole order.
+    """
+
+    def __init__(self, sampler: IndexSampler, rank: int, world_size: int, drop_last: bool = False) -> None:
+        self.sampler = finite("sampler", sampler)
+        self._part = _Part(len(sampler), rank, world_size, drop_last)
+        self._length = self._part.length
+        self.extent = sampler.extent
+
+    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+        parts = [self.sampler.take(epoch, low, high) for low, high in self._part.spans(start, stop)]
+        return np.array(np.concatenate(parts)[:: self._part.world_size])
+
+    def fingerprint(self) -> str:
+        return self._part.fingerprint(self, self.sampler)
+
+
+class DistributedBatches(BatchIndexSampler):
+    """Rank `rank`'s share of a batch sampler's batches, dealt whole and in turn; for torch's `batch_sampler=`."""
+
+    def __init__(self, sampler: BatchIndexSampler, rank: int, world_size: int, drop_last: bool = False) -> None:
+        if not isinstance(sampler, BatchIndexSampler):
+            raise ArgumentError(
+                f"sampler must be one of feedline's batch samplers, but is a {type(sampler).__name__}: "
+                "Distributed takes samplers of indices"
+            )
+        self.sampler = sampler
+        self._part = _Part(len(sampler), rank, world_size, drop_last)
+        self._length = self._part.length
+
+    def _take(self, epoch: int, start: int, stop: int) -> list[Indices]:
+        part = self._part
+        numbers = ((number * part.world_size + part.rank) % part.source_length for number in range(start, stop))
+        return [self.sampler.take_batches(epoch, number, number + 1)[0] for number in numbers]
+
+    def fingerprint(self) -> str:
+        return self._part.fingerprint(self, self.sampler)
+
+
+class TorchDistributed(IndexSampler):
+    """The global order, neither padded nor cut, of which a `torch.utils.data.DistributedSampler` gives one rank's part.
+
+    Rank r has rows r, r + num_replicas, ... of it. One epoch is kept at a time: O(n) memory, as in torch.
+    """
+
+    def __init__(self, sampler: DistributedSampler[Any]) -> None:
+        self.sampler = sampler
+        self._length = self.extent = len(sampler.dataset)  # type: ignore[arg-type]
+        self.num_replicas: int = sampler.num_replicas
+        self.rank: int = sampler.rank
+        self.drop_last: bool = sampler.drop_last
+        self._seen = 0
+        self._order = Recent(self._list, keep=1)
+
+    def begin(self, epoch: int) -> int:
+        """The epoch to take: the one set on torch's sampler by hand since the last call, else `epoch`.
+
+        Torch's sampler is told, so that its `epoch` shows what is being read.
+        """
+        if self.sampler.epoch != self._seen:
+            epoch = self.sampler.epoch
+        self.set_epoch(epoch)
+        return epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.sampler.set_epoch(epoch)
+        self._seen = epoch
+
+    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+        if not self.sampler.shuffle:
+            return np.arange(start, stop, dtype=np.int64)
+        return np.array(self._order(self.sampler.seed + epoch)[start:stop])
+
+    def _list(self, seed: int) -> Indices:
+        generator = torch.Generator()
+        generator.manual_seed(seed)
+        order: Indices = torch.randperm(len(self), generator=generator).numpy()
+        return order
+
+    def fingerprint(self) -> str:
+        return describe(self, n=len(self), shuffle=self.sampler.shuffle, seed=self.sampler.seed)

@@ -1,0 +1,128 @@
+"""Batches that hold every class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from feedline.errors import ArgumentError
+from feedline.rng import derive
+from feedline.samplers import arguments
+from feedline.samplers.classes import Classes
+from feedline.samplers.draws import permutations
+from feedline.samplers.order import BatchIndexSampler, Indices, Recent, describe
+
+_GOLDEN = 0.6180339887498949
+
+
+class StratifiedBatches(BatchIndexSampler):
+    """Batches of exactly `batch_size`, each holding every class, its share rounded up or down from batch to batch.
+
+    `shares="proportional"`: as often as among the labels, but at least once a batch. A class with fewer samples than
+    there are batches repeats them. `drop_last=False`: every sample comes at least once, the last batches filled up with
+    repetitions; `drop_last=True`: no sample of the other classes comes twice.
+    `shares="equal"`: all classes equally often; about as many batches as plain batching gives, small classes repeat and
+    of large ones each epoch shows another part.
+    """
+
+    def __init__(
+        self, labels: Any, batch_size: int, seed: int = 0, drop_last: bool = False, shares: str = "proportional"
+    ) -> None:
+        self._classes = Classes(labels)
+        self.batch_size = arguments.integer("batch_size", batch_size, 1)
+        self.seed = arguments.whole("seed", seed)
+        self.drop_last = bool(drop_last)
+        self.shares = arguments.choice("shares", shares, ("proportional", "equal"))
+        if self.batch_size < len(self._classes):
+            raise ArgumentError(
+                f"batch_size is {self.batch_size}, but there are {len(self._classes)} classes: "
+                f"a batch that holds every class needs at least {len(self._classes)} samples"
+            )
+        sizes = self._classes.sizes.tolist()
+        if shares == "equal":
+            weights, slots, samples = [1] * len(sizes), self.batch_size, sum(sizes)
+        else:
+            weights, slots = _weights(sizes, self.batch_size)
+            samples = sum(weights)
+        self._length = samples // slots if drop_last else -(-samples // slots)
+        if not self._length:
+            raise ArgumentError(f"batch_size {batch_size} leaves no full batch: pass drop_last=False")
+        self._starts = _starts(_totals(weights, slots, self._length), self._length)
+        self._batches = max(1, 8192 // self.batch_size)
+        self._block = Recent(self._arranged)
+
+    def _take(self, epoch: int, start: int, stop: int) -> list[Indices]:
+        return [np.array(self._block(epoch, n // self._batches)[n % self._batches]) for n in range(start, stop)]
+
+    def _arranged(self, epoch: int, number: int) -> Indices:
+        """Block `number` of the epoch's batches, one a row."""
+        first, last = number * self._batches, min((number + 1) * self._batches, self._length)
+        starts = self._starts[first : last + 1]
+        drawn = self._drawn(derive(self.seed, epoch, "members"), starts[0], starts[-1])
+        before = np.concatenate([[0], np.cumsum(starts[-1] - starts[0])[:-1]])  # draws of the classes before each
+        place = _runs((starts[:-1] - starts[0] + before).ravel(), np.diff(starts, axis=0).ravel())
+        rows = drawn[place].reshape(-1, self.batch_size)
+        order = permutations(derive(self.seed, epoch, "rows"), self.batch_size, first, last)
+        return np.take_along_axis(rows, order, axis=1)
+
+    def _drawn(self, key: int, low: Indices, high: Indices) -> Indices:
+        spans = enumerate(zip(low.tolist(), high.tolist(), strict=True))
+        return np.concatenate([self._classes.draws(key, c, start, stop) for c, (start, stop) in spans])
+
+    def fingerprint(self) -> str:
+        return describe(
+            self,
+            labels=self._classes.labels,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            drop_last=self.drop_last,
+            shares=self.shares,
+        )
+
+
+def _weights(sizes: list[int], batch_size: int) -> tuple[list[int], int]:
+    """The weight of every class in what rare classes leave of a batch, and how much that is; a rare class has weight 0.
+
+    Rare is a class that would come less than once a batch; it gets one place in each, which makes others rarer.
+    """
+    weights, slots = list(sizes), batch_size
+    while True:
+        samples = sum(weights)
+        kept = [size if size * slots >= samples else 0 for size in weights]
+        if kept == weights:
+            return weights, slots
+        weights, slots = kept, batch_size - kept.count(0)
+
+
+def _totals(weights: list[int], slots: int, batches: int) -> list[int]:
+    """Draws of every class in an epoch: one a batch for weight 0, else by largest remainder of `slots` a batch."""
+    whole, samples = batches * slots, sum(weights)
+    totals = [whole * weight // samples for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda c: -(whole * weights[c] % samples))
+    for c in by_remainder[: whole - sum(totals)]:
+        totals[c] += 1
+    return [total if weight else batches for total, weight in zip(totals, weights, strict=True)]
+
+
+def _starts(totals: list[int], batches: int) -> Indices:
+    """How often each class was drawn before each batch and in all: (batches + 1, classes).
+
+    Every batch gets the rounded-down share of each class. The places left go round a circle on which the classes own
+    arcs as long as their remainders: batch after batch another turn of the circle, evenly spaced turns in golden order,
+    so every class gets exactly its total, spread evenly.
+    """
+    shares, remainders = np.divmod(np.array(totals, np.int64), batches)
+    counts = np.tile(shares, (batches, 1))
+    arcs = np.cumsum(remainders)
+    turns = ((np.arange(batches) * _GOLDEN) % 1.0).argsort(kind="stable").argsort(kind="stable")
+    spare = (np.arange(int(arcs[-1]) // batches) + 1) * batches - turns[:, None]
+    counts[np.arange(batches)[:, None], arcs.searchsorted(spare, side="left")] += 1
+    return np.concatenate([np.zeros((1, len(totals)), np.int64), np.cumsum(counts, axis=0, dtype=np.int64)])
+
+
+def _runs(starts: Indices, lengths: Indices) -> Indices:
+    """`starts[0], starts[0] + 1, ...` for `lengths[0]` elements, then the run of `starts[1]`, and so on."""
+    before = np.cumsum(lengths) - lengths
+    runs: Indices = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+    return runs
