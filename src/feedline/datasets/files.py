@@ -1,0 +1,132 @@
+"""Array files, memory-mapped: what a header or the caller says is in them, checked against what is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import DTypeLike, NDArray
+
+from feedline.errors import ArgumentError, SampleError, StateError
+from feedline.rows import torch_dtype
+
+Pathlike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A file of bare numbers: rows of `row_shape`, after `offset` bytes; their number follows from the file's size."""
+
+    path: Pathlike
+    dtype: DTypeLike
+    row_shape: tuple[int, ...] = ()
+    offset: int = 0
+
+
+class _Layout(NamedTuple):
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    offset: int
+
+
+class MappedFiles:
+    """Array files by absolute path, memory-mapped; pickled by path, never by content, and opened again on first use.
+
+    The constructor opens every file, so that damage shows at once. Safe to use from several threads.
+    """
+
+    def __init__(self, sources: Sequence[Pathlike | Raw]) -> None:
+        self._sources = [_absolute(source) for source in sources]
+        self._arrays: list[NDArray[Any]] | None = None
+        self._lengths: list[int] | None = None
+        self._lengths = [len(array) for array in self.arrays]
+
+    @property
+    def paths(self) -> list[str]:
+        """The path of each file."""
+        return [path_of(source) for source in self._sources]
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """The contents of the files, read-only; ValueError names a file whose length is not what it was."""
+        arrays = self._arrays
+        if arrays is None:
+            arrays = [opened(source) for source in self._sources]
+            self._refuse_changed(arrays)
+            self._arrays = arrays  # two threads may both have opened the files: either result serves
+        return arrays
+
+    def _refuse_changed(self, arrays: Sequence[NDArray[Any]]) -> None:
+        for path, was, array in zip(self.paths, self._lengths or (), arrays, strict=False):
+            if was != len(array):
+                raise StateError(f"{path} had {was} rows when this dataset was made, and has {len(array)} now")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_arrays": None}
+
+
+def path_of(source: Pathlike | Raw) -> str:
+    """Where the source lies."""
+    return os.fspath(source.path if isinstance(source, Raw) else source)
+
+
+def _absolute(source: Pathlike | Raw) -> str | Raw:
+    path = str(Path(path_of(source)).resolve())  # workers may have another working directory
+    return replace(source, path=path) if isinstance(source, Raw) else path
+
+
+def opened(source: Pathlike | Raw) -> NDArray[Any]:
+    """The array in a `.npy` file or a `Raw` one, memory-mapped read-only; the first dimension counts samples."""
+    path = path_of(source)
+    layout = _raw_layout(source, path) if isinstance(source, Raw) else _npy_layout(path)
+    _refuse_foreign(layout.dtype, path)
+    if 0 in layout.shape:
+        return np.empty(layout.shape, layout.dtype)  # nothing to map
+    order = "F" if layout.fortran else "C"
+    mapped = np.memmap(path, layout.dtype, "r", layout.offset, layout.shape, order)  # type: ignore[call-overload]
+    array: NDArray[Any] = mapped.view(np.ndarray)  # the subclass makes every slice several times dearer
+    return array
+
+
+def _npy_layout(path: str) -> _Layout:
+    with open(path, "rb") as file:
+        try:
+            version = npy.read_magic(file)
+            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, fortran, dtype = read(file)
+        except ValueError as error:
+            raise SampleError(f"{path} is not a .npy file ({error}); give bare numbers as Raw(path, dtype)") from error
+        offset = file.tell()
+    if not shape:
+        raise SampleError(f"{path} holds a single number; the first dimension of an array counts its samples")
+    found, wanted = Path(path).stat().st_size, offset + prod(shape) * dtype.itemsize
+    if found < wanted:
+        raise SampleError(f"{path} is truncated: the file has {found} bytes, its header wants {wanted}")
+    return _Layout(dtype, shape, fortran, offset)
+
+
+def _raw_layout(raw: Raw, path: str) -> _Layout:
+    dtype = np.dtype(raw.dtype)
+    row_nbytes = prod(raw.row_shape) * dtype.itemsize
+    if row_nbytes <= 0 or raw.offset < 0:
+        raise ArgumentError(f"rows of {raw.row_shape} {dtype} at offset {raw.offset} of {path} cannot be")
+    nbytes = Path(path).stat().st_size - raw.offset
+    if nbytes < 0 or nbytes % row_nbytes:
+        raise SampleError(
+            f"{path} does not fit: the file has {nbytes + raw.offset} bytes, which is not {raw.offset} and a multiple "
+            f"of the {row_nbytes} bytes of a row of {raw.row_shape} {dtype}"
+        )
+    return _Layout(dtype, (nbytes // row_nbytes, *raw.row_shape), False, raw.offset)
+
+
+def _refuse_foreign(dtype: np.dtype[Any], path: str) -> None:
+    if torch_dtype(dtype) is None:
+        advice = "rewrite it in native byte order" if not dtype.isnative else "convert it with astype"
+        raise ArgumentError(f"{path} holds {dtype}, which no tensor can hold; {advice}")

@@ -1,0 +1,133 @@
+"""`PackedStrings`: millions of strings in two arrays instead of millions of objects."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.errors import SampleError
+from feedline.rows import one_within
+
+_MAGIC = b"feedline strings 1\n"
+_HEADER_NBYTES = 64
+_BLOCK = 4096
+# os.fsdecode gives lone surrogates for the odd bytes of a file name; they must survive.
+_ERRORS = "surrogatepass"
+
+
+class PackedStrings(Sequence[str]):
+    """An immutable sequence of strings in one buffer of bytes: 8 bytes each, plus their UTF-8.
+
+    A list of such strings takes some 57 bytes more for each, and its reference counts make every worker process copy
+    it page by page. This pickles as two arrays, out of band where the pickler can; opened from a file, as a path.
+    """
+
+    thread_safe = True
+
+    def __init__(self, strings: Iterable[str] = ()) -> None:
+        offsets, buffer, position = array("q", [0]), bytearray(), 0
+        strings = iter(strings)
+        while block := [text.encode("utf-8", _ERRORS) for text in islice(strings, _BLOCK)]:
+            for encoded in block:
+                position += len(encoded)
+                offsets.append(position)
+            buffer += b"".join(block)
+        self._path: str | None = None
+        self._offsets = np.frombuffer(offsets, np.int64)
+        self._buffer = np.frombuffer(buffer, np.uint8)
+
+    @classmethod
+    def from_lines(cls, path: str | os.PathLike[str]) -> Self:
+        """The lines of a UTF-8 text file, without their line ends."""
+        with open(path, encoding="utf-8") as file:
+            return cls(line.removesuffix("\n") for line in file)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """What `save` wrote, memory-mapped: nothing is read before it is asked for."""
+        self = cls.__new__(cls)
+        self._path = str(Path(path).resolve())
+        self._map()
+        return self
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file for `open`; it appears whole or not at all."""
+        partial = f"{os.fspath(path)}.partial-{os.getpid()}"
+        try:
+            with open(partial, "wb") as file:
+                file.write((_MAGIC + b"%d %d" % (len(self), len(self._buffer))).ljust(_HEADER_NBYTES, b"\n"))
+                file.write(self._offsets.data)
+                file.write(self._buffer.data)
+            Path(partial).replace(path)
+        except BaseException:
+            Path(partial).unlink(missing_ok=True)
+            raise
+
+    @property
+    def nbytes(self) -> int:
+        """The memory, or the mapping, behind all strings."""
+        return int(self._offsets.nbytes + self._buffer.nbytes)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        at = one_within(index, len(self), "PackedStrings")
+        start, stop = self._offsets[at : at + 2].tolist()
+        return self._buffer[start:stop].tobytes().decode("utf-8", _ERRORS)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[str]:
+        """The strings of these indices."""
+        return [self[index] for index in indices]
+
+    def __iter__(self) -> Iterator[str]:
+        for first in range(0, len(self), _BLOCK):
+            offsets = self._offsets[first : first + _BLOCK + 1].tolist()
+            block = self._buffer[offsets[0] : offsets[-1]].tobytes()
+            for start, stop in pairwise(offsets):
+                yield block[start - offsets[0] : stop - offsets[0]].decode("utf-8", _ERRORS)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PackedStrings):
+            return NotImplemented
+        return np.array_equal(self._offsets, other._offsets) and np.array_equal(self._buffer, other._buffer)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<PackedStrings: {len(self)} strings, {self.nbytes} bytes>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ if self._path is None else {"_path": self._path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._path is not None:
+            self._map()
+
+    def _map(self) -> None:
+        assert self._path is not None
+        with open(self._path, "rb") as file:
+            header = file.read(_HEADER_NBYTES)
+        if not header.startswith(_MAGIC) or len(header) < _HEADER_NBYTES:
+            raise SampleError(f"{self._path} was not written by PackedStrings.save")
+        count, nbytes = map(int, header[len(_MAGIC) :].split())
+        found, wanted = Path(self._path).stat().st_size, _HEADER_NBYTES + 8 * (count + 1) + nbytes
+        if found != wanted:
+            raise SampleError(f"{self._path} is damaged: the file has {found} bytes, its header wants {wanted}")
+        mapped: NDArray[np.uint8] = np.memmap(self._path, np.uint8, "r", _HEADER_NBYTES).view(np.ndarray)
+        self._offsets = mapped[: 8 * (count + 1)].view(np.int64)
+        self._buffer = mapped[8 * (count + 1) :]

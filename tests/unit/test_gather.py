@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from feedline.gather import gathering
+from recorder import Recorder
+
+
+def numbers(length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.arange(length * 3).reshape(length, 3).to(dtype)
+
+
+def pairs(length: int, offset: int = 0) -> TensorDataset:
+    return TensorDataset(numbers(length) + offset, torch.arange(length))
+
+
+DATASETS: dict[str, Callable[[], Any]] = {
+    "TensorDataset": lambda: pairs(10),
+    "one tensor": lambda: TensorDataset(numbers(10)),
+    "strided": lambda: TensorDataset(torch.arange(30).reshape(3, 10).t(), torch.arange(20)[::2]),
+    "bfloat16": lambda: TensorDataset(numbers(10, torch.bfloat16), torch.ones(10, dtype=torch.bool)),
+    "empty rows": lambda: TensorDataset(torch.ones(10, 0)),
+    "tensor": lambda: numbers(10),
+    "array": lambda: np.arange(30).reshape(10, 3),
+    "Subset": lambda: Subset(pairs(12), [3, 1, 4, 1, -5, 9, 2, 6, 5, 11]),
+    "Subset by array": lambda: Subset(pairs(12), np.arange(10, dtype=np.int32)),
+    "Subset by tensor": lambda: Subset(pairs(12), torch.arange(10)),
+    "Subset by range": lambda: Subset(pairs(12), range(1, 11)),
+    "Subset of Subset": lambda: Subset(Subset(pairs(12), range(11)), range(10, 0, -1)),
+    "Concat": lambda: ConcatDataset([pairs(3), pairs(0), pairs(5, 100), pairs(2, 200)]),
+    "Concat of mixtures": lambda: ConcatDataset([Subset(pairs(9), range(4)), ConcatDataset([pairs(2, 50), pairs(4)])]),
+    "Concat of other dtypes": lambda: ConcatDataset(
+        [TensorDataset(numbers(4)), TensorDataset(numbers(6, torch.float64))]
+    ),
+    "Stack of tuple": lambda: StackDataset(pairs(10), Subset(numbers(12), range(10))),
+    "Stack of dict": lambda: StackDataset(x=pairs(10), y=numbers(10)),
+    "Concat of Stacks": lambda: ConcatDataset(
+        [StackDataset(a=pairs(6), b=numbers(6)), StackDataset(a=pairs(4), b=numbers(4))]
+    ),
+}
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    if isinstance(theirs, torch.Tensor):
+        return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    if isinstance(theirs, dict):
+        return (
+            type(ours) is type(theirs) and list(ours) == list(theirs) and all(same(ours[k], theirs[k]) for k in theirs)
+        )
+    parts = zip(ours, theirs, strict=True)
+    return type(ours) is type(theirs) and all(same(mine, other) for mine, other in parts)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+@given(indices=st.lists(st.integers(-10, 9), min_size=1, max_size=20))
+def test_gather_gives_the_collated_samples_in_the_memory_given(name: str, indices: list[int]) -> None:
+    dataset = DATASETS[name]()
+    gather = gathering(dataset)
+    assert gather is not None
+    empty = Recorder()
+    batch = gather(np.array(indices), empty)
+    assert same(batch, default_collate([dataset[i] for i in indices]))
+    assert empty.holds(batch) or name == "Concat of other dtypes"  # which torch promotes: made by the element path
+
+
+@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("index", [10, -11, 2**40])
+def test_an_index_out_of_range_raises_the_same_type(name: str, index: int) -> None:
+    dataset = DATASETS[name]()
+    gather = gathering(dataset)
+    assert gather is not None
+    with pytest.raises((IndexError, ValueError)) as theirs:
+        dataset[index]
+    with pytest.raises(theirs.type, match=f"{index}.* 10 ") as ours:
+        gather(np.array([0, index]), Recorder())
+    assert issubclass(ours.type, theirs.type)
+
+
+def test_the_indices_of_a_subset_are_read_anew() -> None:
+    subset = Subset(pairs(5), [0, 1])
+    gather = gathering(subset)
+    assert gather is not None
+    subset.indices[1] = 4
+    assert gather(np.array([1]), Recorder())[1].tolist() == [4]
+
+
+class Doubled(TensorDataset):
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(2 * value for value in super().__getitem__(index))
+
+
+class Reversed(Subset[Any]):
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(len(self) - 1 - index)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+class Listed:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return 5
+
+
+class OwnGather(Listed):
+    def gather(self, indices: Any, empty: Any) -> torch.Tensor:
+        return torch.as_tensor(indices)
+
+
+class OtherGather(Listed):
+    def gather(self, dim: int, index: torch.Tensor) -> None:
+        raise AssertionError
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Doubled(torch.ones(3)),
+        Reversed(pairs(3), range(3)),
+        Subset(Listed(), [1]),
+        ConcatDataset([pairs(3), Listed()]),
+        StackDataset(pairs(5), Listed()),
+        Listed(),
+        OtherGather(),
+        range(5),
+        torch.tensor(5),
+        np.arange(5),
+        np.array([["a"], ["b"]]),
+        TensorDataset(torch.ones(3, requires_grad=True)),
+        TensorDataset(torch.ones(3).as_subclass(Tagged)),
+        TensorDataset(torch.ones(3, device="meta")),
+        TensorDataset(torch.eye(3).to_sparse()),
+        TensorDataset(torch.ones(3, dtype=torch.complex64).conj()),
+    ],
+    ids=lambda dataset: type(dataset).__name__,
+)
+def test_what_may_do_more_than_copy_rows_is_left_alone(dataset: Any) -> None:
+    assert gathering(dataset) is None
+
+
+def test_a_dataset_may_bring_its_own() -> None:
+    gather = gathering(Subset(OwnGather(), [4, 2]))
+    assert gather is not None
+    assert gather(np.array([1, 0]), Recorder()).tolist() == [2, 4]
+
+
+def test_registered_collate_functions_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(default_collate_fn_map, Tagged, lambda batch, *, collate_fn_map: batch)
+    assert gathering(pairs(3)) is None
