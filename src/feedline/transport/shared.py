@@ -1,0 +1,189 @@
+"""A builder, pickled once for many workers: its arrays lie once in memory, however many workers look at them."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sys
+import types
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from feedline.errors import NotPicklableError
+from feedline.transport.explain import explain_unpicklable
+from feedline.transport.files import reduce_file
+from feedline.transport.inherited import refuse_shared
+from feedline.transport.memory import (
+    Mapping,
+    Piece,
+    attach_private,
+    equal_memory,
+    has_anonymous_files,
+    sealed_file,
+)
+from feedline.transport.parcel import INLINE_NBYTES, Parcel
+from feedline.transport.picklers import Pickling, ValuePickler, find_definition
+from feedline.transport.rooms import aligned
+from feedline.transport.slots import SlotMemoryError
+from feedline.transport.wire import Contents, Placed
+
+_FILE = 0
+"""All that is placed lies in the one anonymous file."""
+
+
+class Frozen:
+    """A builder as bytes: a skeleton, and one read-only anonymous file with the memory of its arrays and tensors.
+
+    `fd` is None where there is nothing to share, or the system has no anonymous files. A context manager: leaving it
+    closes the descriptor, and workers that have thawed the builder keep its memory.
+    """
+
+    def __init__(self, skeleton: bytes, fd: int | None, nbytes: int) -> None:
+        self.skeleton = skeleton
+        self.fd = fd
+        self.nbytes = nbytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def matches(self, other: object) -> bool:
+        """Whether `other`, a builder or a frozen one, would thaw to the very same: every byte is compared."""
+        if isinstance(other, Frozen):
+            theirs = other._map()
+            pieces = [Piece(0, theirs.address, theirs.nbytes)] if theirs is not None else []
+            return self.skeleton == other.skeleton and self._holds(pieces)
+        plan = _plan(other, "builder")
+        return self.skeleton == plan.skeleton and self._holds(plan.pieces)
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+        self.fd = None
+
+    def _holds(self, pieces: list[Piece]) -> bool:
+        mine = self._map()
+        return mine is None or all(equal_memory(mine.address + p.offset, p.address, p.nbytes) for p in pieces)
+
+    def _map(self) -> Mapping | None:
+        return None if self.fd is None else attach_private(self.fd, self.nbytes)
+
+
+def freeze(obj: object, name: str = "builder") -> Frozen:
+    """`obj` for many workers.
+
+    Lambdas, closures and what `__main__` defines travel by value; arrays and tensors from 16 KiB on lie in the
+    anonymous file; arrays that are mapped from a file are mapped again by each worker. Raises NotPicklableError, with
+    the path below `name`, for what cannot be pickled.
+    """
+    plan = _plan(obj, name)
+    if not plan.pieces:
+        return Frozen(plan.skeleton, None, 0)
+    try:
+        return Frozen(plan.skeleton, sealed_file(plan.nbytes, plan.pieces), plan.nbytes)
+    except OSError as error:
+        raise SlotMemoryError(
+            f"{plan.nbytes} bytes of shared memory for the arrays of the {name} could not be had: {error.strerror}. "
+            "Map them from a file (numpy.memmap), or allow the process more memory."
+        ) from error
+
+
+def thaw(fd: int | None, skeleton: bytes) -> Any:
+    """The builder that was frozen. Its arrays are writable; a worker that writes gets its own copy of those pages.
+
+    The descriptor may be closed afterwards. Classes and functions of the user's `__main__` become attributes of this
+    process's `__main__`, so that their instances can be pickled by reference on the way back.
+    """
+    stream = io.BytesIO(skeleton)
+    nbytes, contents = pickle.load(stream)
+    memory = np.empty(0, np.uint8) if fd is None else np.asarray(attach_private(fd, nbytes))
+    unpickler = pickle.Unpickler(stream, buffers=Contents.decode(contents).build({_FILE: memory}))
+    obj = unpickler.load()
+    while definitions := unpickler.load():
+        for name, definition in definitions.items():
+            _define(name, definition)
+    return obj
+
+
+def _define(name: str, definition: types.FunctionType | type) -> None:
+    definition.__qualname__ = name  # cloudpickle forgets in which class a class was defined
+    if "." not in name:
+        vars(sys.modules["__main__"]).setdefault(name, definition)
+
+
+class _Plan(NamedTuple):
+    skeleton: bytes
+    pieces: list[Piece]
+    nbytes: int
+    parcel: Parcel  # keeps the memory of the pieces alive
+
+
+def _plan(obj: object, name: str) -> _Plan:
+    try:
+        stream, parcel = _pickled(obj)
+    except Exception as error:
+        raise NotPicklableError(
+            f"{explain_unpicklable(obj, name, _pickled)} cannot be sent to a worker process: {error}. Create it lazily "
+            "in the worker (on first use in __getitem__), leave it out in __getstate__, or use worker_method='thread'."
+        ) from error
+    layout = parcel.layout(lambda _: False)
+    regions: list[Placed | bytearray] = []
+    pieces: list[Piece] = []
+    end = 0
+    for span in layout.regions:
+        nbytes = span.stop - span.start
+        if nbytes < INLINE_NBYTES or not has_anonymous_files():
+            regions.append(span.copy())
+        else:
+            regions.append(Placed(_FILE, end, span.pad + nbytes))
+            pieces.append(Piece(end + span.pad, span.start, nbytes))
+            end += aligned(span.pad + nbytes)
+    contents = Contents(regions, layout.places, parcel.views).encode()
+    return _Plan(pickle.dumps((end, contents), 5) + stream, pieces, end, parcel)
+
+
+def _pickled(obj: object) -> Pickling:
+    """The object, then, in one dict after another up to an empty one, what it needs of `__main__`."""
+    parcel = Parcel()
+    stream = io.BytesIO()
+    pickler = _BuilderPickler(stream, parcel)
+    pickler.dump(obj)
+    while definitions := pickler.take_definitions():
+        pickler.dump(definitions)
+    pickler.dump({})
+    return stream.getvalue(), parcel
+
+
+class _BuilderPickler(ValuePickler):
+    """Notes what of `__main__` it has met; maps files again; refuses memory that only inheritance can share."""
+
+    def __init__(self, file: io.BytesIO, parcel: Parcel) -> None:
+        super().__init__(file, parcel)
+        self._met: dict[str, object] = {}
+        self._taken: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, np.ndarray) and (reduced := reduce_file(obj)) is not None:
+            return reduced
+        refuse_shared(obj)
+        if isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__":
+            self._meet(obj)
+        return super().reducer_override(obj)
+
+    def take_definitions(self) -> dict[str, object]:
+        """What was met since the last call."""
+        new = {name: value for name, value in self._met.items() if name not in self._taken}
+        self._taken.update(new)
+        return new
+
+    def _meet(self, obj: types.FunctionType | type) -> None:
+        """Note the definition, and the class that it is part of, if they can be reached by name."""
+        name = obj.__qualname__
+        for reached in {name.partition(".")[0], name} if "<locals>" not in name else ():
+            definition = find_definition("__main__", reached)
+            if isinstance(definition, (type, types.FunctionType)) and definition.__module__ == "__main__":
+                self._met[reached] = definition

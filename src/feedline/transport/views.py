@@ -1,0 +1,92 @@
+"""How a tensor, an array or a buffer is seen again over bytes that arrived somewhere else."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+
+class Region:
+    """A stretch of writable bytes in this process, shared by every view that is built over it."""
+
+    __slots__ = ("_storage", "memory")
+
+    def __init__(self, memory: Bytes) -> None:
+        self.memory = memory
+        self._storage: torch.UntypedStorage | None = None
+
+    @property
+    def storage(self) -> torch.UntypedStorage:
+        """One torch storage over the region, always the same: views that shared theirs before share this one."""
+        if self._storage is None:
+            self._storage = torch.from_numpy(self.memory).untyped_storage()
+        return self._storage
+
+
+class TensorView(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    requires_grad: bool
+
+    def build(self, region: Region, offset: int) -> torch.Tensor:
+        dtype = torch_dtypes()[self.dtype]
+        tensor = torch.empty(0, dtype=dtype, device="cpu")
+        tensor.set_(region.storage, offset // dtype.itemsize, self.shape, self.stride)
+        return tensor.requires_grad_() if self.requires_grad else tensor
+
+
+class ArrayView(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def build(self, region: Region, offset: int) -> NDArray[Any]:
+        return np.ndarray(self.shape, self.dtype, region.memory, offset, self.strides)
+
+
+class StorageView(NamedTuple):
+    nbytes: int
+
+    def build(self, region: Region, offset: int) -> torch.UntypedStorage:
+        if self.nbytes == len(region.memory):
+            return region.storage
+        return torch.from_numpy(region.memory[offset : offset + self.nbytes]).untyped_storage()
+
+
+class BufferView(NamedTuple):
+    nbytes: int
+
+    def build(self, region: Region, offset: int) -> memoryview:
+        return region.memory[offset : offset + self.nbytes].data
+
+
+View = TensorView | ArrayView | StorageView | BufferView
+"""What is needed, besides the bytes, to rebuild one object; `offset` is the place of its first element, in bytes."""
+
+
+def watchable(buffer: memoryview) -> Bytes:
+    """An array over the buffer that lives exactly as long as anything looks at it: a weak reference tells the end.
+
+    It must be made from a buffer. Views of an array that is itself a view of another hang on that other one.
+    """
+    return np.frombuffer(buffer, np.uint8)
+
+
+@functools.cache
+def torch_dtypes() -> dict[str, torch.dtype]:
+    """Every dtype of this torch by its printed name."""
+    return {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+
+
+def tensor_over(memory: Bytes, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor that is the given bytes."""
+    tensor = torch.empty(0, dtype=dtype, device="cpu")
+    tensor.set_(torch.from_numpy(memory).untyped_storage(), 0, shape)  # type: ignore[call-overload]
+    return tensor
