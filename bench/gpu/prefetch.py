@@ -1,0 +1,213 @@
+"""Claim: `device="cuda"` copies at the rate of page-locked memory and keeps the GPU as busy as batches that are there.
+
+Batches of 256 pictures (3×224×224, uint8, 38.5 MB) from worker processes feed a ResNet-50 in bfloat16; beside feedline
+torch's DataLoader with its pin thread and `non_blocking` copies, and one batch that lies on the device already.
+"GPU busy" is the time between events around the steps, over the wall time of the same runs.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+
+import feedline as fl
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from harness import Contest
+
+BATCH_SIZE = 256
+PICTURES = 4096
+NUM_WORKERS = min(8, len(os.sched_getaffinity(0)))
+WARM_UP, STEPS, ROUNDS = 10, 60, 5
+THERE, OURS, THEIRS, LIMIT = "batch on the device", "feedline", "torch, pin thread", "page-locked memory alone"
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Pictures(torch.utils.data.Dataset):
+    """Decoded pictures in memory, so that loading is cheap and the way to the device is what is measured."""
+
+    def __init__(self) -> None:
+        self.images = torch.randint(0, 256, (PICTURES, 3, 224, 224), dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return PICTURES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index], index % 1000
+
+
+class Bottleneck(nn.Module):
+    """He et al., "Deep residual learning for image recognition" (2015), with the stride on the 3×3 convolution."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *_convolution(inputs, width, 1), nn.ReLU(),
+            *_convolution(width, width, 3, stride), nn.ReLU(),
+            *_convolution(width, 4 * width, 1),
+        )  # fmt: skip
+        fits = stride == 1 and inputs == 4 * width
+        self.shortcut = nn.Identity() if fits else nn.Sequential(*_convolution(inputs, 4 * width, 1, stride))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    return nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs)
+
+
+def resnet50() -> nn.Module:
+    """The layers of ResNet-50: 25.6 million parameters."""
+    layers: list[nn.Module] = [*_convolution(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    inputs = 64
+    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for block in range(blocks):
+            layers.append(Bottleneck(inputs, width, stride if block == 0 else 1))
+            inputs = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
+
+
+class Training:
+    """A step as scripts make it: normalise on the device, forward, backward, SGD."""
+
+    def __init__(self) -> None:
+        self.model = resnet50().cuda().to(memory_format=torch.channels_last)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        inputs = images.to(memory_format=torch.channels_last).float().div(255).sub(0.45).div(0.225)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = nn.functional.cross_entropy(self.model(inputs), labels)
+        loss.backward()
+        self.optimizer.step()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one loader."""
+
+    images_per_s: float
+    busy_share: float
+    copied_gb_per_s: float = 0.0
+
+
+def measure(training: Training, batches: Iterator[Batch]) -> Run:
+    """Train on what the loader gives; the first steps are not counted."""
+    for images, labels in islice(batches, WARM_UP):
+        training.step(images, labels)
+    torch.cuda.synchronize()
+    started, steps = perf_counter(), list[tuple[torch.cuda.Event, torch.cuda.Event]]()
+    for images, labels in islice(batches, STEPS):
+        begun = mark()
+        training.step(images, labels)
+        steps.append((begun, mark()))
+    torch.cuda.synchronize()
+    wall_s = perf_counter() - started
+    busy_s = sum(begun.elapsed_time(ended) for begun, ended in steps) / 1e3
+    return Run(len(steps) * BATCH_SIZE / wall_s, busy_s / wall_s)
+
+
+def mark() -> torch.cuda.Event:
+    """The time at which the device gets here."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def there(training: Training) -> Run:
+    """The limit: the batch is on the device already."""
+    images = torch.randint(0, 256, (BATCH_SIZE, 3, 224, 224), dtype=torch.uint8).cuda()
+    return measure(training, iter([(images, torch.arange(BATCH_SIZE).cuda())] * (WARM_UP + STEPS)))
+
+
+def ours(data: Pictures, training: Training) -> Run:
+    """feedline, batches on the device."""
+    with fl.DataLoader(
+        data, BATCH_SIZE, shuffle=True, drop_last=True, seed=0, num_workers=NUM_WORKERS, worker_method="process",
+        persistent_workers=True, device="cuda",
+    ) as loader:  # fmt: skip
+        run = measure(training, epochs(loader))
+        stats = loader.stats()
+    return Run(run.images_per_s, run.busy_share, stats.copied_nbytes / stats.copy_s / 1e9)
+
+
+def theirs(data: Pictures, training: Training) -> Run:
+    """torch, with its pin thread; the loop copies."""
+    loader = torch.utils.data.DataLoader(
+        data, BATCH_SIZE, shuffle=True, drop_last=True, num_workers=NUM_WORKERS, persistent_workers=True,
+        pin_memory=True,
+    )  # fmt: skip
+    moved = ((images.cuda(non_blocking=True), labels.cuda(non_blocking=True)) for images, labels in epochs(loader))
+    with closing(moved):
+        return measure(training, moved)
+
+
+def epochs(loader: torch.utils.data.DataLoader[Batch]) -> Iterator[Batch]:
+    """Epoch after epoch, without end."""
+    while True:
+        yield from loader
+
+
+def alone() -> float:
+    """GB/s of one large copy from page-locked memory, with nothing else on the bus."""
+    host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty_like(host, device="cuda")
+    rates = []
+    for _ in range(5):
+        begun = mark()
+        device.copy_(host, non_blocking=True)
+        ended = mark()
+        torch.cuda.synchronize()
+        rates.append(host.nbytes / begun.elapsed_time(ended) / 1e6)
+    return statistics.median(rates)
+
+
+def compare(runners: dict[str, Callable[[], Run]]) -> None:
+    """Three tables: pictures per second, then, of the same runs, how busy the GPU was, and how fast copies went."""
+    runs: dict[str, list[Run]] = {name: [] for name in runners}
+
+    def recorded(name: str) -> float:
+        runs[name].append(runners[name]())
+        return runs[name][-1].images_per_s
+
+    speed = Contest("gpu_prefetch", unit="images/s", baseline=THEIRS)
+    for name in runners:
+        speed.measure(name, lambda name=name: recorded(name))
+    speed.run(ROUNDS, warm_up=1).publish()
+
+    busy = Contest("gpu_busy", unit="share", baseline=THEIRS)
+    for name in runners:
+        busy.measure(name, iter([run.busy_share for run in runs[name][1:]]).__next__)
+    busy.run(ROUNDS, warm_up=0).publish()
+
+    copies = Contest("gpu_copies", unit="GB/s", baseline=LIMIT)
+    copies.measure(LIMIT, alone)
+    copies.measure(OURS, iter([run.copied_gb_per_s for run in runs[OURS][1:]]).__next__)
+    copies.run(ROUNDS, warm_up=0).publish()
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        print("bench/gpu/prefetch.py: no CUDA device, nothing to measure")
+        return
+    data, training = Pictures(), Training()
+    compare(
+        {THEIRS: lambda: theirs(data, training), OURS: lambda: ours(data, training), THERE: lambda: there(training)}
+    )
+
+
+if __name__ == "__main__":
+    main()
