@@ -1,0 +1,291 @@
+"""From a batch request to a batch: fetch, transform, collate, as one picklable value."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Subset
+
+from feedline import collate
+from feedline.cursor import LaneMark
+from feedline.errors import SampleIndexError
+from feedline.gather import gathering
+from feedline.rng import Address, addressed, derive
+from feedline.rows import Empty, torch_empty
+from feedline.schedule import BatchRequest
+from feedline.telemetry import Timed, recording, spent
+
+NEIGHBOURS = 8
+"""How many following indices `on_error="replace"` tries before it skips the sample instead."""
+
+
+class _Nothing:
+    """The batch of a request of which nothing is left: every sample was skipped, or its lane has ended."""
+
+    def __reduce__(self) -> str:
+        return "NOTHING"
+
+
+NOTHING = _Nothing()
+
+
+class Skip(NamedTuple):
+    """A sample that failed and was left out, or replaced by the one at `replaced_by`."""
+
+    epoch: int
+    position: int
+    index: Any
+    error: str
+    replaced_by: Any = None
+
+
+class Built(NamedTuple):
+    """A batch and what is known of how it came about."""
+
+    batch: Any
+    spans: list[Timed]
+    skipped: tuple[Skip, ...] = ()
+    mark: LaneMark | None = None
+    digest: str | None = None
+
+
+def collated(collate_fn: Callable[[Any], Any], samples: Any, empty: Empty) -> Any:
+    """`collate_fn(samples)`; one of feedline's own writes into memory from `empty`."""
+    if isinstance(collate_fn, collate.Collator):
+        return collate_fn(samples, empty=None if empty is torch_empty else empty)
+    return collate_fn(samples)
+
+
+class _Keys(Sequence[int]):
+    """The random key of each row, made when asked for: most samples draw nothing."""
+
+    __slots__ = ("_epoch", "_positions", "_seed")
+
+    def __init__(self, request: BatchRequest) -> None:
+        self._seed, self._epoch, self._positions = request.seed, request.epoch, request.positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, row: Any) -> Any:
+        return derive(self._seed or 0, self._epoch, int(self._positions[row]))
+
+
+@dataclass(slots=True)
+class BatchBuilder:
+    """`builder(request)` fetches, transforms and collates one batch of a map-style dataset; pure in the request.
+
+    `collate_fn=None` is feedline's own default collate (torch's results). `action` is what happens to a sample that
+    raises: "raise", "skip" or "replace". `reseeds` says that the workers own their process, so that `random`,
+    `numpy.random` and torch may be seeded per sample when the request has a seed.
+    """
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any] | None = None
+    batched: bool = True
+    action: str = "raise"
+    reseeds: bool = True
+    progress: Callable[[int], None] | None = field(default=None, compare=False)
+    _gather: Callable[..., Any] | None = field(init=False, default=None, compare=False)
+    _many: Callable[..., Any] | None = field(init=False, default=None, compare=False)
+    _size: int | None = field(init=False, default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.batched and self.collate_fn is None:
+            self._gather = gathering(self.dataset)
+        if self.batched and self.action == "raise":
+            self._many = many_at_once(self.dataset)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.dataset, self.collate_fn, self.batched, self.action, self.reseeds
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+    @property
+    def vectorised(self) -> bool:
+        """Whether whole batches are gathered without a Python call per sample."""
+        return self._gather is not None
+
+    def __call__(self, request: BatchRequest, empty: Empty = torch_empty) -> Built:
+        """The batch of `request`, its tensors from `empty` where collate is ours."""
+        with recording() as spans:
+            begun_ns = monotonic_ns()
+            if self._gather is not None and isinstance(request.indices, np.ndarray):
+                batch = self._gathered(self._gather, request, empty)
+                spans.append(spent("fetch", begun_ns, monotonic_ns()))
+                return Built(batch, spans)
+            skipped: list[Skip] = []
+            with addressed(None if request.seed is None else _Keys(request)) as address:
+                samples = self._fetch(request, skipped, address)
+                fetched_ns = monotonic_ns()
+                batch = (
+                    NOTHING if skipped and _all_left_out(request, skipped) else self._collate(samples, request, empty)
+                )
+            spans.append(spent("fetch", begun_ns, fetched_ns))
+            spans.append(spent("collate", fetched_ns, monotonic_ns()))
+            return Built(batch, spans, tuple(skipped))
+
+    def part(self, request: BatchRequest, rows: Sequence[int]) -> BatchRequest:
+        """The request with these rows only: for narrowing down which sample kills a worker."""
+        return request.part(rows)
+
+    def without(self, request: BatchRequest, rows: Sequence[int]) -> BatchRequest:
+        """The request with these rows left out."""
+        return request.without(frozenset(rows))
+
+    def _gathered(self, gather: Callable[..., Any], request: BatchRequest, empty: Empty) -> Any:
+        try:
+            return gather(request.indices, empty)
+        except Exception as error:
+            self._address(error, request, None, "fetch")
+            raise
+
+    def _fetch(self, request: BatchRequest, skipped: list[Skip], address: Address) -> Any:
+        indices = request.indices
+        if not self.batched:
+            found = self._fetch_each(request, [indices], skipped, address)
+            return found[0] if found else NOTHING
+        if isinstance(indices, np.ndarray):
+            indices = indices.tolist()
+        if self._many is not None:
+            return self._fetch_many(request, indices)
+        if request.seed is None and self.progress is None and self.action == "raise":
+            return self._fetch_plain(request, indices)
+        return self._fetch_each(request, indices, skipped, address)
+
+    def _fetch_plain(self, request: BatchRequest, indices: Sequence[Any]) -> list[Any]:
+        samples: list[Any] = []
+        dataset, append = self.dataset, samples.append
+        try:
+            for index in indices:
+                append(dataset[index])
+        except Exception as error:
+            self._address(error, request, len(samples), "fetch")
+            raise
+        return samples
+
+    def _fetch_many(self, request: BatchRequest, indices: Sequence[Any]) -> Any:
+        assert self._many is not None
+        self._reseed(request, 0)
+        try:
+            return self._many(indices)
+        except Exception as error:
+            self._address(error, request, None, "fetch")
+            raise
+
+    def _fetch_each(
+        self, request: BatchRequest, indices: Sequence[Any], skipped: list[Skip], address: Address
+    ) -> list[Any]:
+        samples: list[Any] = []
+        for row, index in enumerate(indices):
+            address.row = row
+            if self.progress is not None:
+                self.progress(row)
+            self._reseed(request, row)
+            try:
+                samples.append(self.dataset[index])
+            except Exception as error:
+                self._address(error, request, row, "fetch")
+                if self.action == "raise":
+                    raise
+                samples += self._instead(request, row, index, error, skipped)
+        return samples
+
+    def _instead(self, request: BatchRequest, row: int, index: Any, error: Exception, skipped: list[Skip]) -> list[Any]:
+        """The deterministic stand-in for a failed sample: the next index that works, or nothing."""
+        text = f"{type(error).__name__}: {error}"
+        found: list[Any] = []
+        neighbour = None
+        if self.action == "replace" and isinstance(index, int):
+            for step in range(1, NEIGHBOURS + 1):
+                neighbour = (index + step) % len(self.dataset)
+                try:
+                    found = [self.dataset[neighbour]]
+                    break
+                except Exception as another:  # noqa: BLE001 - the neighbour is just as bad: its own turn will report it
+                    text += f"; neighbour {neighbour}: {type(another).__name__}"
+        position = int(request.positions[row])
+        skipped.append(Skip(request.epoch, position, index, text, neighbour if found else None))
+        return found
+
+    def _collate(self, samples: Any, request: BatchRequest, empty: Empty) -> Any:
+        try:
+            if self.collate_fn is not None:
+                self._reseed(request, "collate")
+                return collated(self.collate_fn, samples, empty)
+            if not self.batched:
+                return collate.convert(samples)  # type: ignore[no-untyped-call]
+            return collate.default(samples, empty=None if empty is torch_empty else empty)
+        except Exception as error:
+            self._address(error, request, None, "collate")
+            raise
+
+    def _reseed(self, request: BatchRequest, row: int | str) -> None:
+        if request.seed is None or not self.reseeds:
+            return
+        if isinstance(row, str):
+            key = derive(request.seed, request.epoch, int(request.positions[0]), row)
+        else:
+            key = derive(request.seed, request.epoch, int(request.positions[row]), "global")
+        seed_globals(key)
+
+    def _address(self, error: Exception, request: BatchRequest, row: int | None, stage: str) -> None:
+        """Say on the error which sample of which batch it comes from."""
+        name = type(self.dataset).__name__
+        if row is None:
+            error.add_note(f"feedline: while the {stage} stage worked on {request} of {name}")
+            return
+        index = request.indices if not self.batched else request.indices[row]
+        index = int(index) if isinstance(index, np.integer) else index
+        where = f"sample {index!r} of {name} (epoch {request.epoch}, position {request.positions[row]}, stage {stage})"
+        error.add_note(f"feedline: {where}; {self._remedy(error, index)}")
+
+    def _remedy(self, error: Exception, index: Any) -> str:
+        if isinstance(error, (IndexError, SampleIndexError)) and isinstance(index, (int, np.integer)):
+            try:
+                length = len(self.dataset)
+            except TypeError:
+                length = None
+            if length is not None and not -length <= index < length:
+                return f"the sampler gave an index out of range: the dataset has {length} samples"
+        return "on_error='skip' counts and leaves out such samples"
+
+
+def many_at_once(dataset: Any) -> Callable[..., Any] | None:
+    """The dataset's `__getitems__`, if it does more than call one by one: torch's Subset always has one."""
+    inner = dataset
+    while isinstance(inner, Subset) and type(inner).__getitems__ is Subset.__getitems__:
+        inner = inner.dataset
+    return getattr(dataset, "__getitems__", None) if hasattr(inner, "__getitems__") else None
+
+
+def _all_left_out(request: BatchRequest, skipped: list[Skip]) -> bool:
+    return sum(skip.replaced_by is None for skip in skipped) == len(request.positions)
+
+
+def seed_globals(key: int) -> None:
+    """Seed the generators that transforms without an `rng` argument draw from: `random`, `numpy.random` and torch."""
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - it is the legacy generator that such transforms use
+    torch.default_generator.manual_seed(key)
+
+
+@contextmanager
+def restored_globals() -> Iterator[None]:
+    """Put `random`, `numpy.random` and torch's CPU generator back as they were, at the end of the block."""
+    python, torch_state = random.getstate(), torch.get_rng_state()
+    numpy_state = np.random.get_state()  # noqa: NPY002 - as above
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_state)  # noqa: NPY002 - as above
+        torch.set_rng_state(torch_state)

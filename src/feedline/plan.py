@@ -1,0 +1,158 @@
+"""One loader's order: its sampler, schedule and fingerprint, and how they turn into a state and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, IterableDataset
+
+from feedline import state as states
+from feedline.cursor import Cursor, LaneCursor
+from feedline.errors import ArgumentError
+from feedline.lanes import LaneDataset
+from feedline.quarantine import Quarantine
+from feedline.rng import derive
+from feedline.samplers import Listed, TorchDistributed, recognise
+from feedline.schedule import LOOKAHEAD, BatchSchedule, LaneSchedule, Schedule, Share
+from feedline.state import Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A schedule with what it was made from. `sampler` is None for iterable datasets."""
+
+    schedule: Schedule | BatchSchedule | LaneSchedule
+    sampler: Any
+    fingerprint: Fingerprint
+    lists_at_once: bool = False
+    """Whether torch would call `iter(sampler)` with `iter(loader)` and not with the first batch."""
+
+    def begin(self, epoch: int, state: Mapping[str, Any] | None) -> None:
+        """Start listing a foreign sampler, from `state` if given."""
+        if isinstance(self.sampler, Listed):
+            if state is not None and "order" in state:
+                self.sampler.restore(state["order"])
+            self.sampler.begin(epoch, now=self.lists_at_once)
+
+    def base_seed(self, epoch: int, generator: torch.Generator | None) -> int:
+        """What new workers seed their generators from; without a seed it is drawn as torch draws it."""
+        if self.schedule.seed is not None:
+            return derive(self.schedule.seed, epoch, "workers") >> 1
+        return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+    def requests(self, cursor: Any, delivered: Callable[[], Any]) -> Iterator[Any]:
+        """The requests that remain of the cursor's epoch; `delivered()` is the cursor as it moves."""
+        if isinstance(self.schedule, LaneSchedule):
+            return self.schedule.requests(cursor, delivered)
+        return self.schedule.requests(cursor)
+
+    def length(self) -> int:
+        """Batches per epoch and rank of a map-style dataset; TypeError for an iterable one."""
+        if isinstance(self.schedule, LaneSchedule):
+            raise TypeError("the number of batches of an iterable dataset is not known before it has ended")
+        return self.schedule.length(len(self.sampler))
+
+    def fresh(self, epoch: int) -> Cursor | LaneCursor:
+        """The cursor at the start of `epoch`."""
+        return LaneCursor(epoch) if isinstance(self.schedule, LaneSchedule) else Cursor(epoch)
+
+    def first_epoch(self, following: int) -> int:
+        """The epoch to iterate: `following`, unless the user has set one on a DistributedSampler."""
+        return self.sampler.begin(following) if isinstance(self.sampler, TorchDistributed) else following
+
+    def pack(self, cursor: Any, quarantine: Quarantine, *, over: bool = True) -> dict[str, Any]:
+        """The state; `over` says that no epoch is under way, so that there is no listing to repeat."""
+        order = None if over or not isinstance(self.sampler, Listed) else self.sampler.recorded()
+        state = states.pack(cursor, self.fingerprint, quarantine, order)
+        if isinstance(self.schedule, LaneSchedule) and not over:
+            state["num_lanes"] = self.schedule.lanes
+        return state
+
+    def unpack(self, state: Mapping[str, Any]) -> Cursor | LaneCursor:
+        """The cursor of a state that belongs to this loader; raises `StateError` for any other."""
+        self.fingerprint.check(states.fingerprint_of(state))
+        return states.unpack_cursor(state, self.fingerprint.kind)
+
+
+def lanes_of(state: Mapping[str, Any] | None) -> int | None:
+    """How many lanes the saved run had: a resumed run keeps them, whatever its workers."""
+    lanes = None if state is None else state.get("num_lanes")
+    return lanes if isinstance(lanes, int) else None
+
+
+def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None, lanes: int | None = None) -> Plan:
+    """The plan that a loader's arguments mean now.
+
+    `former` is the plan of an earlier epoch, whose DistributedSampler goes on; `lanes` overrides the number of lanes
+    of an iterable dataset.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return _lane_plan(loader, rank, world_size, lanes)
+    inner = loader.batch_sampler
+    if inner is not None and type(inner) is not BatchSampler:
+        return _batch_plan(loader, rank, world_size)
+    source = _recognised(loader.sampler if inner is None else inner.sampler, former)
+    lookahead = 0 if isinstance(source, Listed) else LOOKAHEAD
+    if inner is None:
+        share = _share(source, rank, world_size, pad=True)
+        schedule = Schedule(source, batched=False, share=share, seed=loader.seed, lookahead=lookahead)
+    else:
+        share = _share(source, rank, world_size, pad=not inner.drop_last)
+        schedule = Schedule(source, inner.batch_size, True, inner.drop_last, share, loader.seed, lookahead)
+    return Plan(schedule, source, _fingerprint(loader, "samples", source), lists_at_once=inner is None)
+
+
+def _recognised(sampler: Any, former: Plan | None) -> Any:
+    if former is not None and isinstance(former.sampler, TorchDistributed) and former.sampler.sampler is sampler:
+        return former.sampler
+    return recognise(sampler)
+
+
+def _share(source: Any, rank: int, world_size: int, *, pad: bool) -> Share:
+    if not isinstance(source, TorchDistributed):
+        return Share(rank, world_size, pad=pad)
+    if world_size > 1:
+        raise ArgumentError(
+            "the sampler is a DistributedSampler and distributed= was given as well: both would split the data. "
+            "Leave one of them out."
+        )
+    return Share(source.rank, source.num_replicas, strided=True, pad=not source.drop_last)
+
+
+def _batch_plan(loader: Any, rank: int, world_size: int) -> Plan:
+    source: Any = recognise(loader.batch_sampler, batches=True)
+    drop_last = bool(getattr(loader.batch_sampler, "drop_last", False))
+    schedule = BatchSchedule(source, Share(rank, world_size), loader.seed, drop_last)
+    return Plan(schedule, source, _fingerprint(loader, "batches", source), lists_at_once=True)
+
+
+def _lane_plan(loader: Any, rank: int, world_size: int, lanes: int | None) -> Plan:
+    dataset = loader.dataset
+    if isinstance(dataset, LaneDataset):
+        lanes = dataset.num_lanes
+        if lanes < world_size:
+            raise ArgumentError(f"{type(dataset).__name__} has {lanes} lanes, fewer than the {world_size} ranks")
+        mine = tuple(range(rank, lanes, world_size))
+    elif world_size > 1:
+        raise ArgumentError(
+            f"{type(dataset).__name__} is an IterableDataset without lanes: every rank would read all of it. Give it "
+            "num_lanes and lane(lane, epoch) (feedline.LaneDataset), or shard it in __iter__ and leave out distributed="
+        )
+    else:
+        lanes = lanes or (1 if loader.worker_method == "thread" else max(1, loader.num_workers))
+        mine = tuple(range(lanes))
+    name = type(dataset).__name__
+    return Plan(
+        LaneSchedule(lanes, mine, loader.seed, loader.in_order), None, Fingerprint("iterable", None, name, loader.seed)
+    )
+
+
+def _fingerprint(loader: Any, kind: str, source: Any) -> Fingerprint:
+    try:
+        length = len(loader.dataset)
+    except (TypeError, NotImplementedError):
+        length = None
+    return Fingerprint(kind, length, source.fingerprint(), loader.seed)

@@ -1,0 +1,1 @@
+"""Where batch builders run: inline, threads, processes, one file each."""

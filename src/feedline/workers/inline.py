@@ -1,0 +1,69 @@
+"""No workers: each batch is built in the training process, at the moment the loop asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Self
+
+from feedline.builder import Built, restored_globals
+from feedline.rows import torch_empty
+from feedline.workers.pool import Builder, PoolStatistics
+
+
+class InlineTicket:
+    """A request that is built when its result is asked for."""
+
+    __slots__ = ("_builder", "_isolate", "request")
+
+    def __init__(self, builder: Builder, request: Any, isolate: bool) -> None:
+        self._builder, self.request, self._isolate = builder, request, isolate
+
+    def done(self) -> bool:
+        """Always: the work happens in `result`."""
+        return True
+
+    def result(self) -> Built:
+        """Build the batch now."""
+        if not self._isolate:
+            return self._builder(self.request, torch_empty)
+        with restored_globals():
+            return self._builder(self.request, torch_empty)
+
+    def cancel(self) -> None:
+        """Nothing was started."""
+
+
+class InlinePool:
+    """`isolate` puts the training process's own random generators back after each batch: for builders that reseed."""
+
+    def __init__(self, builder: Builder, *, isolate: bool = False) -> None:
+        self._builder, self._isolate = builder, isolate
+
+    def submit(self, request: Any) -> InlineTicket:
+        """A ticket; nothing happens yet."""
+        return InlineTicket(self._builder, request, self._isolate)
+
+    def wait_any(self, tickets: Iterable[InlineTicket]) -> InlineTicket:
+        """The oldest ticket."""
+        return next(iter(tickets))
+
+    def resize(self, num_workers: int) -> None:
+        """There is nothing to resize."""
+
+    @property
+    def processes(self) -> list[Any]:
+        """None."""
+        return []
+
+    def statistics(self) -> PoolStatistics:
+        """All zero: no workers, no memory of its own."""
+        return PoolStatistics()
+
+    def close(self) -> None:
+        """Nothing to join."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,152 @@
+"""The process from which all others are forked: a plain interpreter that has imported torch and done nothing else."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pickle
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+from typing import NamedTuple, Protocol
+
+from feedline.workers import wire
+
+# OpenMP, OpenBLAS and MKL start their threads as they are loaded, and a process with threads must not be forked.
+_SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[4]); "
+    "from feedline.workers.nursery_main import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+)
+_FAREWELL_S = 2.0
+
+
+class Closeable(Protocol):
+    """Something that holds worker processes."""
+
+    def close(self) -> None: ...
+
+
+class Fork(NamedTuple):
+    """To the nursery, with the descriptors of `zygote.main`: fork a zygote."""
+
+    number: int
+
+
+class Kill(NamedTuple):
+    """To the nursery: kill a zygote."""
+
+    number: int
+
+
+class Nursery:
+    """Our end of it. It ends when this object is closed, and when this process ends in whatever way."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._socket, theirs = wire.pair()
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        # -P: no module of the user's that lies in the current directory may stand for one of Python's.
+        program = [sys.executable, *flags, "-P", "-c", _BOOT, __name__]
+        path = json.dumps([str(folder) for folder in sys.path])
+        with theirs:
+            self._process = subprocess.Popen(
+                [*program, str(theirs.fileno()), str(os.getpid()), path],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C in a terminal goes to the group of the training process
+                env={**os.environ, **_SINGLE_THREADED},
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        """Whether it can be asked for anything; it may still be importing."""
+        return self._process.poll() is None
+
+    def fork(self, fds: Sequence[int]) -> int:
+        """Ask for a zygote with these descriptors. Does not wait; the number that is returned is for `kill`.
+
+        Raises ConnectionError if it has died.
+        """
+        number = next(self._numbers)
+        wire.send(self._socket, [pickle.dumps(Fork(number))], fds)
+        return number
+
+    def kill(self, number: int) -> None:
+        """SIGKILL for a zygote, if there still is one."""
+        with suppress(ConnectionError):  # it is gone itself, and with it all zygotes
+            wire.send(self._socket, [pickle.dumps(Kill(number))])
+
+    def close(self) -> None:
+        """End it, and all that descends from it."""
+        wire.hang_up(self._socket)
+        try:
+            self._process.wait(_FAREWELL_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class _Household:
+    """The nurseries, by process id, as a child of the user's that inherits this needs its own; and what is open."""
+
+    def __init__(self) -> None:
+        self._nurseries: dict[int, Nursery] = {}
+        self._open: weakref.WeakSet[Closeable] = weakref.WeakSet()
+        atexit.register(self.close)
+
+    def nursery(self) -> Nursery:
+        nursery = self._nurseries.get(os.getpid())
+        if nursery is not None and not nursery.is_alive():
+            nursery.close()
+            nursery = None
+        if nursery is None:
+            nursery = self._nurseries[os.getpid()] = Nursery()
+        return nursery
+
+    def close_at_exit(self, thing: Closeable) -> None:
+        self._open.add(thing)
+
+    def close(self) -> None:
+        for thing in list(self._open):
+            thing.close()
+        nursery = self._nurseries.pop(os.getpid(), None)
+        if nursery is not None:
+            nursery.close()
+
+
+_household = _Household()
+
+
+def start() -> Nursery:
+    """The nursery of this process; started if there is none, in the background, in about a millisecond."""
+    return _household.nursery()
+
+
+def fork(fds: Sequence[int]) -> tuple[Nursery, int]:
+    """Ask the nursery, or another one if it has died, for a zygote; see `Nursery.fork`."""
+    try:
+        nursery = start()
+        return nursery, nursery.fork(fds)
+    except ConnectionError:
+        nursery.close()
+        nursery = start()
+        return nursery, nursery.fork(fds)
+
+
+def stop() -> None:
+    """Close every pool that is still open, and end the nursery. Done at exit; `start` may be called again."""
+    _household.close()
+
+
+def close_at_exit(thing: Closeable) -> None:
+    """Have a pool closed before the interpreter exits, while its workers can still say goodbye."""
+    _household.close_at_exit(thing)

@@ -1,0 +1,190 @@
+"""Worker threads: for datasets that several threads may read at once, and for work that releases the GIL."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any, Self
+
+from feedline import telemetry
+from feedline.builder import Built
+from feedline.errors import WorkerStalledError
+from feedline.rows import torch_empty
+from feedline.workers.pool import Builder, PoolStatistics
+
+_log = logging.getLogger("feedline")
+
+
+class ThreadTicket:
+    """A request on its way through the threads; its lock is held until the result is there."""
+
+    __slots__ = ("_built", "_cancelled", "_error", "_gate", "_pool", "request")
+
+    def __init__(self, pool: ThreadPool, request: Any) -> None:
+        self._pool = weakref.proxy(pool)
+        self.request = request
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._built: Built | None = None
+        self._error: BaseException | None = None
+        self._cancelled = False
+
+    def run(self, builder: Builder) -> None:
+        """Build on the calling thread, and open the gate."""
+        try:
+            if not self._cancelled:
+                self._built = builder(self.request, torch_empty)
+        except BaseException as error:  # noqa: BLE001 - it is raised again in the training loop
+            self._error = error
+        finally:
+            self._gate.release()
+
+    def done(self) -> bool:
+        """Whether the gate is open."""
+        return not self._gate.locked()
+
+    def result(self) -> Built:
+        """Wait for the gate; see `Ticket`."""
+        if self._gate.locked():
+            self._pool._wait(self)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        built, self._built = self._built, None
+        assert built is not None
+        return built
+
+    def cancel(self) -> None:
+        """The request is skipped if no thread has begun it; a result is dropped."""
+        self._cancelled = True
+        self._built = self._error = None
+
+
+class ThreadPool:
+    """`num_workers` threads over one builder and one queue; the first idle thread takes the next request.
+
+    With `pinned` every lane has a thread of its own (lane modulo `num_workers`), so that a lane is drawn in order.
+    `timeout_s` (0: none) bounds one wait for a batch; after `stall_s` the stacks of all threads are logged once.
+    """
+
+    def __init__(
+        self, builder: Builder, num_workers: int, *, pinned: bool = False, timeout_s: float = 0, stall_s: float = 60
+    ) -> None:
+        self._builder = builder
+        self._timeout_s, self._stall_s = timeout_s, stall_s
+        self._queues: list[SimpleQueue[ThreadTicket | None]] = [SimpleQueue()]
+        self._pinned = pinned
+        self._threads: list[threading.Thread] = []
+        self._finished = threading.Event()
+        self._finalizer = weakref.finalize(self, _stop, self._threads, self._queues)
+        self.resize(num_workers)
+
+    def submit(self, request: Any) -> ThreadTicket:
+        """Queue the request for the first idle thread, or for its lane's."""
+        ticket = ThreadTicket(self, request)
+        lane = request.lane if self._pinned else 0
+        self._queues[lane % len(self._queues)].put(ticket)
+        return ticket
+
+    def wait_any(self, tickets: Iterable[ThreadTicket]) -> ThreadTicket:
+        """The first of these tickets that is done."""
+        tickets = list(tickets)
+        while True:
+            self._finished.clear()
+            for ticket in tickets:
+                if ticket.done():
+                    return ticket
+            self._finished.wait()
+
+    def resize(self, num_workers: int) -> None:
+        """Start threads, or let the surplus end after the request that each has in hand."""
+        surplus = len(self._threads) - num_workers
+        for _ in range(surplus):
+            self._queues[-1].put(None)
+            if self._pinned:
+                self._queues.pop()
+            self._threads.pop()
+        while len(self._threads) < num_workers:
+            self._start(len(self._threads))
+
+    @property
+    def processes(self) -> list[Any]:
+        """None."""
+        return []
+
+    def statistics(self) -> PoolStatistics:
+        """Threads alive, and requests queued."""
+        alive = sum(thread.is_alive() for thread in self._threads)
+        return PoolStatistics(workers=alive, in_flight=sum(queue.qsize() for queue in self._queues))
+
+    def close(self) -> None:
+        """End every thread and join it."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, number: int) -> None:
+        if self._pinned and number > 0:
+            self._queues.append(SimpleQueue())
+        arguments = (self._queues[-1], self._finished, self._builder, number)
+        thread = threading.Thread(target=_serve, args=arguments, name=f"feedline-{number}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _wait(self, ticket: ThreadTicket) -> None:
+        started, told = monotonic(), False
+        while True:
+            waited = monotonic() - started
+            limits = [limit for limit in (self._timeout_s or None, None if told else self._stall_s) if limit]
+            wait_s = min(limits) - waited if limits else -1
+            if ticket._gate.acquire(timeout=max(wait_s, 0) if limits else -1):
+                ticket._gate.release()
+                return
+            waited = monotonic() - started
+            if self._timeout_s and waited >= self._timeout_s:
+                limit = f"DataLoader timed out after {self._timeout_s} seconds"
+                raise WorkerStalledError(f"{limit} waiting for {ticket.request}.\n{self._stacks()}")
+            if not told and waited >= self._stall_s:
+                told = True
+                _log.warning("waiting for %s since %.0f s.\n%s", ticket.request, waited, self._stacks())
+
+    def _stacks(self) -> str:
+        frames = sys._current_frames()
+        parts = []
+        for thread in self._threads:
+            if thread.ident in frames:
+                stack = "".join(traceback.format_stack(frames[thread.ident]))
+                parts.append(f"Stack of worker thread {thread.name}:\n{stack}")
+        return "\n".join(parts)
+
+
+def _serve(queue: SimpleQueue[ThreadTicket | None], finished: threading.Event, builder: Builder, number: int) -> None:
+    telemetry.work_as(number)
+    while (ticket := queue.get()) is not None:
+        ticket.run(builder)
+        finished.set()
+        del ticket  # a result that nobody holds any more is freed now, not with the next request
+
+
+def _stop(threads: list[threading.Thread], queues: list[SimpleQueue[ThreadTicket | None]]) -> None:
+    for queue in queues:
+        with suppress(Empty):
+            while ticket := queue.get_nowait():
+                ticket.cancel()
+        for _ in threads:
+            queue.put(None)
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join()
+    threads.clear()

@@ -1,0 +1,213 @@
+"""The workers of one loader: chosen from its arguments, opened for an epoch or kept, and closed."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, IterDataPipe, default_collate, default_convert
+
+from feedline import datapipes
+from feedline.builder import BatchBuilder, many_at_once
+from feedline.cpus import usable_cpus
+from feedline.device import DeviceStage, Stage, StageStatistics, open_stage
+from feedline.diagnose import Context, Stats
+from feedline.engine import Flow, Iteration, Progress
+from feedline.errors import ArgumentError, NotPicklableError
+from feedline.gather import gathering
+from feedline.lanes import LaneBuilder, LaneDataset
+from feedline.plan import Plan
+from feedline.transport import Inbox
+from feedline.workers import nursery
+from feedline.workers.autoscale import Autoscale, method_by_measurement
+from feedline.workers.contexts import ContextLauncher
+from feedline.workers.inline import InlinePool
+from feedline.workers.launch import Launcher
+from feedline.workers.pool import PoolStatistics, WorkerPool
+from feedline.workers.processes import ProcessPool
+from feedline.workers.threads import ThreadPool
+from feedline.workers.zygotes import ZygoteLauncher
+
+METHODS = ("auto", "thread", "process")
+
+
+def check_method(loader: Any) -> None:
+    """Raise `ArgumentError` where the wanted worker method contradicts another argument."""
+    if loader.worker_method not in METHODS:
+        raise ArgumentError(f"worker_method must be one of {', '.join(METHODS)}; got {loader.worker_method!r}")
+    if loader.worker_method != "thread":
+        return
+    for name in ("multiprocessing_context", "worker_init_fn"):
+        if getattr(loader, name) is not None:
+            raise ArgumentError(f"{name} is for worker processes; leave it out, or use worker_method='process'")
+
+
+def method_of(loader: Any, builder: Any, *, measure: bool = True) -> str:
+    """Where the builder of this loader runs: "inline", "thread" or "process"; "process" if it was not measured."""
+    if loader.num_workers == 0:
+        return "inline"
+    if loader.worker_method != "auto":
+        return str(loader.worker_method)
+    if loader.multiprocessing_context is not None or loader.worker_init_fn is not None:
+        return "process"
+    safe = getattr(loader.dataset, "thread_safe", False)
+    if loader.adapts and not isinstance(loader.dataset, IterableDataset):
+        if not measure:
+            return "process"
+        return method_by_measurement(builder, loader.batch_size or 1, loader.seed, safe or builder.vectorised)
+    if isinstance(loader.dataset, IterableDataset):
+        return "thread" if safe and isinstance(loader.dataset, LaneDataset) else "process"
+    return "thread" if safe or builder.vectorised else "process"
+
+
+def builder_of(loader: Any) -> BatchBuilder | LaneBuilder:
+    """The builder that the loader's arguments mean; torch's default collate functions become feedline's own."""
+    collate_fn = None if loader.collate_fn in (default_collate, default_convert) else loader.collate_fn
+    reseeds = loader.worker_init_fn is None and loader.worker_method != "thread"
+    if isinstance(loader.dataset, IterableDataset):
+        return LaneBuilder(loader.dataset, collate_fn, loader.batch_size, loader.drop_last, reseeds)
+    batched = loader.batch_sampler is not None
+    return BatchBuilder(loader.dataset, collate_fn, batched, loader.policy.action, reseeds)
+
+
+class Workforce:
+    """Lends a pool to each iteration of one loader. With persistent workers it is always the same pool."""
+
+    def __init__(self) -> None:
+        self._kept: WorkerPool | None = None
+        self._latest: WorkerPool | None = None
+        self._launcher: ZygoteLauncher | None = None
+        self._stage: Stage | None = None
+        self._method = "inline"
+
+    def iterate(self, loader: Any, plan: Plan, progress: Progress) -> Iteration:
+        """Start the iteration of what remains of the progress's epoch."""
+        builder = builder_of(loader)
+        method = method_of(loader, builder)
+        self._method = method
+        if self._kept is None:  # kept workers' memory is registered with their stage
+            self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)
+        pool = self._kept
+        if pool is None:  # as torch, which draws for new workers only
+            pool = self._open(loader, builder, method, plan.base_seed(progress.cursor.epoch, loader.generator))
+        self._latest = pool
+        # A data pipe is seeded anew for each epoch: kept workers would hold the seeds of the first one.
+        keeps = loader.persistent_workers and not isinstance(loader.dataset, IterDataPipe)
+        if keeps and pool is not self._kept:
+            self._kept = pool
+            weakref.finalize(self, pool.close)
+        requests = plan.requests(progress.cursor, lambda: progress.cursor)
+        flow = _flow(loader, method)
+        iteration = Iteration(
+            requests, pool, progress, flow, stage=self._stage, length=plan.length, on_close=partial(self._release, pool)
+        )
+        if method != "inline":
+            iteration.start()
+        return iteration
+
+    def prepare(self, loader: Any) -> None:
+        """Let the nursery import torch in the background, if this loader will need it."""
+        if loader.num_workers == 0 or loader.multiprocessing_context is not None:
+            return
+        if method_of(loader, builder_of(loader), measure=False) == "process":
+            nursery.start()
+
+    def complete(self, stats: Stats, skipped: int) -> Stats:
+        """The totals of the spans, with what pool and stage know."""
+        pool = PoolStatistics() if self._latest is None else self._latest.statistics()
+        stage = StageStatistics() if self._stage is None else self._stage.statistics()
+        return replace(
+            stats,
+            in_flight_nbytes=pool.lent_nbytes + stage.in_flight_nbytes,
+            arena_nbytes=pool.arena_nbytes,
+            copied_nbytes=stage.copied_nbytes,
+            staged_nbytes=stage.staged_nbytes,
+            copy_s=stage.copy_s,
+            restarts=pool.restarts,
+            skipped=skipped,
+            workers=pool.workers,
+        )
+
+    def context(self, loader: Any) -> Context:
+        """What a remedy has to be phrased in."""
+        return Context(
+            dataset=type(loader.dataset).__name__,
+            method=self._method,
+            num_workers=loader.num_workers,
+            prefetch_factor=loader.prefetch_factor or 2,
+            cpus=usable_cpus(),
+            many_at_once=many_at_once(loader.dataset) is not None or gathering(loader.dataset) is not None,
+            device=None if loader.device is None else str(loader.device),
+        )
+
+    def close(self) -> None:
+        """End every worker."""
+        for pool in (self._kept, self._latest):
+            if pool is not None:
+                pool.close()
+        self._kept = None
+        self._drop_launcher()
+
+    def _release(self, pool: WorkerPool) -> None:
+        """An iteration is over. That it holds this method keeps the launcher of its workers alive."""
+        if pool is not self._kept:
+            pool.close()
+
+    def _open(self, loader: Any, builder: Any, method: str, base_seed: int) -> WorkerPool:
+        lanes = isinstance(loader.dataset, IterableDataset)
+        if method == "inline":
+            datapipes.shard_inline(loader.dataset)
+            return InlinePool(builder, isolate=loader.seed is not None and not builder.vectorised)
+        if method == "thread":
+            stall_s = loader.recovery.stall_s
+            return ThreadPool(builder, loader.num_workers, pinned=lanes, timeout_s=loader.timeout, stall_s=stall_s)
+        return ProcessPool(
+            self._launching(loader, builder), loader.num_workers, base_seed=base_seed, timeout_s=loader.timeout,
+            recovery=loader.recovery, lanes=lanes, new_inbox=self._new_inbox(),
+        )  # fmt: skip
+
+    def _new_inbox(self) -> Callable[[], Inbox]:
+        """Inboxes whose slots the device stage locks into memory, so that it can copy from them as they are."""
+        if not isinstance(self._stage, DeviceStage):
+            return Inbox
+        return partial(Inbox, register=self._stage.register, unregister=self._stage.unregister)
+
+    def _launching(self, loader: Any, builder: Any) -> Launcher:
+        """What starts the workers: the user's context, else a zygote, kept for the next epoch while nothing changes.
+
+        A builder that cannot be pickled can still be inherited: it is forked, as torch does on Linux, with a warning.
+        """
+        init_fn = datapipes.sharding_init_fn(loader.dataset, loader.worker_init_fn)
+        if loader.multiprocessing_context is not None:
+            return ContextLauncher(builder, init_fn, context=loader.multiprocessing_context)
+        if self._launcher is not None and self._launcher.serves(builder, init_fn):
+            return self._launcher
+        self._drop_launcher()
+        try:
+            self._launcher = launcher = ZygoteLauncher(builder, init_fn)
+        except NotPicklableError as error:
+            if "fork" not in torch.multiprocessing.get_all_start_methods():
+                raise
+            warnings.warn(f"{error} Until then the workers are forked from this process.", stacklevel=5)
+            return ContextLauncher(builder, init_fn, context=torch.multiprocessing.get_context("fork"))
+        weakref.finalize(self, launcher.close)
+        return launcher
+
+    def _drop_launcher(self) -> None:
+        if self._launcher is not None:
+            self._launcher.close()
+            self._launcher = None
+
+
+def _flow(loader: Any, method: str) -> Flow:
+    if method == "inline":
+        return Flow()
+    each = max(1, loader.prefetch_factor or 2)
+    fixed = not loader.adapts or isinstance(loader.dataset, IterableDataset)  # lanes are bound to their workers
+    tuner = None if fixed else Autoscale(loader.num_workers, usable_cpus())
+    return Flow(each * loader.num_workers, loader.in_order, tuner, each)

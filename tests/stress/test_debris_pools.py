@@ -1,0 +1,135 @@
+"""Hundreds of workers and pools, ended in every way: descriptors, processes and memory stay where they were."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import feedline
+from feedline.builder import BatchBuilder
+from feedline.workers import nursery
+from feedline.workers.processes import ProcessPool
+from feedline.workers.recovery import Recovery
+from feedline.workers.zygotes import ZygoteLauncher
+from process_cases import Squares, request
+
+pytestmark = pytest.mark.stress
+
+
+class Large(Squares):
+    """Samples whose batches travel in slots."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((1 << 14,), index)
+
+
+@pytest.fixture(autouse=True)
+def clean(no_debris: Any, caplog: Any) -> None:
+    nursery.start()
+    caplog.set_level(logging.ERROR, "feedline")
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def in_full(loader: Any) -> None:
+    assert len(list(loader)) == 25
+
+
+def broken_off(loader: Any) -> None:
+    for _ in loader:
+        break
+
+
+def with_an_error(loader: Any) -> None:
+    with pytest.raises(ZeroDivisionError):
+        for _ in loader:
+            raise ZeroDivisionError
+
+
+def dropped(loader: Any) -> None:
+    iterator = iter(loader)
+    next(iterator)
+    del iterator
+
+
+def never_used(loader: Any) -> None:
+    iter(loader)
+
+
+def twice_at_once(loader: Any) -> None:
+    first = iter(loader)
+    next(first)
+    second = iter(loader)  # for persistent workers, torch's loaders and ours end the first one here
+    next(second)
+    next(first, None)
+    del first
+    next(second)
+
+
+def after_a_kill(loader: Any) -> None:
+    iterator = iter(loader)
+    next(iterator)
+    iterator._workers[0].kill()
+    next(iterator)
+
+
+WAYS = [in_full, broken_off, with_an_error, dropped, never_used, twice_at_once, after_a_kill]
+
+
+@pytest.mark.parametrize("context", [None, "fork"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loader_leaves_nothing(way: Callable[[Any], None], context: str | None) -> None:
+    for persistent in (False, True):
+        loader: Any = feedline.DataLoader(
+            Large(100), batch_size=4, num_workers=2, worker_method="process" if context is None else "auto",
+            multiprocessing_context=context, persistent_workers=persistent,
+        )  # fmt: skip
+        way(loader)
+        gc.collect()
+        if not persistent:
+            assert "feedline-0" not in [child.name() for child in psutil.Process().children(recursive=True)]
+        loader.close()
+
+
+def test_many_pools_leave_nothing_in_the_nursery() -> None:
+    counts = set()
+    for number in range(12):
+        launcher = ZygoteLauncher(BatchBuilder(Large()))
+        with ProcessPool(launcher, 2) as pool:
+            pool.submit(request(number)).result()
+        launcher.close()
+        gc.collect()
+        _until_childless(nursery.start().pid)
+        counts.add((descriptors(nursery.start().pid), descriptors(psutil.Process().pid)))
+    assert len(counts) == 1
+
+
+def _until_childless(pid: int) -> None:
+    """Zygotes end by themselves once their launcher has closed."""
+    psutil.wait_procs(psutil.Process(pid).children(), 5)
+
+
+def test_many_deaths_leave_nothing_in_the_zygote() -> None:
+    launcher = ZygoteLauncher(BatchBuilder(Large()))
+    with ProcessPool(launcher, 2, recovery=Recovery(deaths_per_epoch=1000)) as pool:
+        zygote = psutil.Process(pool.processes[0].pid).parent()
+        assert zygote is not None
+        counts = []
+        for number in range(60):
+            pool.processes[number % 2].kill()
+            while pool.statistics().restarts <= number:
+                assert int(pool.submit(request(number)).result().batch[0, 0]) == 4 * number
+            assert all(process.pid for process in pool.processes)  # born, all of them
+            counts.append((descriptors(zygote.pid), zygote.memory_info().rss >> 20))
+        assert len({count for count, _ in counts[5:]}) == 1
+        assert counts[-1][1] <= counts[5][1] + 2
+    launcher.close()

@@ -1,0 +1,133 @@
+"""`kill -9` of any worker at any moment: what the loop receives does not change by a bit."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+import feedline
+from feedline.workers import nursery
+
+pytestmark = pytest.mark.stress
+
+KILLS = 100
+
+
+class Augmented:
+    """Pictures with random noise from the global generators, of a size that travels in slots."""
+
+    def __len__(self) -> int:
+        return 300
+
+    def __getitem__(self, index: int) -> Any:
+        noise = np.random.standard_normal((3, 24, 24))  # noqa: NPY002 - what users' transforms draw from
+        return {"picture": torch.from_numpy(noise) + index, "crop": random.random(), "index": index}
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        return iter(range(info.id, 600, info.num_workers))
+
+
+@pytest.fixture(autouse=True)
+def undisturbed(no_debris: Any, caplog: Any) -> None:
+    nursery.start()
+    caplog.set_level(logging.ERROR, "feedline")
+
+
+class Killer:
+    """Kills a random process of an iterator now and then, until it has killed enough."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.count = 0
+
+    def strike(self, processes: list[Any]) -> None:
+        if self.count < KILLS and self.chance.random() < 0.6:
+            victim = self.chance.choice(processes)
+            victim.kill()
+            self.count += 1
+
+
+def loader(dataset: Any, **more: Any) -> Any:
+    many = feedline.Recovery(deaths_per_epoch=10 * KILLS)
+    return feedline.DataLoader(dataset, batch_size=8, recovery=many, worker_method="process", **more)
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    return bool(torch.equal(left, right))
+
+
+@pytest.mark.parametrize("context", [None, "fork"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_hundred_kills(context: str | None, persistent: bool) -> None:
+    killer = Killer(seed=1)
+    undisturbed = loader(Augmented(), shuffle=True, seed=5)
+    disturbed = loader(
+        Augmented(), shuffle=True, seed=5, num_workers=2, multiprocessing_context=context, persistent_workers=persistent
+    )
+    with disturbed:
+        while killer.count < KILLS:
+            expected = list(undisturbed)
+            iterator = iter(disturbed)
+            for want in expected:
+                assert same(next(iterator), want)
+                killer.strike(iterator._workers)
+            assert next(iterator, None) is None
+            del iterator
+    assert killer.count == KILLS
+
+
+def test_a_hundred_kills_of_lanes() -> None:
+    killer = Killer(seed=2)
+    with loader(Stream(), num_workers=2) as disturbed:
+        while killer.count < KILLS:
+            iterator = iter(disturbed)
+            seen = []
+            for batch in iterator:
+                seen.append(batch.tolist())
+                killer.strike(iterator._workers)
+            turns = [[*range(2 * 8 * (n // 2) + n % 2, 600, 2)][:8] for n in range(76)]
+            assert seen == turns
+            del iterator
+
+
+def test_a_hundred_kills_out_of_order() -> None:
+    killer = Killer(seed=3)
+    with loader(Augmented(), num_workers=2, seed=5, in_order=False) as disturbed:
+        while killer.count < KILLS:
+            iterator = iter(disturbed)
+            seen = []
+            for batch in iterator:
+                seen += batch["index"].tolist()
+                killer.strike(iterator._workers)
+            assert sorted(seen) == list(range(300))
+            del iterator
+
+
+def test_kills_of_the_zygote_and_the_nursery() -> None:
+    chance = random.Random(4)
+    expected = list(loader(Augmented(), seed=5))
+    with loader(Augmented(), num_workers=2, seed=5) as disturbed:
+        iterator = iter(disturbed)
+        for number, want in enumerate(expected):
+            assert same(next(iterator), want)
+            if number % 12 == 5:
+                zygote = psutil.Process(iterator._workers[0].pid).parent()
+                assert zygote is not None
+                victim = chance.choice([zygote, zygote.parent()])
+                assert victim is not None
+                victim.kill()
+        del iterator
