@@ -1,0 +1,93 @@
+"""Writes README's table of figures out of bench/results/*.json, so that no figure is typed by hand.
+
+`--check` writes nothing and fails when the table is not what the results say.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+BENCH = Path(__file__).parent
+README = BENCH.parent / "README.md"
+START = "<!-- figures: made by bench/readme_table.py out of bench/results; do not edit by hand -->\n"
+STOP = "<!-- end of figures -->\n"
+OURS, THEIRS = "feedline", "torch"
+LESS_IS_BETTER = {"s", "ms", "µs", "GiB", "KiB per epoch"}
+
+Result = dict[str, Any]
+
+
+def results(folder: Path = BENCH / "results") -> list[Result]:
+    """Every contest between feedline and torch; those against a limit alone are not for README."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    return [result for result in found if all(_those(result, name) for name in (OURS, THEIRS))]
+
+
+def table(contests: list[Result]) -> str:
+    """The contests as Markdown: feedline's best beside torch's best."""
+    lines = _lines(contests) if contests else ["No figures yet: `make bench` makes them."]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def rewritten(readme: str, contests: list[Result]) -> str:
+    """The text with the table between its marks replaced."""
+    before, rest = readme.split(START)
+    _, after = rest.split(STOP)
+    return f"{before}{START}{table(contests)}{STOP}{after}"
+
+
+def _lines(contests: list[Result]) -> Iterator[str]:
+    yield "| what | torch at its best | feedline at its best | times better |"
+    yield "|---|---:|---:|---:|"
+    for contest in contests:
+        theirs, ours = _best(contest, THEIRS), _best(contest, OURS)
+        better = theirs / ours if contest["unit"] in LESS_IS_BETTER else ours / theirs
+        figures = f"{_short(theirs)} {contest['unit']} | {_short(ours)} {contest['unit']} | {better:.3g}"
+        yield f"| {_linked(contest['name'])} | {figures} |"
+    yield ""
+    latest = max(contests, key=lambda contest: contest["date"])
+    machine, versions = latest["machine"], latest["versions"]
+    yield (
+        f"Medians; {machine['cores']} cores of {machine['cpu']}, Python {machine['python']}, "
+        f"torch {versions['torch']}, {latest['date'][:10]}. "
+        "Quartiles, all contestants and the limits they run against: [bench/results](bench/results)."
+    )
+
+
+def _those(contest: Result, whose: str) -> list[float]:
+    return [s["median"] for s in contest.get("standings", ()) if s["name"].startswith(whose)]
+
+
+def _best(contest: Result, whose: str) -> float:
+    return (min if contest["unit"] in LESS_IS_BETTER else max)(_those(contest, whose))
+
+
+def _linked(name: str) -> str:
+    """The contest's name, with a link to the script that holds it."""
+    for part in (name, name.partition(",")[0]):
+        for script in sorted(set(BENCH.rglob("*.py")) - {Path(__file__)}):
+            if part in script.read_text(encoding="utf-8"):
+                return f"[{name}]({script.relative_to(README.parent).as_posix()})"
+    return name
+
+
+def _short(figure: float) -> str:
+    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
+
+
+def main() -> int:
+    """Rewrite README, or with `--check` only compare; the exit code."""
+    readme = README.read_text(encoding="utf-8")
+    wanted = rewritten(readme, results())
+    if "--check" in sys.argv[1:]:
+        return int(wanted != readme)
+    README.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

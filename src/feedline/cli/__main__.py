@@ -1,0 +1,5 @@
+"""`python -m feedline.cli` is the `feedline` command."""
+
+from feedline.cli.app import main
+
+main()

@@ -1,0 +1,111 @@
+"""Every Python block of README.md and docs/ runs, as the script that a reader would make of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import readme_table
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SCRIPT = Path(__file__).with_name("run_blocks.py")
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int
+    code: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page; one that follows `<!-- continues -->` begins with all the code of the one before."""
+    text, found = page.read_text(encoding="utf-8"), list[Block]()
+    for match in BLOCK.finditer(text):
+        before = found[-1].code if text.endswith("<!-- continues -->\n", 0, match.start()) else ""
+        found.append(Block(page, text.count("\n", 0, match.start()) + 1, before + match[1]))
+    return found
+
+
+class Runner:
+    """Runs all blocks of a page at once, when the first of them is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pages: dict[Path, dict[str, str]] = {}
+
+    def failure(self, block: Block) -> str:
+        """What the block wrote if it failed, else nothing."""
+        if block.page not in self.pages:
+            self.pages[block.page] = self.run(blocks(block.page), self.folder / str(len(self.pages)))
+        return self.pages[block.page][f"line-{block.line}"]
+
+    def run(self, page: list[Block], folder: Path) -> dict[str, str]:
+        folder.mkdir()
+        command = [sys.executable, "-W", "error", str(SCRIPT), str(folder)]
+        request = json.dumps({f"line-{block.line}": block.code for block in page})
+        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        outcomes: dict[str, str] = json.loads(done.stdout)
+        return outcomes
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    return Runner(tmp_path_factory.mktemp("blocks"))
+
+
+ALL = [block for page in PAGES for block in blocks(page)]
+
+
+@pytest.mark.parametrize("block", ALL, ids=lambda block: f"{block.page.relative_to(ROOT)}:{block.line}")
+def test_block_runs(block: Block, runner: Runner) -> None:
+    failure = runner.failure(block)
+    assert not failure, f"{block.page}:{block.line}\n{failure}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    missing = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_no_page_is_forgotten() -> None:
+    """Each page can be reached from the index."""
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / link).resolve() for link in LINK.findall(index.read_text(encoding="utf-8"))}
+    assert set(PAGES) - {index, ROOT / "README.md"} <= linked
+
+
+def test_the_figures_in_the_readme_are_those_of_the_results() -> None:
+    """After new measurements: `python bench/readme_table.py`."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme == readme_table.rewritten(readme, readme_table.results())
+
+
+def contest(unit: str, **medians: float) -> dict[str, object]:
+    standings = [{"name": name.replace("_", ", "), "median": median} for name, median in medians.items()]
+    told = {"cores": 2, "cpu": "a CPU", "python": "3.11"}
+    return {
+        "name": "a contest",
+        "unit": unit,
+        "standings": standings,
+        "date": "2026-11-21T00:00:00",
+        "machine": told,
+        "versions": {"torch": "2.13"},
+    }
+
+
+def test_the_figures_compare_the_best_with_the_best() -> None:
+    rate = readme_table.table([contest("batches/s", torch_0=100.0, torch_2=200.0, feedline_0=900.0, feedline_2=1000.0)])
+    assert "| a contest | 200 batches/s | 1,000 batches/s | 5 |" in rate
+    time = readme_table.table([contest("s", torch=3.0, feedline=2.0, feedline_2=6.0, limit=1.0)])
+    assert "| a contest | 3 s | 2 s | 1.5 |" in time
