@@ -1,0 +1,31 @@
+"""What the loader benches share: throughput of a loader in its steady state, ours and torch's by the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import closing, nullcontext
+from time import perf_counter
+from typing import Any
+
+WARM_UP = 8
+
+
+def rate(make: Callable[[], Iterable[Any]], per_batch: float = 1, *, most_s: float = 2.0) -> Callable[[], float]:
+    """A measure: units per second of one epoch, or of `most_s` of it, once the first batches have come."""
+
+    def measure() -> float:
+        loader = make()
+        with closing(loader) if hasattr(loader, "close") else nullcontext():
+            batches = iter(loader)
+            for _ in range(WARM_UP):
+                next(batches)
+            count, start = 0, perf_counter()
+            for _ in batches:
+                count += 1
+                if perf_counter() - start > most_s:
+                    break
+            seconds = perf_counter() - start
+            del batches
+        return count * per_batch / seconds
+
+    return measure

@@ -1,0 +1,53 @@
+"""What a loader itself costs per batch: an empty dataset, so that nothing but the engine is left; and the telemetry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+import feedline as fl
+from feedline.diagnose import Totals
+from feedline.telemetry import Span
+from harness import Contest
+from loaders import rate
+
+
+class Empty(Dataset[int]):
+    """Samples that cost nothing."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def contest(batch_size: int, workers: int, method: str) -> None:
+    dataset = Empty(batch_size * (20_000 if batch_size == 1 else 4_000))
+    arguments: dict[str, Any] = {"batch_size": batch_size, "num_workers": workers}
+    where = "inline" if workers == 0 else f"{workers} {method}"
+    race = Contest(f"overhead, batch {batch_size}, {where}", unit="batches/s", baseline="torch")
+    race.measure("torch", rate(lambda: DataLoader(dataset, **arguments), most_s=0.7))
+    race.measure("feedline", rate(lambda: fl.DataLoader(dataset, worker_method=method, **arguments), most_s=0.7))
+    race.run(rounds=7).publish()
+
+
+def telemetry() -> None:
+    """Recording one batch's spans, beside a batch of 1 ms: the share must stay below 1 %."""
+    totals, spans = Totals(), [Span(stage, 0, 1000, 0) for stage in ("fetch", "collate", "encode", "decode", "wait")]
+    race = Contest("telemetry per batch", unit="s", baseline="a batch of 1 ms")
+    race.measure("a batch of 1 ms", lambda: 1e-3)
+    race.add("five spans added up", lambda: [totals.add(spans, 32) for _ in range(1000)], work=1000)
+    race.run().publish()
+
+
+if __name__ == "__main__":
+    for size in (1, 256):
+        contest(size, 0, "auto")
+        contest(size, 2, "thread")
+        contest(size, 2, "process")
+    telemetry()

@@ -1,0 +1,42 @@
+"""Python-heavy samples, and samples of which a few are slow: ours beside torch's, same workers, in order."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+import feedline as fl
+from harness import Contest
+from loaders import rate
+
+
+class Busy(Dataset[int]):
+    """Pure Python for `busy_s` per sample; every `slow_every`-th sample takes `times` as long."""
+
+    def __init__(self, length: int, busy_s: float, slow_every: int = 0, times: int = 1) -> None:
+        self.length, self.busy_s, self.slow_every, self.times = length, busy_s, slow_every, times
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        slow = self.slow_every and index % self.slow_every == 0
+        end = perf_counter() + self.busy_s * (self.times if slow else 1)
+        while perf_counter() < end:
+            pass
+        return index
+
+
+def contest(name: str, dataset: Busy, **arguments: Any) -> None:
+    race = Contest(name, unit="samples/s", baseline="torch")
+    each = arguments["batch_size"]
+    race.measure("torch", rate(lambda: DataLoader(dataset, **arguments), each, most_s=6))
+    race.measure("feedline", rate(lambda: fl.DataLoader(dataset, **arguments), each, most_s=6))
+    race.run(rounds=5).publish()
+
+
+if __name__ == "__main__":
+    contest("5 ms of Python per sample", Busy(1200, 0.005), batch_size=8, num_workers=2)
+    contest("head of line", Busy(6000, 0.0005, slow_every=50, times=20), batch_size=8, num_workers=2)

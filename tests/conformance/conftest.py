@@ -1,0 +1,73 @@
+"""The loaders that must behave alike: torch's own, and feedline's behind the same arguments."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.utils.data
+from torch_datasets import Gate, Meeting
+
+Loader = type[torch.utils.data.DataLoader[Any]]
+
+TORCH_NOISE = (
+    # Its iterator's __del__ can meet workers that are already gone.
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+    # It forks the test process, threads and all.
+    "ignore:.*use of fork\\(\\) may lead to deadlocks:DeprecationWarning",
+)
+"""What torch's own loader says on its way; feedline gets no such pardon."""
+
+
+@pytest.fixture
+def torch_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
+    """torch's loader, in better haste: it waits up to five seconds for each worker that was busy when the loop left."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+    for pardon in TORCH_NOISE:
+        request.node.add_marker(pytest.mark.filterwarnings(pardon))
+    yield torch.utils.data.DataLoader
+    gc.collect()  # iterators that hang on tracebacks end here, under the pardon, and not in the next test
+
+
+@pytest.fixture
+def feedline_class() -> Loader:
+    """feedline's class, for tests that compare it with torch's within one test."""
+    import feedline
+
+    return feedline.DataLoader
+
+
+@pytest.fixture(params=["torch", "feedline"])
+def loader_class(request: pytest.FixtureRequest) -> Loader:
+    """The class itself, for what depends on it being one (subclasses, signatures, worker processes)."""
+    return request.getfixturevalue(f"{request.param}_class")
+
+
+@pytest.fixture(params=["torch", "feedline", "feedline-threads"])
+def make_loader(request: pytest.FixtureRequest) -> Callable[..., torch.utils.data.DataLoader[Any]]:
+    """A loader from torch's arguments, for what must hold whatever kind of worker builds the batches."""
+    if request.param == "feedline-threads":
+        return functools.partial(request.getfixturevalue("feedline_class"), worker_method="thread")
+    return request.getfixturevalue(f"{request.param}_class")
+
+
+@pytest.fixture
+def meeting(tmp_path: Path) -> Callable[[int], Meeting]:
+    """`meeting(n)`: where `n` workers wait for each other, once."""
+
+    def held(n: int) -> Meeting:
+        place = Meeting(tmp_path / "meeting", n)
+        place.host()
+        return place
+
+    return held
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """A closed gate."""
+    return Gate(tmp_path / "gate").make()

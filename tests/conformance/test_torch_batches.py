@@ -1,0 +1,292 @@
+"""What torch promises about batches: containers, types and values, with and without automatic batching."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, UserDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import DataLoader, StackDataset, TensorDataset
+from torch_datasets import (
+    Counting,
+    CustomBatch,
+    CustomDict,
+    CustomList,
+    Dicts,
+    NamedTuples,
+    Pair,
+    Returning,
+    Sample,
+    Strings,
+    collate_clone,
+    collate_packed,
+    collate_sum,
+)
+
+Make = Callable[..., DataLoader[Any]]
+workers = pytest.mark.parametrize("num_workers", [0, 2])
+
+SAMPLES: dict[str, list[Any]] = {
+    "int": [1, 2, -1],
+    "float": [1.5, 2.25, -0.75],
+    "bool": [True, False, True],
+    "str": ["a", "b", "c"],
+    "bytes": [b"a", b"", b"cc"],
+    "tensor": [torch.full((2, 3), float(i)) for i in range(3)],
+    "tensor-bfloat16": [torch.full((2,), float(i), dtype=torch.bfloat16) for i in range(3)],
+    "tensor-complex": [torch.tensor([i + 1j]) for i in range(3)],
+    "tensor-bool": [torch.tensor([bool(i)]) for i in range(3)],
+    "tensor-scalar": [torch.tensor(i) for i in range(3)],
+    "tensor-empty": [torch.empty(0, 4) for _ in range(3)],
+    "tensor-strided": [torch.arange(12).reshape(3, 4).t() + i for i in range(3)],
+    "tensor-channels-last": [
+        torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)[0] + i for i in range(3)
+    ],
+    "tensor-expanded": [torch.tensor([float(i)]).expand(4) for i in range(3)],
+    "array": [np.full((2, 3), i, dtype=np.float32) for i in range(3)],
+    "array-0d": [np.array(i, dtype=np.int16) for i in range(3)],
+    "array-strided": [np.arange(12).reshape(3, 4).T + i for i in range(3)],
+    "np-float64": [np.float64(i) for i in range(3)],
+    "np-float16": [np.float16(i) for i in range(3)],
+    "np-uint8": [np.uint8(i) for i in range(3)],
+    "np-int32": [np.int32(i) for i in range(3)],
+    "np-bool": [np.bool_(i) for i in range(3)],
+    "list": [[i, float(i)] for i in range(3)],
+    "tuple": [(i, "x") for i in range(3)],
+    "tuple-nested": [(i, [torch.tensor(i), {"k": i}]) for i in range(3)],
+    "dict": [{"a": i, "b": [i, i]} for i in range(3)],
+    "dict-order": [{"b": i, "a": i} for i in range(3)],
+    "ordered-dict": [OrderedDict(b=i, a=i) for i in range(3)],
+    "default-dict": [defaultdict(list, a=i) for i in range(3)],
+    "user-dict": [UserDict(a=i) for i in range(3)],
+    "custom-dict": [CustomDict(a=i) for i in range(3)],
+    "custom-list": [CustomList([i, i + 1]) for i in range(3)],
+    "range": [range(2) for _ in range(3)],
+    "named": [Sample(Pair(i, -i), str(i), torch.tensor([float(i)])) for i in range(3)],
+    "empty-tuple": [() for _ in range(3)],
+    "empty-dict": [{} for _ in range(3)],
+}
+
+REFUSED: dict[str, list[Any]] = {
+    "none": [None, None],
+    "object": [object(), object()],
+    "array-str": [np.array(["a"]), np.array(["b"])],
+    "array-object": [np.array([object()]), np.array([object()])],
+    "lengths-of-lists": [["x"], ["x", "x"]],
+    "shapes": [torch.zeros(2), torch.zeros(3)],
+    "array-shapes": [np.zeros(2), np.zeros(3)],
+    "keys": [{"a": 1}, {"b": 1}],
+    "int-and-str": [1, "a"],
+    "sets": [{1}, {2}],
+}
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Equal in value, in type at every level, in dtype, shape and stride."""
+    assert type(ours) is type(theirs)
+    if isinstance(theirs, torch.Tensor):
+        assert (ours.dtype, ours.shape, ours.layout) == (theirs.dtype, theirs.shape, theirs.layout)
+        assert ours.stride() == theirs.stride()
+        assert torch.equal(ours, theirs)
+    elif isinstance(theirs, np.ndarray):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+    elif isinstance(theirs, (dict, UserDict)):
+        assert list(ours) == list(theirs)
+        for key in theirs:
+            assert_same(ours[key], theirs[key])
+    elif isinstance(theirs, (list, tuple)):
+        assert len(ours) == len(theirs)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert_same(mine, other)
+    else:
+        assert ours == theirs
+
+
+@workers
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_batches_equal_torchs(make_loader: Make, name: str, batch_size: int | None, num_workers: int) -> None:
+    """Every container and element type, batched and not: torch's own inline loader is the reference."""
+    dataset = Returning(SAMPLES[name])
+    loader = make_loader(dataset, batch_size=batch_size, num_workers=num_workers)
+    reference = list(DataLoader(dataset, batch_size=batch_size))
+    ours = list(loader)
+    assert len(ours) == len(reference)
+    for mine, other in zip(ours, reference, strict=True):
+        assert_same(mine, other)
+
+
+@workers
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_torch_cannot_collate_is_refused_with_the_same_type(
+    make_loader: Make, name: str, num_workers: int
+) -> None:
+    dataset = Returning(REFUSED[name])
+    with pytest.raises(Exception) as theirs:  # noqa: PT011 - whichever torch raises is the expectation
+        list(DataLoader(dataset, batch_size=2))
+    with pytest.raises(theirs.type):
+        list(make_loader(dataset, batch_size=2, num_workers=num_workers))
+
+
+@workers
+def test_the_refusal_names_the_type(make_loader: Make, num_workers: int) -> None:
+    with pytest.raises(TypeError, match="NoneType"):
+        list(make_loader(Returning([None, None]), batch_size=2, num_workers=num_workers))
+
+
+@workers
+def test_strings_come_as_lists_of_strings(make_loader: Make, num_workers: int) -> None:
+    for text, index in make_loader(Strings(), batch_size=2, shuffle=True, num_workers=num_workers):
+        assert [Strings.text[i] for i in index] == list(text)
+
+
+@workers
+def test_dictionaries_nest(make_loader: Make, num_workers: int) -> None:
+    for number, batch in enumerate(make_loader(Dicts(), batch_size=2, num_workers=num_workers)):
+        assert batch["tensor"].shape == (2, 4, 2)
+        assert batch["tensor"][:, 0, 0].tolist() == batch["inner"]["number"].tolist() == [2 * number, 2 * number + 1]
+
+
+@workers
+def test_named_tuples_keep_their_type(make_loader: Make, num_workers: int) -> None:
+    (batch, _) = make_loader(NamedTuples(), batch_size=2, num_workers=num_workers)
+    assert isinstance(batch, Sample)
+    assert isinstance(batch.pair, Pair)
+    assert batch.pair.negative.tolist() == [0, -1]
+    single = next(iter(make_loader(NamedTuples(), batch_size=None, num_workers=num_workers)))
+    assert isinstance(single, Sample)
+    assert type(single.pair.positive) is int
+
+
+@workers
+def test_a_custom_collate_gets_the_list_of_samples(make_loader: Make, num_workers: int) -> None:
+    assert list(make_loader(Counting(5), batch_size=2, collate_fn=collate_sum, num_workers=num_workers)) == [1, 5, 4]
+
+
+@workers
+def test_a_custom_collate_also_serves_single_samples(make_loader: Make, num_workers: int) -> None:
+    loader = make_loader(Counting(3), batch_size=None, collate_fn=str, num_workers=num_workers)
+    assert list(loader) == ["0", "1", "2"]
+
+
+def pairs() -> TensorDataset:
+    return TensorDataset(torch.arange(50.0).reshape(10, 5), torch.arange(50.0).reshape(10, 5))
+
+
+@workers
+def test_batches_of_the_users_own_type(make_loader: Make, num_workers: int) -> None:
+    for batch in make_loader(pairs(), batch_size=2, collate_fn=CustomBatch, num_workers=num_workers):
+        assert isinstance(batch, CustomBatch)
+        assert torch.equal(batch.inputs, batch.targets)
+
+
+@workers
+def test_packed_sequences_travel(make_loader: Make, num_workers: int) -> None:
+    batches = list(make_loader(pairs(), batch_size=2, collate_fn=collate_packed, num_workers=num_workers))
+    assert all(isinstance(batch, PackedSequence) for batch in batches)
+    assert len(batches) == 5
+
+
+@workers
+def test_lambdas_and_closures_collate(make_loader: Make, num_workers: int) -> None:
+    offset = 100
+    loader = make_loader(
+        Counting(4), batch_size=2, collate_fn=lambda b: [x + offset for x in b], num_workers=num_workers
+    )
+    assert list(loader) == [[100, 101], [102, 103]]
+
+
+@workers
+def test_tensor_datasets_and_stacks(make_loader: Make, num_workers: int) -> None:
+    data, labels = torch.randn(10, 2, 3), torch.arange(10)
+    dataset = StackDataset(image=TensorDataset(data), label=labels.tolist())
+    (batch, _, _) = make_loader(dataset, batch_size=4, num_workers=num_workers)
+    assert torch.equal(batch["image"][0], data[:4])
+    assert torch.equal(batch["label"], labels[:4])
+
+
+@workers
+def test_memory_mapped_rows(make_loader: Make, num_workers: int, tmp_path: Any) -> None:
+    rows = np.arange(8).reshape(4, 2)
+    np.save(tmp_path / "rows.npy", rows)
+    dataset: Any = np.load(tmp_path / "rows.npy", mmap_mode="c")
+    (batch,) = make_loader(dataset, batch_size=4, num_workers=num_workers)
+    assert torch.equal(batch, torch.from_numpy(rows))
+
+
+@workers
+def test_two_views_of_one_tensor_stay_two_views(make_loader: Make, num_workers: int) -> None:
+    def views(samples: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        whole = torch.zeros(4)
+        return whole[:2], whole[1:]
+
+    first, second = next(iter(make_loader(Counting(2), batch_size=2, collate_fn=views, num_workers=num_workers)))
+    first[1] = 7
+    assert second[0] == 7
+
+
+@workers
+def test_batches_are_the_users_to_write_and_to_keep(make_loader: Make, num_workers: int) -> None:
+    kept = []
+    for batch in make_loader(Counting(40), batch_size=2, num_workers=num_workers):
+        batch += 1000
+        kept.append(batch)
+    assert torch.cat(kept).tolist() == list(range(1000, 1040))
+
+
+@workers
+def test_a_list_or_tuple_of_a_loader_is_its_epoch(make_loader: Make, num_workers: int) -> None:
+    for container in (list, tuple):
+        batches = container(make_loader(Counting(6), batch_size=2, num_workers=num_workers))
+        assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+@workers
+def test_nested_tensors(make_loader: Make, num_workers: int) -> None:
+    samples = [torch.nested.nested_tensor([torch.full((5,), float(i))], layout=torch.strided) for i in range(4)]
+    dataset = Returning(samples)
+    for i, batch in enumerate(make_loader(dataset, collate_fn=collate_clone, num_workers=num_workers)):
+        assert torch.equal(batch[0][0], samples[i][0])
+    with pytest.raises(RuntimeError, match="not currently supported by the default collate_fn"):
+        list(make_loader(dataset, num_workers=num_workers))
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="states what happens without an accelerator")
+@workers
+def test_pinning_without_an_accelerator_warns_and_works(make_loader: Make, num_workers: int) -> None:
+    loader = make_loader(pairs(), batch_size=5, pin_memory=True, num_workers=num_workers)
+    with pytest.warns(UserWarning, match="'pin_memory' argument is set as true but no accelerator is found"):
+        batches = list(loader)
+    assert [batch[0].shape for batch in batches] == [(5, 5), (5, 5)]
+    assert not batches[0][0].is_pinned()
+
+
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="pinned memory needs an accelerator")
+@workers
+def test_pinning_reaches_every_tensor(make_loader: Make, num_workers: int) -> None:
+    for batch in make_loader(Dicts(), batch_size=2, pin_memory=True, num_workers=num_workers):
+        assert batch["tensor"].is_pinned()
+        assert batch["inner"]["number"].is_pinned()
+    for batch in make_loader(pairs(), batch_size=2, pin_memory=True, collate_fn=CustomBatch, num_workers=num_workers):
+        assert batch.inputs.is_pinned()
+        assert batch.targets.is_pinned()
+
+
+@workers
+def test_the_default_dtype_of_the_training_process_holds_in_workers(make_loader: Make, num_workers: int) -> None:
+    class MakesFloats(Counting):
+        def __getitem__(self, index: int) -> Any:
+            return torch.tensor(float(index))
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        (batch,) = make_loader(MakesFloats(3), batch_size=3, num_workers=num_workers)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert batch.dtype == torch.float64

@@ -1,0 +1,236 @@
+"""However a training process ends, its workers end with it, and its exit code and last words say what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+SCRIPT = Path(__file__).with_name("leaving.py")
+WITHIN_S = 60.0
+GONE_WITHIN_S = 10.0
+TOKEN = "FEEDLINE_TEST_TOKEN"
+
+
+@dataclass
+class Ending:
+    """How a process ended."""
+
+    code: int
+    batches: int | None
+    stderr: str
+
+
+class Trainer:
+    """The process of `leaving.py`; every process that it starts, at whatever remove, carries its token."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.token = uuid.uuid4().hex
+        environment = {**os.environ, TOKEN: self.token}
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def workers(self) -> list[int]:
+        """The pids of its workers, once the first batch is there."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.stderr.read() if self.process.stderr else ""
+        pids: list[int] = json.loads(line)
+        return pids
+
+    def go_on(self) -> Ending:
+        """Let it go on to its end."""
+        out, err = self.process.communicate("\n", timeout=WITHIN_S)
+        return Ending(self.process.returncode, int(out) if out.strip() else None, err)
+
+    def family(self) -> list[psutil.Process]:
+        """Every process alive that carries the token."""
+        return [process for process in psutil.process_iter() if self._is_kin(process)]
+
+    def _is_kin(self, process: psutil.Process) -> bool:
+        try:
+            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(TOKEN) == self.token
+        except psutil.Error:
+            return False
+
+    def assert_no_family(self) -> None:
+        """Nothing of it is left."""
+        _, alive = psutil.wait_procs(self.family(), timeout=GONE_WITHIN_S)
+        assert not [(process.pid, process.cmdline()) for process in alive if process.is_running()]
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Iterator[object]:
+    started: list[Trainer] = []
+
+    def start(*arguments: str) -> Trainer:
+        started.append(Trainer(*arguments))
+        return started[-1]
+
+    yield start
+    for trainer in started:
+        for process in trainer.family():
+            process.kill()
+        trainer.process.communicate()
+
+
+loaders = pytest.mark.parametrize("loader", ["torch", "feedline"])
+streams = pytest.mark.parametrize("stream", [[], ["--stream"]], ids=["map", "stream"])
+holds = pytest.mark.parametrize("hold", [[], ["--hold"]], ids=["drop", "hold"])
+
+
+def ending(run: object, loader: str, how: str, *options: str, workers: int = 2) -> Ending:
+    """Run to the end, see that the workers lived at first and that nothing lives afterwards."""
+    trainer: Trainer = run(loader, how, "--workers", str(workers), *options)  # type: ignore[operator]
+    pids = trainer.workers()
+    assert len(pids) == workers
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    end = trainer.go_on()
+    trainer.assert_no_family()
+    return end
+
+
+@loaders
+@streams
+@pytest.mark.parametrize("how", ["nothing", "break"])
+@pytest.mark.parametrize("more", [["--hold"], ["--hold", "--persistent"]], ids=["new", "persistent"])
+def test_a_loop_that_ends(run: object, loader: str, stream: list[str], how: str, more: list[str]) -> None:
+    end = ending(run, loader, how, *stream, *more)
+    assert end.code == 0, end.stderr
+    assert end.batches == (3 if how == "break" else 40)
+    assert "Traceback" not in end.stderr
+
+
+@loaders
+@holds
+@pytest.mark.parametrize(("stream", "workers"), [([], 0), ([], 2), (["--stream"], 2)])
+def test_an_error_in_the_loop(run: object, loader: str, stream: list[str], hold: list[str], workers: int) -> None:
+    """An iterator that the traceback holds must not keep the workers."""
+    end = ending(run, loader, "loader_error", *stream, *hold, workers=workers)
+    assert end.code == 1
+    assert "RuntimeError: loader error" in end.stderr
+
+
+@loaders
+@holds
+def test_an_exit_in_the_loop(run: object, loader: str, hold: list[str]) -> None:
+    assert ending(run, loader, "loader_exit", *hold).code == 5
+
+
+@loaders
+@streams
+def test_a_killed_loop(run: object, loader: str, stream: list[str]) -> None:
+    assert ending(run, loader, "loader_kill", *stream).code == -signal.SIGKILL
+
+
+@loaders
+def test_an_interrupted_loop(run: object, loader: str) -> None:
+    end = ending(run, loader, "loader_interrupt")
+    assert end.code in (-signal.SIGINT, 130, 1)
+    assert "KeyboardInterrupt" in end.stderr
+
+
+@loaders
+@streams
+def test_an_error_in_a_worker(run: object, loader: str, stream: list[str]) -> None:
+    end = ending(run, loader, "worker_error", *stream)
+    assert end.code == 1
+    assert "RuntimeError" in end.stderr
+    assert "worker error" in end.stderr
+
+
+@loaders
+@streams
+def test_a_killed_worker(run: object, loader: str, stream: list[str]) -> None:
+    """torch gives up, and says which worker; feedline replaces it and loses nothing."""
+    end = ending(run, loader, "worker_kill", *stream)
+    if loader == "torch":
+        assert end.code == 1
+        assert "DataLoader worker (pid" in end.stderr
+    else:
+        assert (end.code, end.batches) == (0, 40), end.stderr
+
+
+@loaders
+@pytest.mark.parametrize(("how", "cause"), [("worker_segfault", "Segmentation fault"), ("worker_exit", "7")])
+def test_a_sample_that_kills_its_worker(run: object, loader: str, how: str, cause: str) -> None:
+    end = ending(run, loader, how)
+    assert end.code == 1
+    assert "RuntimeError" in end.stderr or "WorkerDiedError" in end.stderr
+    assert "DataLoader worker" in end.stderr
+    assert loader == "torch" or cause in end.stderr
+
+
+KEEPING = """
+import resource, torch
+from {module} import DataLoader
+
+class Noise(torch.utils.data.Dataset):
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        return torch.randn(600)
+
+kept = []
+try:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+    for batch in DataLoader(Noise(), batch_size=2, num_workers=1):
+        kept.append(batch)
+    assert len(kept) == 200
+except RuntimeError as error:
+    assert "ulimit -n" in str(error), error
+    assert {may_run_out}
+"""
+
+
+@pytest.mark.parametrize(("module", "may_run_out"), [("torch.utils.data", True), ("feedline", False)])
+def test_kept_batches_and_a_low_limit_of_descriptors(module: str, may_run_out: bool) -> None:
+    """torch runs out of descriptors and names the remedy; a batch of feedline that is kept holds none."""
+    script = KEEPING.format(module=module, may_run_out=may_run_out)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+BIG_INDICES = """
+import torch
+from {module} import DataLoader
+
+class Empty(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10_000_000
+
+    def __getitem__(self, index):
+        return torch.empty(0)
+
+if __name__ == "__main__":
+    iterator = iter(DataLoader(Empty(), batch_size=40960, num_workers=1, persistent_workers={persistent}))
+    for batch in iterator:
+        assert batch.numel() == 0
+        raise RuntimeError("error of my own")
+"""
+
+
+@pytest.mark.parametrize("module", ["torch.utils.data", "feedline"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_error_while_large_requests_wait_in_line(module: str, persistent: bool, tmp_path: Path) -> None:
+    script = tmp_path / "big_indices.py"
+    script.write_text(BIG_INDICES.format(module=module, persistent=persistent))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    assert done.returncode == 1
+    assert "RuntimeError: error of my own" in done.stderr

@@ -1,0 +1,302 @@
+"""What torch promises about order and length: samplers, batch samplers, shuffling, and the draws that they make."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    random_split,
+)
+from torch.utils.data.distributed import DistributedSampler
+from torch_datasets import Bulk, Counting, CountingStream, Draws, IndexTypes, Many
+
+Make = Callable[..., DataLoader[Any]]
+workers = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+def flat(loader: DataLoader[Any]) -> list[int]:
+    """One epoch as one list of numbers."""
+    return [int(x) for batch in loader for x in torch.as_tensor(batch).reshape(-1)]
+
+
+@workers
+@pytest.mark.parametrize("batch_size", [None, 1, 2, 7, 30])
+def test_without_shuffle_the_order_is_that_of_the_dataset(
+    make_loader: Make, num_workers: int, batch_size: int | None
+) -> None:
+    assert flat(make_loader(Counting(23), batch_size=batch_size, num_workers=num_workers)) == list(range(23))
+
+
+@workers
+@pytest.mark.parametrize(
+    ("batch_size", "drop_last", "sizes"), [(4, False, [4, 4, 3]), (4, True, [4, 4]), (12, True, [])]
+)
+def test_the_tail_is_kept_or_dropped(
+    make_loader: Make, num_workers: int, batch_size: int, drop_last: bool, sizes: list[int]
+) -> None:
+    loader = make_loader(Counting(11), batch_size=batch_size, drop_last=drop_last, num_workers=num_workers)
+    assert [len(batch) for batch in loader] == sizes
+    assert len(loader) == len(sizes)
+
+
+@workers
+@pytest.mark.parametrize("batch_size", [None, 1, 4])
+def test_shuffle_gives_every_sample_once(make_loader: Make, num_workers: int, batch_size: int | None) -> None:
+    order = flat(make_loader(Counting(50), batch_size=batch_size, shuffle=True, num_workers=num_workers))
+    assert sorted(order) == list(range(50))
+    assert order != list(range(50))
+
+
+@workers
+def test_shuffle_differs_between_epochs_and_repeats_with_the_seed(make_loader: Make, num_workers: int) -> None:
+    loader = make_loader(Counting(50), shuffle=True, num_workers=num_workers)
+    torch.manual_seed(3)
+    first, second = flat(loader), flat(loader)
+    torch.manual_seed(3)
+    assert [flat(loader), flat(loader)] == [first, second]
+    assert first != second
+
+
+@workers
+def test_a_generator_decides_the_shuffle(make_loader: Make, num_workers: int) -> None:
+    def order() -> list[int]:
+        generator = torch.Generator().manual_seed(42)
+        return flat(make_loader(Counting(50), shuffle=True, generator=generator, num_workers=num_workers))
+
+    torch.manual_seed(1)
+    first = order()
+    torch.manual_seed(2)
+    assert order() == first
+
+
+@workers
+def test_a_generator_leaves_the_global_one_alone(make_loader: Make, num_workers: int) -> None:
+    before = torch.get_rng_state()
+    flat(make_loader(Counting(9), shuffle=True, generator=torch.Generator().manual_seed(1), num_workers=num_workers))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Evens(Sampler[int]):
+    """Even indices, from a generator function, with a length."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(0, self.n, 2)
+
+    def __len__(self) -> int:
+        return math.ceil(self.n / 2)
+
+
+class NoLength:
+    """Sampler without `__len__`: allowed as long as nobody asks for the length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([3, 1, 2])
+
+
+@workers
+@pytest.mark.parametrize(
+    ("sampler", "order"),
+    [
+        (range(2, 12), list(range(2, 12))),
+        ([5, 5, 0, 19], [5, 5, 0, 19]),
+        (Evens(20), list(range(0, 20, 2))),
+        (NoLength(), [3, 1, 2]),
+        ([], []),
+        (torch.tensor([4, 2, 9]), [4, 2, 9]),
+    ],
+    ids=["range", "list", "Sampler", "no-length", "empty", "tensor"],
+)
+def test_any_iterable_is_a_sampler(make_loader: Make, num_workers: int, sampler: Any, order: list[int]) -> None:
+    assert flat(make_loader(Counting(20), sampler=sampler, batch_size=3, num_workers=num_workers)) == order
+
+
+def test_the_length_of_a_sampler_without_one_is_a_type_error(make_loader: Make) -> None:
+    with pytest.raises(TypeError):
+        len(make_loader(Counting(5), sampler=NoLength()))
+
+
+@workers
+@pytest.mark.parametrize("container", [list, tuple])
+def test_a_batch_sampler_decides_the_batches(make_loader: Make, num_workers: int, container: type) -> None:
+    batches = [container(b) for b in ([0, 1], [2, 3, 4], [9], [5, 5])]
+    loader = make_loader(Counting(10), batch_sampler=batches, num_workers=num_workers)
+    assert len(loader) == 4
+    assert [batch.tolist() for batch in loader] == [list(b) for b in batches]
+
+
+@workers
+def test_a_generator_is_a_batch_sampler_for_one_epoch(make_loader: Make, num_workers: int) -> None:
+    batches = ([i, i + 1] for i in range(0, 6, 2))
+    loader = make_loader(Counting(6), batch_sampler=batches, num_workers=num_workers)
+    assert flat(loader) == list(range(6))
+    assert flat(loader) == []
+
+
+@workers
+def test_torchs_batch_sampler_over_a_sampler(make_loader: Make, num_workers: int) -> None:
+    batch_sampler = BatchSampler(Evens(20), batch_size=4, drop_last=True)
+    loader = make_loader(Counting(20), batch_sampler=batch_sampler, num_workers=num_workers)
+    assert [batch.tolist() for batch in loader] == [[0, 2, 4, 6], [8, 10, 12, 14]]
+    assert loader.batch_sampler is batch_sampler
+    assert loader.batch_size is None
+
+
+@workers
+def test_a_sampler_may_yield_whole_batches_when_batching_is_off(make_loader: Make, num_workers: int) -> None:
+    loader = make_loader(Bulk(7), sampler=[[0, 1], [6, 5, 4]], batch_size=None, num_workers=num_workers)
+    assert not loader._auto_collation
+    assert [batch.tolist() for batch in loader] == [[0, 1], [6, 5, 4]]
+
+
+@workers
+def test_a_sampler_may_yield_keys_that_are_no_numbers(make_loader: Make, num_workers: int) -> None:
+    dataset: Any = {"a": 1, "b": 2, "c": 3}
+    loader = make_loader(dataset, sampler=["c", "a", "b"], batch_size=2, num_workers=num_workers)
+    assert [batch.tolist() for batch in loader] == [[3, 1], [2]]
+
+
+@workers
+def test_the_dataset_is_asked_with_plain_integers(make_loader: Make, num_workers: int) -> None:
+    for arguments in ({}, {"shuffle": True}, {"sampler": [0, 1, 2]}, {"batch_sampler": [[0, 1], [2]]}):
+        loader = make_loader(IndexTypes(), num_workers=num_workers, **arguments)
+        assert {name for batch in loader for name in batch} == {"int"}
+
+
+@workers
+def test_a_subset_of_a_split_is_asked_with_plain_integers(make_loader: Make, num_workers: int) -> None:
+    (whole,) = random_split(IndexTypes(), [6])
+    assert {name for batch in make_loader(whole, num_workers=num_workers) for name in batch} == {"int"}
+
+
+@workers
+def test_getitems_is_used_for_whole_batches(make_loader: Make, num_workers: int) -> None:
+    assert flat(make_loader(Many(10), batch_size=4, num_workers=num_workers)) == list(range(0, 100, 10))
+
+
+@workers
+def test_torchs_combined_datasets(make_loader: Make, num_workers: int) -> None:
+    both = ConcatDataset([TensorDataset(torch.arange(5)), TensorDataset(torch.arange(100, 107))])
+    loader = make_loader(Subset(both, [11, 0, 5, 4]), batch_size=3, num_workers=num_workers)
+    assert [batch[0].tolist() for batch in loader] == [[106, 0, 100], [4]]
+
+
+@pytest.mark.parametrize("num_samples", [49, 50, 51, 110])
+@pytest.mark.parametrize("replacement", [True, False])
+def test_random_sampler_with_a_number_of_samples(make_loader: Make, num_samples: int, replacement: bool) -> None:
+    dataset = Counting(50)
+    sampler = RandomSampler(dataset, replacement=replacement, num_samples=num_samples)
+    loader = make_loader(dataset, sampler=sampler, batch_size=6)
+    order = flat(loader)
+    assert len(order) == num_samples
+    assert len(loader) == math.ceil(num_samples / 6)
+    assert set(order) <= set(range(50))
+    assert replacement or max(order.count(i) for i in order) == math.ceil(num_samples / 50)
+
+
+def test_drop_last_over_distributed_samplers_never_repeats(make_loader: Make) -> None:
+    dataset = Counting(9)
+    seen: list[int] = []
+    for rank in range(4):
+        sampler = DistributedSampler(dataset, 4, rank, shuffle=False)
+        seen += flat(make_loader(dataset, batch_size=2, drop_last=True, sampler=sampler))
+    assert len(seen) == len(set(seen)) == 8
+
+
+def test_the_length_follows_a_growing_dataset(make_loader: Make) -> None:
+    dataset: Any = [torch.ones(4) for _ in range(4)]
+    plain, shuffled = make_loader(dataset), make_loader(dataset, shuffle=True)
+    dataset.append(torch.ones(4))
+    assert len(plain) == len(shuffled) == 5
+    assert len(list(plain)) == 5
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "drop_last"),
+    [(None, False), *((size, drop) for size in (1, 2, 3, 10, 11) for drop in (False, True))],
+)
+def test_the_length_of_a_stream_is_that_of_its_dataset(
+    make_loader: Make, batch_size: int | None, drop_last: bool
+) -> None:
+    loader = make_loader(CountingStream(10), batch_size=batch_size, drop_last=drop_last)
+    assert len(loader) == len(list(loader))
+
+
+ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "sequential": lambda d: {"batch_size": 4},
+    "shuffle": lambda d: {"batch_size": 4, "shuffle": True, "drop_last": True},
+    "shuffle-generator": lambda d: {"batch_size": 4, "shuffle": True, "generator": torch.Generator().manual_seed(5)},
+    "random": lambda d: {"batch_size": 4, "sampler": RandomSampler(d)},
+    "random-replacement": lambda d: {"batch_size": 4, "sampler": RandomSampler(d, replacement=True, num_samples=70)},
+    "random-generator": lambda d: {"sampler": RandomSampler(d, generator=torch.Generator().manual_seed(9))},
+    "weighted": lambda d: {"sampler": WeightedRandomSampler([float(i + 1) for i in range(len(d))], 40)},
+    "weighted-once": lambda d: {"sampler": WeightedRandomSampler([1.0] * len(d), 20, replacement=False)},
+    "subset": lambda d: {"batch_size": 3, "sampler": SubsetRandomSampler(range(3, 17))},
+    "batches": lambda d: {"batch_sampler": BatchSampler(RandomSampler(d), 5, drop_last=True)},
+    "one-at-a-time": lambda d: {"batch_size": None, "sampler": SequentialSampler(d)},
+}
+
+
+def trace(loader: DataLoader[Any], epochs: int) -> list[Any]:
+    """Every batch of some epochs, with torch's generator after `iter`, after each batch and at the end."""
+    torch.manual_seed(77)
+    seen: list[Any] = []
+    for _ in range(epochs):
+        iterator = iter(loader)
+        seen.append(hash(torch.get_rng_state().numpy().tobytes()))
+        for batch in iterator:
+            seen.append(torch.as_tensor(batch).tolist() if not isinstance(batch, (list, tuple)) else batch)
+            seen.append(hash(torch.get_rng_state().numpy().tobytes()))
+        seen.append(hash(torch.get_rng_state().numpy().tobytes()))
+    return seen
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize("family", ARGUMENTS)
+def test_orders_and_draws_equal_torchs(
+    feedline_class: type[DataLoader[Any]], family: str, num_workers: int, persistent: bool
+) -> None:
+    """The same batches, and torch's global generator left in the same state at every step."""
+
+    def run(cls: type[DataLoader[Any]]) -> list[Any]:
+        dataset = Counting(23)
+        arguments = ARGUMENTS[family](dataset)
+        return trace(cls(dataset, num_workers=num_workers, persistent_workers=persistent, **arguments), epochs=3)
+
+    assert run(feedline_class) == run(DataLoader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("family", ARGUMENTS)
+def test_augmentation_from_global_generators_equals_torchs(
+    feedline_class: type[DataLoader[Any]], family: str, num_workers: int
+) -> None:
+    """Without `seed`, inline and with one worker, what the samples draw is what they would draw under torch."""
+
+    def run(cls: type[DataLoader[Any]]) -> list[Any]:
+        random.seed(1)
+        np.random.seed(2)  # noqa: NPY002 - the generator that the samples draw from
+        torch.manual_seed(3)
+        dataset = Draws(23)
+        loader = cls(dataset, num_workers=num_workers, **ARGUMENTS[family](dataset))
+        return [[torch.as_tensor(column).tolist() for column in batch] for _ in range(2) for batch in loader]
+
+    assert run(feedline_class) == run(DataLoader)

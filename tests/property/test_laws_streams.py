@@ -1,0 +1,196 @@
+"""Exact over iterable datasets: by lanes, with the dataset's own state or by fast-forward, whatever the workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from laws_reference import Hands, taken
+from torch.utils.data import IterableDataset, get_worker_info
+
+import feedline as fl
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning")
+CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+class Sharded(IterableDataset[Any]):
+    """`0 .. n - 1` dealt out over the workers, each with a draw; it has no state of its own."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for index in range(first, self.n, step):
+            yield index, float(fl.sample_rng().random())
+
+
+class Stateful(IterableDataset[Any]):
+    """The same with a state of its own, in the way of torch's StatefulDataLoader: it counts how much it reads."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.at, self.read = n, 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        while (index := first + self.at * step) < self.n:
+            self.at += 1
+            self.read += 1
+            yield index, self.read
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "read": self.read}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.read = state["at"], state["read"]
+
+
+class Laned(IterableDataset[Any]):
+    """Shards itself into lanes of uneven length, in another order in every epoch."""
+
+    thread_safe = True
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes, self.num_lanes = sizes, len(sizes)
+
+    def __iter__(self) -> Iterator[Any]:
+        for lane in range(self.num_lanes):
+            yield from self.lane(lane, 0)
+
+    def lane(self, lane: int, epoch: int) -> Iterator[Any]:
+        for number in range(self.sizes[lane]):
+            yield lane, epoch, number, float(fl.sample_rng().random())
+
+
+def received(batch: Any) -> Any:
+    """A batch as plain numbers."""
+    return [torch.as_tensor(column).tolist() for column in batch]
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One run between two checkpoints."""
+
+    hands: Hands
+    count: int
+
+
+def relay(dataset: Any, batch_size: int | None, legs: list[Leg], **more: Any) -> list[Any]:
+    """What the loop receives over all runs, each from the checkpoint of the one before."""
+    seen: list[Any] = []
+    state = None
+    for leg in legs:
+        with fl.DataLoader(dataset(), batch_size, seed=3, **leg.hands.arguments(), **more) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            seen += [received(batch) for batch in taken(loader, leg.count)]
+            state = json.loads(json.dumps(loader.state_dict()))
+    return seen
+
+
+def uninterrupted(dataset: Any, batch_size: int | None, hands: Hands, count: int, **more: Any) -> list[Any]:
+    return relay(dataset, batch_size, [Leg(hands, count)], **more)
+
+
+COUNTS = st.lists(st.integers(0, 8), min_size=2, max_size=4)
+
+
+@given(st.sampled_from([Sharded, Stateful]), st.integers(1, 25), st.sampled_from([None, 1, 3]), st.booleans(), COUNTS)
+@settings(max_examples=60, deadline=None, suppress_health_check=CHECKS)
+def test_resuming_inline(kind: Any, n: int, batch_size: int | None, drop_last: bool, counts: list[int]) -> None:
+    more = {"drop_last": drop_last and batch_size is not None}
+    legs = [Leg(Hands(), count) for count in counts]
+    seen = relay(lambda: kind(n), batch_size, legs, **more)
+    assert seen == uninterrupted(lambda: kind(n), batch_size, Hands(), sum(counts), **more)
+
+
+@given(
+    st.sampled_from([Sharded, Stateful]), st.integers(1, 25), st.sampled_from([None, 1, 3]), st.integers(1, 2), COUNTS
+)
+@settings(max_examples=12, deadline=None, suppress_health_check=CHECKS)
+def test_resuming_with_processes(kind: Any, n: int, batch_size: int | None, workers: int, counts: list[int]) -> None:
+    crew = Hands("process", workers)
+    seen = relay(lambda: kind(n), batch_size, [Leg(crew, count) for count in counts])
+    assert seen == uninterrupted(lambda: kind(n), batch_size, crew, sum(counts))
+
+
+@given(
+    st.sampled_from([Sharded, Stateful]),
+    st.integers(12, 25),
+    st.sampled_from([None, 2]),
+    st.integers(2, 3),
+    st.lists(st.integers(1, 3), min_size=1, max_size=2),
+)
+@settings(max_examples=12, deadline=None, suppress_health_check=CHECKS)
+def test_the_lanes_of_the_first_run_stay_whatever_the_workers_of_later_runs(
+    kind: Any, n: int, batch_size: int | None, lanes: int, later: list[int]
+) -> None:
+    """To the end of its epoch, a stream that shards itself goes on as if it had the workers that it began with."""
+
+    def loader(workers: int) -> Any:
+        return fl.DataLoader(kind(n), batch_size, seed=3, num_workers=workers)
+
+    with loader(lanes) as whole:
+        expected = [received(batch) for batch in whole]
+    seen: list[Any] = []
+    state = None
+    for workers in (lanes, *later):
+        with loader(workers) as part:
+            if state is not None:
+                part.load_state_dict(state)
+            seen += [received(batch) for batch in islice(part, 2)]
+            state = json.loads(json.dumps(part.state_dict()))
+    with loader(1) as last:
+        last.load_state_dict(state)
+        seen += [received(batch) for batch in last]
+    assert seen == expected
+
+
+LANES = st.lists(st.integers(0, 7), min_size=1, max_size=5)
+CREWS = st.sampled_from([Hands(), Hands(), Hands("thread", 1), Hands("thread", 2), Hands("thread", 3)])
+
+
+@given(LANES, st.sampled_from([None, 1, 3]), st.lists(st.builds(Leg, CREWS, st.integers(0, 8)), min_size=1, max_size=4))
+@settings(max_examples=60, deadline=None, suppress_health_check=CHECKS)
+def test_lane_datasets_do_not_know_their_workers(sizes: list[int], batch_size: int | None, legs: list[Leg]) -> None:
+    seen = relay(lambda: Laned(sizes), batch_size, legs)
+    total = sum(leg.count for leg in legs) if sum(sizes) else 0
+    assert seen == uninterrupted(lambda: Laned(sizes), batch_size, Hands(), total)
+
+
+@given(LANES, st.sampled_from([None, 1, 3]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 6))
+@settings(max_examples=60, deadline=None, suppress_health_check=CHECKS)
+def test_lane_datasets_are_elastic(
+    sizes: list[int], batch_size: int | None, before: int, after: int, steps: int
+) -> None:
+    """Stopped with some ranks and resumed with others, every batch of the epoch comes exactly once."""
+    world_before, world_after = min(before, len(sizes)), min(after, len(sizes))
+
+    def loader(rank: int, world: int) -> Any:
+        return fl.DataLoader(Laned(sizes), batch_size, seed=3, distributed=(rank, world))
+
+    seen, states = [], []
+    for rank in range(world_before):
+        first = loader(rank, world_before)
+        seen += [received(batch) for batch in islice(first, steps)]
+        states.append(json.loads(json.dumps(first.state_dict())))
+    if any(state["epoch"] for state in states):
+        return  # a rank had reached the end of its epoch: no single step at which all were saved
+    merged = fl.merge_states(states)
+    for rank in range(world_after):
+        resumed = loader(rank, world_after)
+        resumed.load_state_dict(merged)
+        seen += [received(batch) for batch in resumed]
+    whole = [received(batch) for batch in loader(0, 1)]
+    assert sorted(map(repr, seen)) == sorted(map(repr, whole))

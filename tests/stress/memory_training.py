@@ -1,0 +1,113 @@
+"""A training process that weighs itself and everything that it started; run by test_memory.py."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+from typing import Any
+
+import numpy as np
+import psutil
+
+import feedline as fl
+
+TOKEN = "FEEDLINE_TEST_TOKEN"
+MIB = 1 << 20
+
+
+class InMemory:
+    """Rows of a large array; a batch reads every byte of its rows."""
+
+    def __init__(self, mib: int) -> None:
+        self.rows = np.ones((mib * 16, MIB // 16), dtype=np.uint8)
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.rows[index].sum())
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Small:
+    """Samples that cost nothing to keep, large enough to fill a few slots."""
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(64 * 1024, index, dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return 64
+
+
+def family() -> list[psutil.Process]:
+    """Every other process that was started, at whatever remove, by this one."""
+    token = os.environ[TOKEN]
+    kin = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(TOKEN) == token:
+                kin.append(process)
+        except psutil.Error:
+            continue
+    return kin
+
+
+def pss(process: psutil.Process) -> int:
+    return int(process.memory_full_info().pss)
+
+
+def weigh_shares(mib: int, workers: int) -> dict[str, float]:
+    """The proportional set size of this process and of its family, in MiB, when every worker has read the dataset."""
+    dataset: Any = InMemory(mib)
+    with fl.DataLoader(dataset, batch_size=4, num_workers=workers, worker_method="process") as loader:
+        iterator = iter(loader)
+        for _ in range(len(loader)):
+            next(iterator)
+        kin = family()
+        return {
+            "self": pss(psutil.Process()) / MIB,
+            "family": sum(map(pss, kin)) / MIB,
+            "processes": len(kin),
+        }
+
+
+def weigh_epochs(epochs: int, workers: int, persistent: bool) -> list[dict[str, float]]:
+    """What this process and its family hold after each epoch."""
+    dataset: Any = Small()
+    me = psutil.Process()
+    weights = []
+    with fl.DataLoader(
+        dataset, batch_size=8, num_workers=workers, worker_method="process", persistent_workers=persistent
+    ) as loader:
+        for _ in range(epochs):
+            for _ in loader:
+                pass
+            gc.collect()
+            weights.append(
+                {
+                    "rss": me.memory_info().rss / MIB,
+                    "family": sum(map(pss, family())) / MIB,
+                    "descriptors": me.num_fds(),
+                    "threads": me.num_threads(),
+                }
+            )
+    return weights
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["shares", "epochs"])
+    parser.add_argument("--mib", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--persistent", action="store_true")
+    args = parser.parse_args()
+    if args.what == "shares":
+        print(json.dumps(weigh_shares(args.mib, args.workers)))
+    else:
+        print(json.dumps(weigh_epochs(args.epochs, args.workers, args.persistent)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Bounded: a dataset in memory exists once for all workers, and nothing grows from epoch to epoch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.stress
+
+SCRIPT = Path(__file__).with_name("memory_training.py")
+SMALL_MIB, LARGE_MIB = 32, 288
+WITHIN_S = 240
+
+
+def weighed(*arguments: str) -> Any:
+    """What `memory_training.py` says of itself."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        env={**os.environ, "FEEDLINE_TEST_TOKEN": uuid.uuid4().hex, "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_dataset_in_memory_is_counted_once_for_all_workers() -> None:
+    """By proportional set size: shared pages count as their share, so that the sum is what the machine holds.
+
+    The training process keeps the array that it was given; all its workers together add one copy to it.
+    """
+    small, large = (weighed("shares", "--mib", str(mib), "--workers", "4") for mib in (SMALL_MIB, LARGE_MIB))
+    assert large["processes"] >= 4
+    assert large["processes"] == small["processes"]
+    grown = LARGE_MIB - SMALL_MIB
+    assert large["family"] - small["family"] < 1.2 * grown
+    assert large["self"] - small["self"] < 1.2 * grown
+
+
+@pytest.mark.parametrize("persistent", [[], ["--persistent"]], ids=["new", "persistent"])
+def test_nothing_grows_over_fifty_epochs(persistent: list[str]) -> None:
+    weights = weighed("epochs", "--epochs", "50", *persistent)
+    early, late = weights[10:20], weights[40:]
+    for name, allowed in (("rss", 1.0), ("family", 4.0), ("descriptors", 0), ("threads", 0)):
+        growth = median(weight[name] for weight in late) - median(weight[name] for weight in early)
+        assert growth <= allowed, f"{name} grew by {growth}: {[weight[name] for weight in weights]}"

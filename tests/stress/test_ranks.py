@@ -1,0 +1,102 @@
+"""Real ranks under torchrun with gloo: distinct samples, equal steps, and a checkpoint that other worlds can resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import feedline as fl
+
+pytestmark = pytest.mark.stress
+
+SCRIPT = Path(__file__).with_name("ranks_training.py")
+N, BATCH, SEED = 103, 4, 9
+WITHIN_S = 120
+
+
+def torchrun(world: int, out: Path, *arguments: str) -> dict[str, Any]:
+    """Run `ranks_training.py` on `world` ranks; what rank 0 wrote."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    done = subprocess.run(
+        [*launch, str(SCRIPT), str(out), *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    written: dict[str, Any] = json.loads(out.read_text())
+    assert written["states_agree"], "the state must not depend on the rank"
+    return written
+
+
+def rows(steps: list[list[list[int]]]) -> list[int]:
+    """The samples of all ranks, step by step, rank by rank: the global order."""
+    return [index for step in steps for batch in step for index in batch]
+
+
+def order(epoch: int = 0) -> list[int]:
+    return fl.samplers.Shuffled(N, SEED).take(epoch, 0, N).tolist()
+
+
+def assert_equal_steps(steps: list[list[list[int]]]) -> None:
+    """Every rank gets a batch of the same size at every step."""
+    assert all(len({len(batch) for batch in step}) == 1 for step in steps)
+
+
+@pytest.mark.parametrize("drop_last", [[], ["--drop-last"]], ids=["pad", "drop"])
+def test_two_ranks_with_worker_processes_share_every_epoch(tmp_path: Path, drop_last: list[str]) -> None:
+    run = torchrun(2, tmp_path / "run.json", "--epochs", "2", "--workers", "1", *drop_last)
+    whole = N // (2 * BATCH) * (2 * BATCH)
+    for epoch, steps in enumerate(run["epochs"]):
+        assert_equal_steps(steps)
+        seen = rows(steps)
+        assert len(set(seen[:whole])) == whole, "the ranks share a sample"
+        if drop_last:
+            assert seen == order(epoch)[:whole]
+        else:
+            assert seen == order(epoch) + order(epoch)[: len(seen) - N]
+            assert len(seen) - N < 2
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run on four ranks that ended with a checkpoint after three steps, and the file of the checkpoint."""
+    out = tmp_path_factory.mktemp("ranks") / "four.json"
+    return out, torchrun(4, out, "--stop", "3")
+
+
+def test_four_ranks_share_the_samples(four_ranks: tuple[Path, dict[str, Any]]) -> None:
+    (steps,) = four_ranks[1]["epochs"]
+    assert_equal_steps(steps)
+    assert rows(steps) == order()[: 3 * 4 * BATCH]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_checkpoint_of_four_ranks_goes_on_with_others(
+    four_ranks: tuple[Path, dict[str, Any]], world: int, tmp_path: Path
+) -> None:
+    checkpoint, before = four_ranks
+    after = torchrun(world, tmp_path / "resumed.json", "--resume", str(checkpoint), "--epochs", "2")
+    assert_equal_steps(after["epochs"][0])
+    seen = rows(before["epochs"][0]) + rows(after["epochs"][0])
+    assert seen[:N] == order()
+    assert len(seen) - N < world
+    assert rows(after["epochs"][1])[:N] == order(1)
+
+
+def test_a_distributed_sampler_keeps_torchs_order_and_advances(tmp_path: Path) -> None:
+    run = torchrun(2, tmp_path / "run.json", "--epochs", "2", "--distributed-sampler")
+    for epoch, steps in enumerate(run["epochs"]):
+        permutation = torch.randperm(N, generator=torch.Generator().manual_seed(SEED + epoch)).tolist()
+        padded = permutation + permutation[: -N % 2]
+        for rank in range(2):
+            assert [index for step in steps for index in step[rank]] == padded[rank::2]
