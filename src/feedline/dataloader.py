@@ -154,7 +154,8 @@ class DataLoader(TorchDataLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """What the loop has received, as JSON values; inside the loop that includes the batch in hand.
 
-        Under 1 KiB for map-style datasets whose order comes from a seed or from torch's own samplers.
+        Under 1 KiB for map-style datasets, unless the order is drawn from a random generator of the user's or of a
+        foreign sampler: the state of that generator, a Mersenne twister, takes another 3.4 KiB.
         """
         if self._resume is not None:
             return dict(self._resume)

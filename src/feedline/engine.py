@@ -22,6 +22,8 @@ from feedline.twins import Twins
 from feedline.workers.autoscale import Autoscale
 from feedline.workers.pool import Ticket, WorkerPool
 
+_profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+
 
 @dataclass(slots=True)
 class Progress:
@@ -36,14 +38,16 @@ class Progress:
 
     def advance(self, request: Any, built: Built) -> int:
         """Record one batch as delivered; how many samples it has."""
-        if built.skipped:
-            self.quarantine.add(built.skipped)
         if built.digest is not None and self.twins is not None:
             self.twins.add(request.lane, built.digest)
         if self.told_length is not None and built.batch is not NOTHING:
             self.told_length.count()
+        left_out = 0
+        if built.skipped:
+            self.quarantine.add(built.skipped)
+            left_out = sum(skip.replaced_by is None for skip in built.skipped)
         self.cursor, samples = request.advance(self.cursor, built.mark)
-        return int(samples) - sum(skip.replaced_by is None for skip in built.skipped)
+        return int(samples) - left_out
 
     def end_epoch(self) -> None:
         """Record that the loop has seen the end of the epoch."""
@@ -99,10 +103,10 @@ class Iteration:
         return self
 
     def __next__(self) -> Any:
-        if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            return self._deliver()
-        with torch.profiler.record_function("enumerate(DataLoader)#feedline.__next__"):
-            return self._deliver()
+        if _profiler_enabled():
+            with torch.profiler.record_function("enumerate(DataLoader)#feedline.__next__"):
+                return self._deliver()
+        return self._deliver()
 
     def _deliver(self) -> Any:
         called_ns = monotonic_ns()

@@ -50,9 +50,12 @@ def broken_off(loader: Any) -> None:
 
 
 def with_an_error(loader: Any) -> None:
-    with pytest.raises(ZeroDivisionError):
+    def loop() -> None:
         for _ in loader:
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        loop()
 
 
 def dropped(loader: Any) -> None:

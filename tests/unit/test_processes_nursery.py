@@ -129,8 +129,8 @@ def _flood() -> None:
 
 
 def test_workers_may_start_processes(open_pool: OpenPool) -> None:
-    builder = BatchBuilder(Asking(lambda: subprocess.run(["/bin/echo", "hi"], capture_output=True, check=True).stdout), list)
-    assert answer(open_pool(builder)) == b"hi\n"
+    echo = Call(subprocess.check_output, ["/bin/echo", "hi"])
+    assert answer(open_pool(BatchBuilder(Asking(echo), list))) == b"hi\n"
 
 
 def test_a_grandchild_that_keeps_everything_open(open_pool: OpenPool, tmp_path: Path) -> None:

@@ -329,7 +329,8 @@ def test_one_launcher_serves_two_pools_at_once(open_pool: OpenPool) -> None:
     with ProcessPool(launcher, 1) as first, ProcessPool(launcher, 1) as second:
         tickets = [pool.submit(request(number)) for number in range(6) for pool in (first, second)]
         launcher.close()  # the pools go on
-        assert [squares_of(ticket.result().batch)[0] // BATCH_SIZE for ticket in tickets] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+        seen = [squares_of(ticket.result().batch)[0] // BATCH_SIZE for ticket in tickets]
+    assert seen == [number for number in range(6) for _ in range(2)]
 
 
 def test_a_launcher_knows_whether_it_still_serves(open_pool: OpenPool) -> None:

@@ -164,9 +164,7 @@ DEATHS = [
 
 
 @pytest.mark.parametrize(("act", "how", "remedy"), DEATHS)
-def test_the_sample_that_kills_is_named(
-    open_pool: OpenPool, act: Callable[[], object], how: str, remedy: str
-) -> None:
+def test_the_sample_that_kills_is_named(open_pool: OpenPool, act: Callable[[], object], how: str, remedy: str) -> None:
     pool = open_pool(squares({14: act}))
     tickets = [pool.submit(request(number, 16)) for number in range(6)]
     with pytest.raises(WorkerDiedError) as caught:
@@ -213,7 +211,7 @@ def test_a_lane_that_kills(open_pool: OpenPool) -> None:
             kill_self()
 
     pool = open_pool(LaneBuilder(Dying(), batch_size=5), 1, lanes=True)
-    with pytest.raises(WorkerDiedError, match="batch 0 of lane 0 of 1.*at its sample 1"):
+    with pytest.raises(WorkerDiedError, match=r"batch 0 of lane 0 of 1.*at its sample 1"):
         pool.submit(LaneRequest(0, 0, 0, 1, LaneMark(), None)).result()
 
 

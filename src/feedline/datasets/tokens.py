@@ -98,9 +98,25 @@ class TokenFile(_TokenDataset):
 
     def gather(self, indices: NDArray[np.int64], empty: Empty) -> Any:
         """The collated batch of these windows, (B, window), in memory from `empty`; `[x, y]` with targets."""
-        starts = self._token_starts(within(indices, len(self), "TokenFile"))
-        x = self._windows(starts, empty)
-        return [x, self._windows(starts + 1, empty)] if self.targets else x
+        outs = [empty((len(indices), self.window), self._dtype) for _ in range(1 + self.targets)]
+        if len(self._files.arrays) == 1:
+            try:  # the kernel looks at every start itself
+                self._fill(outs, indices * self.stride)
+            except IndexError:  # an index is negative, or out of range
+                self._fill(outs, self._token_starts(within(indices, len(self), "TokenFile")))
+        else:
+            self._fill(outs, self._token_starts(within(indices, len(self), "TokenFile")))
+        return outs if self.targets else outs[0]
+
+    def _fill(self, outs: list[torch.Tensor], starts: NDArray[np.int64]) -> None:
+        """Windows from `starts` on, and for the targets one token later."""
+        for shift, out in enumerate(outs):
+            rows = out.numpy()
+            if len(self._files.arrays) == 1:
+                _kernels.gather_windows(self._files.arrays[0], starts + shift if shift else starts, rows)
+            else:
+                for row, start in enumerate((starts + shift).tolist()):
+                    self._copy(start, rows[row])
 
     def _token_starts(self, indices: Any) -> Any:
         """Where in the stream the windows of checked indices begin, or the window of one index."""
@@ -108,16 +124,6 @@ class TokenFile(_TokenDataset):
             return indices * self.stride
         file = np.searchsorted(self._counted, indices, side="right") - 1
         return self._starts[file] + (indices - self._counted[file]) * self.stride
-
-    def _windows(self, starts: NDArray[np.int64], empty: Empty) -> torch.Tensor:
-        out = empty((len(starts), self.window), self._dtype)
-        rows = out.numpy()
-        if len(self._files.arrays) > 1:
-            for row, start in enumerate(starts.tolist()):
-                self._copy(start, rows[row])
-            return out
-        _kernels.gather_windows(self._files.arrays[0], starts, rows)
-        return out
 
 
 class TokenDocuments(_TokenDataset):

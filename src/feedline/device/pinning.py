@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from feedline.device import accelerator
 from feedline.device.stage import Closing, Depth, Flights, InFlight, StageStatistics, host_nbytes
 
 
@@ -60,12 +61,10 @@ class PinStage(Closing):
 
 
 def _pinning_thread() -> ThreadPoolExecutor:
-    accelerated = torch.accelerator.is_available()
-    index = torch.accelerator.current_device_index() if accelerated else None
-    return ThreadPoolExecutor(1, "feedline-pin", initializer=partial(_enter, index))
+    return ThreadPoolExecutor(1, "feedline-pin", initializer=partial(_enter, accelerator.index()))
 
 
 def _enter(index: int | None) -> None:
     torch.set_num_threads(1)  # of this thread alone: copies of large tensors leave the other cores to the workers
     if index is not None:
-        torch.accelerator.set_device_index(index)
+        accelerator.select(index)

@@ -7,6 +7,7 @@ import warnings
 
 import torch
 
+from feedline.device import accelerator
 from feedline.device.backend import CudaBackend
 from feedline.device.copying import DeviceStage, PlainStage
 from feedline.device.pinning import PinStage
@@ -47,10 +48,10 @@ def open_stage(
 
 
 def _can_pin() -> bool:
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if accelerator is None:
+    found = accelerator.current()
+    if found is None:
         reason = "no accelerator is found, then device pinned memory won't be used."
-    elif accelerator.type == "mps":
+    elif found == "mps":
         reason = "not supported on MPS now, device pinned memory won't be used."
     else:
         return True

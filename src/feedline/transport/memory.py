@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 import os
 import sys
 from multiprocessing import resource_tracker
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 Handle = int | str
 """What another process needs to map the same memory: a descriptor to be sent, or a name."""
+
+_NAME = "feedline"
+MAPPED_NAME = f"/memfd:{_NAME} (deleted)"
+"""What /proc calls a mapping of one of our anonymous files."""
 
 
 class Mapping:
@@ -64,7 +69,7 @@ class AnonymousFiles:
     """memfd: no name, no entry in /dev/shm, gone with the last process that maps it."""
 
     def create(self, nbytes: int) -> tuple[Mapping, Handle]:
-        fd = os.memfd_create("feedline", os.MFD_CLOEXEC)
+        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, nbytes)
             return attach(fd, nbytes), fd
@@ -118,7 +123,7 @@ class Piece(NamedTuple):
 
 def sealed_file(nbytes: int, pieces: Iterable[Piece]) -> int:
     """The descriptor of an anonymous file with the given content that nobody can change any more."""
-    fd = os.memfd_create("feedline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
         for piece in pieces:
@@ -138,6 +143,32 @@ def _write(fd: int, piece: Piece) -> None:
         done += os.pwrite(fd, source[done:], piece.offset + done)
 
 
+def take_place(fd: int, piece: Piece) -> bool:
+    """Whether the file's pages, written to by nobody but this process, now stand where the piece stood.
+
+    They do if file and piece hold the same; otherwise, or if there is no room for it, nothing has changed. The piece
+    must be whole pages of a private mapping, and its place in the file a whole number of pages.
+    """
+    library = _c_library(ctypes.PyDLL)
+    try:
+        stage = _mapped(fd, piece.nbytes, _MAP_PRIVATE, piece.offset)
+    except OSError:
+        return False
+    # Mapped aside, compared and only then moved: mmap itself may fail with the old pages already gone. All in one call
+    # of C code with the interpreter locked, so that no other Python thread can write in between.
+    differ = functools.partial(library.memcmp, stage, piece.address, piece.nbytes)
+    move = functools.partial(library.mremap, stage, piece.nbytes, piece.nbytes, _MREMAP_FIXED, piece.address)
+    moved = next(filter(None, map(operator.call, (differ, move)))) == piece.address
+    if not moved:
+        library.munmap(stage, piece.nbytes)
+    return moved
+
+
+def equal_memory(address: int, other: int, nbytes: int) -> bool:
+    """Whether `nbytes` bytes at two addresses of this process are the same."""
+    return nbytes == 0 or _c_library(ctypes.CDLL).memcmp(address, other, nbytes) == 0
+
+
 def _of_segment(segment: SharedMemory, nbytes: int) -> Mapping:
     address = np.asarray(segment.buf).__array_interface__["data"][0]
     return Mapping(address, nbytes, segment.close)
@@ -148,13 +179,14 @@ def _of_segment(segment: SharedMemory, nbytes: int) -> Mapping:
 _PROT_READ_WRITE = 0x1 | 0x2
 _MAP_SHARED = 0x1
 _MAP_PRIVATE = 0x2
+_MREMAP_FIXED = 0x1 | 0x2  # to a given address implies that it may move
 
 
 class _CLibrary:
-    """mmap, munmap and memcmp of the C library."""
+    """mmap, munmap, mremap (where there is one) and memcmp of the C library."""
 
-    def __init__(self) -> None:
-        library = ctypes.CDLL(None, use_errno=True)
+    def __init__(self, load: Callable[..., ctypes.CDLL]) -> None:
+        library = load(None, use_errno=True)
         self.mmap = library.mmap
         self.mmap.restype = ctypes.c_void_p
         self.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -162,22 +194,26 @@ class _CLibrary:
         self.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self.memcmp = library.memcmp
         self.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+        if sys.platform == "linux":
+            self.mremap = library.mremap
+            self.mremap.restype = ctypes.c_void_p
+            self.mremap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 2, ctypes.c_int, ctypes.c_void_p]
 
 
 @functools.cache
-def _c_library() -> _CLibrary:
-    return _CLibrary()
+def _c_library(load: Callable[..., ctypes.CDLL]) -> _CLibrary:
+    """By CDLL, calls let other Python threads run meanwhile; by PyDLL they do not."""
+    return _CLibrary(load)
 
 
 def _map_descriptor(fd: int, nbytes: int, sharing: int) -> Mapping:
-    library = _c_library()
-    address = library.mmap(None, nbytes, _PROT_READ_WRITE, sharing, fd, 0)
+    address = _mapped(fd, nbytes, sharing)
+    return Mapping(address, nbytes, functools.partial(_c_library(ctypes.CDLL).munmap, address, nbytes))
+
+
+def _mapped(fd: int, nbytes: int, sharing: int, offset: int = 0) -> int:
+    address: int = _c_library(ctypes.CDLL).mmap(None, nbytes, _PROT_READ_WRITE, sharing, fd, offset)
     if address == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()
         raise OSError(code, f"{os.strerror(code)}: {nbytes} bytes of shared memory could not be mapped")
-    return Mapping(address, nbytes, functools.partial(library.munmap, address, nbytes))
-
-
-def equal_memory(address: int, other: int, nbytes: int) -> bool:
-    """Whether `nbytes` bytes at two addresses of this process are the same."""
-    return nbytes == 0 or _c_library().memcmp(address, other, nbytes) == 0
+    return address

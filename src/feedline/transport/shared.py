@@ -23,14 +23,13 @@ from feedline.transport.memory import (
     has_anonymous_files,
     sealed_file,
 )
-from feedline.transport.parcel import INLINE_NBYTES, Parcel
+from feedline.transport.pages import PAGE_NBYTES, doubtful
+from feedline.transport.parcel import GRAIN, INLINE_NBYTES, Parcel, Span
 from feedline.transport.picklers import Pickling, ValuePickler, find_definition
+from feedline.transport.remap import LARGE_NBYTES, Owner, owner_of, remap
 from feedline.transport.rooms import aligned
 from feedline.transport.slots import SlotMemoryError
 from feedline.transport.wire import Contents, Placed
-
-_FILE = 0
-"""All that is placed lies in the one anonymous file."""
 
 
 class Frozen:
@@ -40,10 +39,15 @@ class Frozen:
     closes the descriptor, and workers that have thawed the builder keep its memory.
     """
 
-    def __init__(self, skeleton: bytes, fd: int | None, nbytes: int) -> None:
-        self.skeleton = skeleton
+    def __init__(self, outline: bytes, stretches: list[Stretch], fd: int | None, nbytes: int) -> None:
+        self._outline, self._stretches = outline, stretches
         self.fd = fd
         self.nbytes = nbytes
+
+    @property
+    def skeleton(self) -> bytes:
+        """The builder without the memory in the file; says where in the file that is."""
+        return pickle.dumps((self.nbytes, [offset for offset, _ in self._stretches]), 5) + self._outline
 
     def __enter__(self) -> Self:
         return self
@@ -54,11 +58,9 @@ class Frozen:
     def matches(self, other: object) -> bool:
         """Whether `other`, a builder or a frozen one, would thaw to the very same: every byte is compared."""
         if isinstance(other, Frozen):
-            theirs = other._map()
-            pieces = [Piece(0, theirs.address, theirs.nbytes)] if theirs is not None else []
-            return self.skeleton == other.skeleton and self._holds(pieces)
+            return self._outline == other._outline and self._holds(other._pieces(), other)
         plan = _plan(other, "builder")
-        return self.skeleton == plan.skeleton and self._holds(plan.pieces)
+        return self._outline == plan.outline and self._holds(plan.pieces, plan.parcel)
 
     def close(self) -> None:
         if self.fd is not None:

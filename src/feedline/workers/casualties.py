@@ -51,7 +51,8 @@ class Casualties:
         if found:
             _log.warning("%s\nIt is the second that died of this request, which is now tried by itself.", text)
         else:
-            _log.warning("%s\nAnother takes its place. Deaths in this epoch: %d of %d.", text, self._count, self._budget)
+            told = "%s\nAnother takes its place. Deaths in this epoch: %d of %d."
+            _log.warning(told, text, self._count, self._budget)
 
     def obituary(self, death: Death, request: Any | None, finding: str = "") -> str:
         """All that is known about a death, the request that the worker had in hand, and what to do."""

@@ -21,9 +21,7 @@ _EXIT_CODE_S = 2.0
 class ContextLauncher:
     """Starts a `multiprocessing.Process` of `context` per worker, which gets the builder as its argument."""
 
-    def __init__(
-        self, builder: Any, init_fn: Callable[[int], object] | None = None, *, context: BaseContext
-    ) -> None:
+    def __init__(self, builder: Any, init_fn: Callable[[int], object] | None = None, *, context: BaseContext) -> None:
         self.builder = builder
         self._init_fn, self._context = init_fn, context
 

@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -100,17 +101,20 @@ class _Household:
 
     def __init__(self) -> None:
         self._nurseries: dict[int, Nursery] = {}
+        self._lock = threading.Lock()
         self._open: weakref.WeakSet[Closeable] = weakref.WeakSet()
         atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._unlock)
 
     def nursery(self) -> Nursery:
-        nursery = self._nurseries.get(os.getpid())
-        if nursery is not None and not nursery.is_alive():
-            nursery.close()
-            nursery = None
-        if nursery is None:
-            nursery = self._nurseries[os.getpid()] = Nursery()
-        return nursery
+        with self._lock:
+            nursery = self._nurseries.get(os.getpid())
+            if nursery is not None and not nursery.is_alive():
+                nursery.close()
+                nursery = None
+            if nursery is None:
+                nursery = self._nurseries[os.getpid()] = Nursery()
+            return nursery
 
     def close_at_exit(self, thing: Closeable) -> None:
         self._open.add(thing)
@@ -121,6 +125,10 @@ class _Household:
         nursery = self._nurseries.pop(os.getpid(), None)
         if nursery is not None:
             nursery.close()
+
+    def _unlock(self) -> None:
+        """In a forked child, where the thread that held the lock is not."""
+        self._lock = threading.Lock()
 
 
 _household = _Household()

@@ -76,7 +76,7 @@ class ProcessPool:
     @property
     def processes(self) -> list[Process]:
         """The worker processes, by the ids of the workers; after `close` those that there were."""
-        return [process for _, process in sorted(self._dispatch.roster.processes.items())]
+        return [process for worker, process in sorted(self._dispatch.roster.processes.items()) if worker != PROBE]
 
     def submit(self, request: Any) -> ProcessTicket:
         """See `WorkerPool`. The first idle worker takes it, or its lane's."""
@@ -286,4 +286,5 @@ class ProcessPool:
             ticket.succeed(Built(NOTHING, []))
             return
         ticket.work, ticket.strikes = self._builder.without(request, rows), 0
+        ticket.task = next(self._tasks)  # no late answer to the whole request may settle it
         self._dispatch.send(ticket)

@@ -24,12 +24,10 @@ _KILLED_S = 1.0
 class Member:
     """One worker."""
 
-    __slots__ = ("answers", "inbox", "leaving", "outlet", "process", "stacks", "worker_id")
+    __slots__ = ("answers", "inbox", "leaving", "process", "stacks", "worker_id")
 
-    def __init__(
-        self, worker_id: int, process: Process, outlet: Outlet, answers: socket.socket, stacks: int, inbox: Inbox
-    ) -> None:
-        self.worker_id, self.process, self.outlet = worker_id, process, outlet
+    def __init__(self, worker_id: int, process: Process, answers: socket.socket, stacks: int, inbox: Inbox) -> None:
+        self.worker_id, self.process = worker_id, process
         self.answers, self.stacks, self.inbox = answers, stacks, inbox
         self.leaving = False
 
@@ -96,7 +94,7 @@ class Roster:
         finally:
             their_answers.close()
             os.close(their_stacks)
-        member = Member(setup.worker_id, process, outlet, answers, stacks, self._new_inbox())
+        member = Member(setup.worker_id, process, answers, stacks, self._new_inbox())
         self.processes[setup.worker_id] = process
         self.members[setup.worker_id] = self._by_fd[answers.fileno()] = member
         self._poll.register(answers, select.EPOLLIN)
@@ -120,11 +118,14 @@ class Roster:
         return events
 
     def expel(self, fds: list[int]) -> None:
-        """Get rid of the workers that would have been heard through these descriptors."""
+        """After a `hear` that was interrupted: get rid of the workers that it was about, and of the dead."""
         for member in [self._by_fd[fd] for fd in fds if fd in self._by_fd]:
             member.leaving = True
             self._hang_up(member)
             self._crew.kill(member.process)
+        for member in list(self.members.values()):
+            if not member.process.is_alive():
+                self._forget(member)
 
     def close(self, grace_s: float) -> None:
         """See every worker off, after `grace_s` by force. Their outlets must have been closed before."""

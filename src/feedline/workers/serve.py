@@ -73,7 +73,8 @@ def serve(builder: Any, init_fn: Callable[[int], object] | None, setup: Setup, l
 
 def name_process(name: str) -> None:
     """What `top` and `ps` show; at most 15 characters."""
-    Path("/proc/self/comm").write_text(name)
+    with suppress(OSError):  # a sandbox without it
+        Path("/proc/self/comm").write_text(name)
 
 
 def _answer_all(build: Callable[..., Any], line: Line, intake: Intake, answers: socket.socket) -> None:
@@ -101,9 +102,7 @@ def _answer(build: Callable[..., Any], payload: bytes, arena: Arena) -> tuple[in
         return FAILED, arena.dumps(failures.pack(error)), began_ns
 
 
-def _initialised(
-    builder: Callable[..., Any], init_fn: Callable[[int], object], worker_id: int
-) -> Callable[..., Any]:
+def _initialised(builder: Callable[..., Any], init_fn: Callable[[int], object], worker_id: int) -> Callable[..., Any]:
     """The builder once `init_fn` has run; if it raised, a builder that raises the same for every request."""
     try:
         init_fn(worker_id)

@@ -9,6 +9,7 @@ import os
 import pickle
 import select
 import socket
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -96,6 +97,8 @@ def main(nursery: int, fds: Sequence[int]) -> None:
     name_process("feedline-zygote")
     origin: Origin = pickle.loads(wire.slurp(letter))
     origin.surroundings.adopt()
+    # Threads here are those of a library that the dataset has imported: known, and nothing that its user can change.
+    warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
     zygote = _Zygote(socket.socket(fileno=control), _thawed(arrays[0] if arrays else None, origin.skeleton))
     wire.close_all(arrays)
     gc.collect()

@@ -1,0 +1,141 @@
+"""How long until the first batch: of a process, a later loader, the second epoch; and until a new worker works."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from time import perf_counter, sleep
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+import feedline as fl
+from feedline.builder import BatchBuilder
+from feedline.schedule import BatchRequest
+from feedline.workers.processes import ProcessPool
+from feedline.workers.zygotes import ZygoteLauncher
+from harness import Contest
+
+WORKERS = 2
+
+
+class Numbers:
+    """Sample 0 takes a second when it is asked for; the others cost nothing."""
+
+    def __init__(self, slow: bool = False) -> None:
+        self.slow = slow
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        if self.slow and index == 0:
+            sleep(1)
+        return index
+
+
+Make = Callable[[], Any]
+LOADERS: dict[str, Make] = {
+    "torch, fork": lambda: DataLoader(Numbers(), 8, num_workers=WORKERS, multiprocessing_context="fork"),
+    "torch, spawn": lambda: DataLoader(Numbers(), 8, num_workers=WORKERS, multiprocessing_context="spawn"),
+    "torch, forkserver": lambda: DataLoader(Numbers(), 8, num_workers=WORKERS, multiprocessing_context="forkserver"),
+    "feedline, threads": lambda: fl.DataLoader(Numbers(), 8, num_workers=WORKERS, worker_method="thread"),
+    "feedline, processes": lambda: fl.DataLoader(Numbers(), 8, num_workers=WORKERS, worker_method="process"),
+}
+
+
+def first_batch(make: Make) -> float:
+    """From the loader's construction to its first batch."""
+    start = perf_counter()
+    iterator = iter(make())
+    next(iterator)
+    seconds = perf_counter() - start
+    del iterator
+    return seconds
+
+
+def in_a_new_process(name: str) -> Callable[[], float]:
+    """The same, where no loader has been before."""
+
+    def measure() -> float:
+        done = subprocess.run([sys.executable, __file__, name], capture_output=True, text=True, check=True)
+        return float(done.stdout)
+
+    return measure
+
+
+def second_epoch(make: Make) -> Callable[[], float]:
+    def measure() -> float:
+        loader = make()
+        for _ in loader:
+            pass
+        start = perf_counter()
+        iterator = iter(loader)
+        next(iterator)
+        seconds = perf_counter() - start
+        del iterator
+        return seconds
+
+    return measure
+
+
+def request(number: int) -> BatchRequest:
+    return BatchRequest(0, number, number, number + 1, [number], range(number, number + 1), None)
+
+
+def replaced() -> float:
+    """From `kill -9` of the only worker to a batch from the one that takes its place."""
+    launcher = ZygoteLauncher(BatchBuilder(Numbers()))
+    with ProcessPool(launcher, 1) as pool:
+        pool.submit(request(1)).result()
+        start = perf_counter()
+        pool.processes[0].kill()
+        pool.processes[0].join()
+        pool.submit(request(2)).result()
+        seconds = perf_counter() - start
+    launcher.close()
+    return seconds
+
+
+def added() -> float:
+    """From `resize` to a batch from the worker that it adds, while the other one is busy."""
+    launcher = ZygoteLauncher(BatchBuilder(Numbers(slow=True)))
+    with ProcessPool(launcher, 1) as pool:
+        pool.submit(request(1)).result()
+        busy = pool.submit(request(0))
+        start = perf_counter()
+        pool.resize(2)
+        pool.submit(request(2)).result()
+        seconds = perf_counter() - start
+        assert not busy.done()
+    launcher.close()
+    return seconds
+
+
+def main() -> None:
+    first = Contest("first batch of a process", unit="s", baseline="torch, spawn")
+    later = Contest("first batch of a later loader", unit="s", baseline="torch, fork")
+    epoch = Contest("first batch of the second epoch", unit="s", baseline="torch, fork")
+    for name, make in LOADERS.items():
+        first.measure(name, in_a_new_process(name))
+        later.measure(name, lambda make=make: first_batch(make))  # type: ignore[misc]
+        epoch.measure(name, second_epoch(make))
+    first.run(rounds=5, warm_up=1).publish()
+    later.run(rounds=7).publish()
+    epoch.run(rounds=7).publish()
+    logging.getLogger("feedline").setLevel(logging.ERROR)  # the deaths are meant
+    worker = Contest("another worker process", unit="s", baseline="replaced")
+    worker.measure("replaced", replaced)
+    worker.measure("added", added)
+    worker.run(rounds=7).publish()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(first_batch(LOADERS[sys.argv[1]]))
+        sys.stdout.flush()
+        os._exit(0)
+    main()

@@ -1,0 +1,224 @@
+"""What feedline's own arguments do, seen from a training loop."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DistributedSampler, IterableDataset, Subset, TensorDataset
+
+import feedline as fl
+
+PLACES = [(0, "auto"), (2, "thread"), (2, "process")]
+
+
+class Faulty:
+    """Twelve samples, of which 3 and 4 cannot be read."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index in (3, 4):
+            raise ValueError(f"sample {index} is broken")
+        return index
+
+
+class Drawing:
+    """Samples that are nothing but what they draw."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return index, int(fl.sample_rng().integers(1 << 30))
+
+
+def lists(batches: Any) -> list[Any]:
+    return [
+        batch.tolist() if isinstance(batch, torch.Tensor) else [part.tolist() for part in batch] for batch in batches
+    ]
+
+
+@pytest.mark.parametrize(("workers", "method"), PLACES)
+def test_bad_samples_are_left_out_counted_and_listed(workers: int, method: Any, tmp_path: Path) -> None:
+    policy = fl.ErrorPolicy("skip", quarantine=tmp_path / "bad.jsonl")
+    loader = fl.DataLoader(Faulty(), 3, num_workers=workers, worker_method=method, on_error=policy)
+    with loader:
+        assert lists(loader) == [[0, 1, 2], [5], [6, 7, 8], [9, 10, 11]]
+        assert loader.stats().skipped == 2
+        assert loader.stats().samples == 10
+    lines = [json.loads(line) for line in policy_lines(policy)]
+    assert [(line["index"], line["position"], line["replaced_by"]) for line in lines] == [(3, 3, None), (4, 4, None)]
+    assert "ValueError: sample 3 is broken" in lines[0]["error"]
+
+
+def policy_lines(policy: fl.ErrorPolicy) -> list[str]:
+    assert policy.quarantine is not None
+    return Path(policy.quarantine).read_text().splitlines()
+
+
+@pytest.mark.parametrize(("workers", "method"), PLACES)
+def test_bad_samples_are_replaced_by_the_next_index_that_works(workers: int, method: Any) -> None:
+    with fl.DataLoader(Faulty(), 3, num_workers=workers, worker_method=method, on_error="replace") as loader:
+        assert lists(loader) == [[0, 1, 2], [5, 5, 5], [6, 7, 8], [9, 10, 11]]
+        assert loader.stats().skipped == 2
+
+
+def test_a_batch_of_bad_samples_only_is_not_given() -> None:
+    loader = fl.DataLoader(Subset(Faulty(), [3, 4, 5]), 2, on_error="skip")
+    assert lists(loader) == [[5]]
+    assert loader.state_dict()["epoch"] == 1
+
+
+def test_skips_travel_with_the_state_and_the_limit_counts_on() -> None:
+    policy = fl.ErrorPolicy("skip", limit=1)
+    first = fl.DataLoader(Faulty(), 4, on_error=policy)
+    assert next(iter(first)).tolist() == [0, 1, 2]
+    state = json.loads(json.dumps(first.state_dict()))
+    assert state["skipped"] == {"count": 1, "this_epoch": 1, "latest": [[0, 3, 3]]}
+    second = fl.DataLoader(Faulty(), 4, on_error=policy)
+    second.load_state_dict(state)
+    with pytest.raises(fl.errors.ErrorLimitError, match=r"2 samples of epoch 0 failed.*limit=1"):
+        list(second)
+
+
+def test_without_a_policy_the_error_says_where_it_comes_from() -> None:
+    with pytest.raises(ValueError, match="sample 3 is broken") as caught:
+        list(fl.DataLoader(Faulty(), 4))
+    assert any("sample 3 of Faulty (epoch 0, position 3, stage fetch)" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("bad", ["ignore", "", None])
+def test_an_unknown_policy_is_refused(bad: Any) -> None:
+    with pytest.raises(fl.errors.ArgumentError, match="raise, skip, replace"):
+        fl.DataLoader(Faulty(), on_error=bad)
+
+
+def test_each_iteration_is_the_next_epoch_and_set_epoch_goes_back() -> None:
+    loader = fl.DataLoader(Drawing(), 16, shuffle=True, seed=1)
+    first, second = lists(loader), lists(loader)
+    assert first != second
+    loader.set_epoch(0)
+    assert lists(loader) == first
+    assert lists(loader) == second
+
+
+def test_a_seed_does_not_touch_the_generators_of_the_process() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    list(fl.DataLoader(Drawing(), 4, shuffle=True, seed=1))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_samples_of_a_subset_each_draw_their_own() -> None:
+    indices, drawn = next(iter(fl.DataLoader(Subset(Drawing(), range(8)), 8, seed=1)))
+    assert len(set(drawn.tolist())) == len(indices) == 8
+
+
+def test_distributed_sampler_is_followed_and_its_epoch_advances_by_itself() -> None:
+    sampler = DistributedSampler(range(10), num_replicas=2, rank=1, seed=4)
+    loader = fl.DataLoader(list(range(10)), 2, sampler=sampler)
+    for epoch in range(3):
+        mine = [index for batch in loader for index in batch.tolist()]
+        theirs = DistributedSampler(range(10), num_replicas=2, rank=1, seed=4)
+        theirs.set_epoch(epoch)
+        assert mine == list(theirs)
+    sampler.set_epoch(0)
+    again = [index for batch in loader for index in batch.tolist()]
+    assert again == list(DistributedSampler(range(10), num_replicas=2, rank=1, seed=4))
+
+
+def test_two_ways_to_split_the_data_contradict_each_other() -> None:
+    sampler = DistributedSampler(range(10), num_replicas=2, rank=1)
+    with pytest.raises(fl.errors.ArgumentError, match="Leave one of them out"):
+        iter(fl.DataLoader(list(range(10)), sampler=sampler, distributed=(0, 2)))
+
+
+@pytest.mark.parametrize("bad", ["all", (2, 2), (0,), 3, (-1, 2)])
+def test_a_wrong_rank_is_refused(bad: Any) -> None:
+    with pytest.raises(fl.errors.ArgumentError, match="distributed"):
+        fl.DataLoader([1, 2], distributed=bad)
+
+
+def test_rank_and_world_size_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert lists(fl.DataLoader(list(range(8)), 2, distributed="auto")) == [[2, 3], [6, 7]]
+    monkeypatch.delenv("RANK")
+    with pytest.raises(fl.errors.ArgumentError, match="torchrun"):
+        fl.DataLoader([1, 2], distributed="auto")
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(4))
+
+
+def test_a_stream_without_lanes_is_not_given_to_every_rank() -> None:
+    with pytest.raises(fl.errors.ArgumentError, match="every rank would read all of it"):
+        iter(fl.DataLoader(Stream(), distributed=(0, 2)))
+
+
+@pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_goes_on_from_the_same_place_on_its_own(clone: Any) -> None:
+    loader = fl.DataLoader(Drawing(), 4, shuffle=True, seed=2)
+    batches = iter(loader)
+    next(batches)
+    twin = clone(loader)
+    rest = lists(batches)
+    assert lists(twin) == rest
+    assert lists(twin) == lists(loader)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_workers_by_measurement_change_nothing(in_memory: bool) -> None:
+    dataset = TensorDataset(torch.arange(640)) if in_memory else Drawing()
+    expected = lists(fl.DataLoader(dataset, 4, shuffle=True, seed=2))
+    with fl.DataLoader(dataset, 4, shuffle=True, seed=2, num_workers="auto") as loader:
+        assert lists(loader) == expected
+
+
+def test_a_pool_that_grows_and_shrinks_leaves_the_stream_alone() -> None:
+    dataset = list(range(200))
+    with fl.DataLoader(dataset, 2, shuffle=True, seed=2, num_workers=2, worker_method="process") as loader:
+        seen = []
+        for number, batch in enumerate(loader):
+            seen.append(batch.tolist())
+            if number in (10, 30, 50):
+                loader._workforce._latest.resize({10: 4, 30: 1, 50: 2}[number])
+    assert seen == lists(fl.DataLoader(dataset, 2, shuffle=True, seed=2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"seed": "one"}, "seed must be a whole number"),
+        ({"worker_method": "ray"}, "auto, thread, process"),
+        (
+            {"worker_method": "thread", "num_workers": 1, "worker_init_fn": print},
+            "worker_init_fn is for worker processes",
+        ),
+        ({"device": "nowhere"}, "device='nowhere'"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(fl.errors.ArgumentError, match=words):
+        fl.DataLoader([1, 2, 3], **arguments)
+
+
+def test_an_index_that_the_dataset_does_not_have_is_named_with_the_length() -> None:
+    with pytest.raises(IndexError) as caught:
+        list(fl.DataLoader([1, 2, 3], sampler=[0, 7]))
+    assert any("sample 7" in note and "the dataset has 3 samples" in note for note in caught.value.__notes__)
+
+
+def test_report_and_stats_speak_before_the_first_batch() -> None:
+    loader = fl.DataLoader([1, 2, 3])
+    assert loader.stats().batches == 0
+    assert "No batch" in str(loader.report())
