@@ -111,8 +111,15 @@ class Gate:
         self.reached.write_text(f"{os.getpid()}\n")
         self.opened.read_text()
 
-    def wait_for(self) -> int:
-        return int(self.reached.read_text().split()[0])
+    def wait_for(self, process: int | None = None) -> int:
+        """Wait for a worker; fails if the process behind this pidfd ends before one comes."""
+        fifo = os.open(self.reached, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            ready, _, _ = select.select([fifo, *([] if process is None else [process])], [], [])
+            assert fifo in ready, "it has ended"
+            return int(os.read(fifo, 100).split()[0])
+        finally:
+            os.close(fifo)
 
     def open(self) -> None:
         self.opened.write_text("")

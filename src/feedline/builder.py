@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 
 from feedline import collate
 from feedline.cursor import LaneMark
-from feedline.errors import SampleIndexError
+from feedline.errors import SampleIndexError, note
 from feedline.gather import gathering
 from feedline.rng import Address, addressed, derive
 from feedline.rows import Empty, torch_empty
@@ -120,8 +120,9 @@ class BatchBuilder:
             begun_ns = monotonic_ns()
             if self._gather is not None and isinstance(request.indices, np.ndarray):
                 batch = self._gathered(self._gather, request, empty)
-                spans.append(spent("fetch", begun_ns, monotonic_ns()))
-                return Built(batch, spans)
+                if batch is not NOTHING:
+                    spans.append(spent("fetch", begun_ns, monotonic_ns()))
+                    return Built(batch, spans)
             skipped: list[Skip] = []
             with addressed(None if request.seed is None else _Keys(request)) as address:
                 samples = self._fetch(request, skipped, address)
@@ -142,9 +143,12 @@ class BatchBuilder:
         return request.without(frozenset(rows))
 
     def _gathered(self, gather: Callable[..., Any], request: BatchRequest, empty: Empty) -> Any:
+        """The whole batch at once; NOTHING if it must be fetched one by one, to find out which sample is bad."""
         try:
             return gather(request.indices, empty)
         except Exception as error:
+            if self.action != "raise":
+                return NOTHING
             self._address(error, request, None, "fetch")
             raise
 
@@ -231,8 +235,8 @@ class BatchBuilder:
     def _reseed(self, request: BatchRequest, row: int | str) -> None:
         if request.seed is None or not self.reseeds:
             return
-        if isinstance(row, str):
-            key = derive(request.seed, request.epoch, int(request.positions[0]), row)
+        if isinstance(row, str) or not len(request.positions):
+            key = derive(request.seed, request.epoch, request.start, row)
         else:
             key = derive(request.seed, request.epoch, int(request.positions[row]), "global")
         seed_globals(key)
@@ -241,12 +245,12 @@ class BatchBuilder:
         """Say on the error which sample of which batch it comes from."""
         name = type(self.dataset).__name__
         if row is None:
-            error.add_note(f"feedline: while the {stage} stage worked on {request} of {name}")
+            note(error, f"feedline: while the {stage} stage worked on {request} of {name}")
             return
         index = request.indices if not self.batched else request.indices[row]
         index = int(index) if isinstance(index, np.integer) else index
         where = f"sample {index!r} of {name} (epoch {request.epoch}, position {request.positions[row]}, stage {stage})"
-        error.add_note(f"feedline: {where}; {self._remedy(error, index)}")
+        note(error, f"feedline: {where}; {self._remedy(error, index)}")
 
     def _remedy(self, error: Exception, index: Any) -> str:
         if isinstance(error, (IndexError, SampleIndexError)) and isinstance(index, (int, np.integer)):

@@ -95,6 +95,10 @@ class DataLoader(TorchDataLoader[T_co]):
         self.adapts = num_workers == "auto"
         if num_workers == "auto":
             num_workers = usable_cpus()
+        if shuffle and seed is None and self._world_size > 1:
+            raise ArgumentError(
+                "distributed= with shuffle=True needs seed=...: without it every rank draws its own order"
+            )
         if seed is not None and shuffle and sampler is None and batch_sampler is None and _has_length(dataset):
             sampler, shuffle = Shuffled(len(dataset), seed), None  # type: ignore[arg-type]
         newer = {"in_order": in_order} if "in_order" in _TORCH_ARGUMENTS else {}
@@ -119,22 +123,23 @@ class DataLoader(TorchDataLoader[T_co]):
             raise AssertionError(f"timeout={self.timeout} needs num_workers > 0: there is no worker to wait for")
         if self._iterator is not None:
             self._iterator.close()  # type: ignore[attr-defined]
-        state, self._resume = self._resume, None
-        plan = self._plan = self._plan_now(state)
+        state, former = self._resume, self._progress
+        plan = self._plan_now(state)
         quarantine = Quarantine(self.policy)
-        if state is None:
-            cursor = plan.fresh(plan.first_epoch(self._epoch))
-        else:
-            cursor = plan.unpack(state)
+        if former is not None:
+            quarantine.count, quarantine.latest = former.quarantine.count, former.quarantine.latest
+        cursor = plan.fresh(plan.upcoming(self._epoch)) if state is None else plan.unpack(state)
+        if state is not None:
             unpack_quarantine(state, quarantine)
         datapipes.seed(self.dataset, self.generator)
         plan.begin(cursor.epoch, state)
-        progress = self._progress = Progress(cursor, quarantine, Totals(), Twins(type(self.dataset).__name__))
+        progress = Progress(cursor, quarantine, Totals(), Twins(type(self.dataset).__name__))
         told: int | None = self._IterableDataset_len_called
         if told is not None:
             progress.told_length = ToldLength(self.dataset, told, self.num_workers)
-        self._epoch = cursor.epoch + 1
         iteration = self._workforce.iterate(self, plan, progress)
+        # only now: had anything failed, the loaded state would still be there for another try
+        self._plan, self._progress, self._resume, self._epoch = plan, progress, None, cursor.epoch + 1
         self._live.add(iteration)
         if self.persistent_workers:
             self._iterator = iteration  # type: ignore[assignment]
@@ -147,9 +152,16 @@ class DataLoader(TorchDataLoader[T_co]):
         return super().__len__()
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be epoch `epoch`. Not needed: epochs advance by themselves."""
+        """Let the next iteration be epoch `epoch`. Not needed: epochs advance by themselves.
+
+        A loaded state of that very epoch stays loaded; one of another epoch is dropped.
+        """
+        epoch = operator.index(epoch)
+        if epoch < 0:
+            raise ArgumentError(f"an epoch is a number from 0 on; got {epoch}")
         self._epoch = epoch
-        self._resume = None
+        if self._resume is not None and self._resume["epoch"] != epoch:
+            self._resume = None
 
     def state_dict(self) -> dict[str, Any]:
         """What the loop has received, as JSON values; inside the loop that includes the batch in hand.
@@ -161,7 +173,7 @@ class DataLoader(TorchDataLoader[T_co]):
             return dict(self._resume)
         if self._progress is None or self._plan is None:
             plan = self._plan_now()
-            return plan.pack(plan.fresh(plan.first_epoch(self._epoch)), Quarantine(self.policy))
+            return plan.pack(plan.fresh(plan.upcoming(self._epoch)), Quarantine(self.policy))
         return self._plan.pack(self._progress.cursor, self._progress.quarantine, over=self._progress.over)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -171,7 +183,10 @@ class DataLoader(TorchDataLoader[T_co]):
         Raises `StateError` where dataset length, order or seed differ, or where the state is damaged.
         """
         check_version(state)
-        self._plan_now(state).unpack(state)
+        plan = self._plan_now(state)
+        plan.unpack(state)
+        plan.check_order(state)
+        unpack_quarantine(state, Quarantine(self.policy))
         self._resume = dict(state)
 
     def stats(self) -> Stats:

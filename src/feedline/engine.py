@@ -15,6 +15,7 @@ from feedline.builder import NOTHING, Built
 from feedline.cursor import Cursor, LaneCursor
 from feedline.device import Stage
 from feedline.diagnose.totals import Totals
+from feedline.errors import WorkerStalledError
 from feedline.quarantine import Quarantine
 from feedline.telemetry import MAIN, Timed
 from feedline.told_length import ToldLength
@@ -52,6 +53,7 @@ class Progress:
     def end_epoch(self) -> None:
         """Record that the loop has seen the end of the epoch."""
         self.cursor = self.cursor.next_epoch()
+        self.quarantine.this_epoch = 0
         self.over = True
 
 
@@ -95,6 +97,7 @@ class Iteration:
         self._window: deque[Ticket] = deque()
         self._staged: deque[_Entry | Exception] = deque()
         self._broken: Exception | None = None
+        self._closed = False
         self._left_ns = monotonic_ns()
         # Not __del__: an iterator that an exception's traceback holds dies in a cycle, together with all it refers to.
         self._finalizer = weakref.finalize(self, _let_go, self._window, self._staged, stage, on_close)
@@ -117,10 +120,11 @@ class Iteration:
                 self._end()
                 raise StopIteration
             request, built, moving = due
-            samples = progress.advance(request, built)
             if built.batch is not NOTHING:
                 break
+            progress.advance(request, built)
         batch = built.batch if self._stage is None else self._stage.finish(moving)
+        samples = progress.advance(request, built)
         now = monotonic_ns()
         spans = built.spans
         spans.append(("step", self._left_ns, called_ns, MAIN))
@@ -145,6 +149,7 @@ class Iteration:
 
     def close(self) -> None:
         """Cancel what is in flight; the state stays where the loop was."""
+        self._closed = True
         self._requests = iter(())
         self._finalizer()
 
@@ -152,8 +157,9 @@ class Iteration:
         error, self._broken = self._broken, None
         if error is not None:
             raise error
-        self._progress.end_epoch()
-        self.close()
+        if not self._closed:  # else it has ended before, or was cancelled: the state stays
+            self._progress.end_epoch()
+            self.close()
 
     def _tune(self, tuner: Autoscale, spans: list[Timed]) -> None:
         workers = tuner.observe(spans)
@@ -215,12 +221,16 @@ class Iteration:
             self._fill(self._flow.ahead + 1)
         if not window:
             return None
-        if self._flow.in_order:
-            ticket = window.popleft()
-        else:
-            ticket = self._pool.wait_any(window)
+        ticket = window[0] if self._flow.in_order else self._pool.wait_any(window)
+        try:
+            built = ticket.result()
+        except (WorkerStalledError, KeyboardInterrupt):
+            raise  # the batch is still due: the next call goes on waiting for it
+        except BaseException:
             window.remove(ticket)
-        return ticket.request, ticket.result(), None
+            raise
+        window.remove(ticket)
+        return ticket.request, built, None
 
 
 def _let_go(

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+
+def note(error: BaseException, text: str) -> None:
+    """Add a note; an exception that refuses, such as a frozen dataclass, is left as it is."""
+    with suppress(Exception):
+        error.add_note(text)
+
 
 class FeedlineError(Exception):
     """Root of every exception that feedline itself raises."""

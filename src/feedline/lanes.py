@@ -7,7 +7,7 @@ import hashlib
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ import torch.utils.data._utils.worker as torch_worker
 from feedline import collate
 from feedline.builder import NOTHING, Built, collated, seed_globals
 from feedline.cursor import LaneMark
+from feedline.errors import note
 from feedline.rng import Address, addressed, derive
 from feedline.rows import Empty, torch_empty
 from feedline.schedule import LaneRequest
@@ -73,12 +74,12 @@ class LaneBuilder:
 
     def __call__(self, request: LaneRequest, empty: Empty = torch_empty) -> Built:
         """The batch of `request` and the mark behind it; NOTHING once the lane has ended."""
-        self._hosts = _is_hosted(request)
+        self._hosts = _is_hosted(request) and not isinstance(self.dataset, LaneDataset)
         with recording() as spans, addressed(None) as address, self._as_lane(request):
             try:
                 return self._build(request, empty, spans, address)
             except Exception as error:
-                error.add_note(f"feedline: while working on {request} of {type(self.dataset).__name__}")
+                note(error, f"feedline: while working on {request} of {type(self.dataset).__name__}")
                 raise
 
     def _build(self, request: LaneRequest, empty: Empty, spans: list[Timed], address: Address) -> Built:
@@ -99,7 +100,7 @@ class LaneBuilder:
         key = request.epoch, request.lane
         lane = self._open.get(key)
         if lane is None or lane.mark.batches > request.number:
-            for old in [other for other in self._open if other[1] == request.lane]:
+            for old in [other for other in list(self._open) if other[1] == request.lane]:
                 del self._open[old]
             lane = self._open[key] = self._opened(request, address)
         # batches between the mark and the request: built before a worker was replaced, and not needed again
@@ -127,8 +128,9 @@ class LaneBuilder:
             return _OpenLane(iter(()) if request.mark.ended else samples, stateful, request.mark)
         lane = _OpenLane(samples, stateful, LaneMark())
         while (left := request.mark.samples - lane.mark.samples) > 0:
-            if self._draw(lane, request, address, min(left, self.batch_size or 1)) is NOTHING:
-                break
+            with suppress(Exception):  # raised in the first run as well, and told there
+                if self._draw(lane, request, address, min(left, self.batch_size or 1)) is NOTHING:
+                    break
         lane.mark = replace(lane.mark, batches=request.mark.batches)
         return lane
 
@@ -145,12 +147,19 @@ class LaneBuilder:
                 drawn.append(next(lane.samples))
             except StopIteration:
                 break
+            except Exception:
+                # the batch is lost to the loop, which is told; what comes after it is the next batch
+                lane.mark = LaneMark(number + 1, lane.mark.samples + len(drawn) + 1, self._state(lane))
+                raise
         if not drawn or (self.drop_last and len(drawn) < size):
             return NOTHING
-        state = lane.stateful.state_dict() if lane.stateful is not None else None
         # a short batch has met the end, where a dataset may have put its state back to the beginning
-        lane.mark = LaneMark(number + 1, lane.mark.samples + len(drawn), state, ended=len(drawn) < size)
+        lane.mark = LaneMark(number + 1, lane.mark.samples + len(drawn), self._state(lane), ended=len(drawn) < size)
         return drawn
+
+    @staticmethod
+    def _state(lane: _OpenLane) -> Any:
+        return lane.stateful.state_dict() if lane.stateful is not None else None
 
     def _collate(self, samples: Any, empty: Empty) -> Any:
         if self.collate_fn is not None:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from feedline import state as states
 from feedline.cursor import Cursor, LaneCursor
-from feedline.errors import ArgumentError
+from feedline.errors import ArgumentError, StateError
 from feedline.lanes import LaneDataset
 from feedline.quarantine import Quarantine
 from feedline.rng import derive
-from feedline.samplers import Listed, TorchDistributed, recognise
+from feedline.samplers import BatchIndexSampler, IndexSampler, Listed, TorchDistributed, recognise
 from feedline.schedule import LOOKAHEAD, BatchSchedule, LaneSchedule, Schedule, Share
 from feedline.state import Fingerprint
 
@@ -36,6 +36,8 @@ class Plan:
             if state is not None and "order" in state:
                 self.sampler.restore(state["order"])
             self.sampler.begin(epoch, now=self.lists_at_once)
+        elif isinstance(self.sampler, _WITH_EPOCHS):
+            self.sampler.begin(epoch)
 
     def base_seed(self, epoch: int, generator: torch.Generator | None) -> int:
         """What new workers seed their generators from; without a seed it is drawn as torch draws it."""
@@ -59,9 +61,20 @@ class Plan:
         """The cursor at the start of `epoch`."""
         return LaneCursor(epoch) if isinstance(self.schedule, LaneSchedule) else Cursor(epoch)
 
-    def first_epoch(self, following: int) -> int:
-        """The epoch to iterate: `following`, unless the user has set one on a DistributedSampler."""
-        return self.sampler.begin(following) if isinstance(self.sampler, TorchDistributed) else following
+    def upcoming(self, following: int) -> int:
+        """The epoch to iterate: `following`, unless the user has set one on the sampler."""
+        return self.sampler.upcoming(following) if isinstance(self.sampler, _WITH_EPOCHS) else following
+
+    def check_order(self, state: Mapping[str, Any]) -> None:
+        """Raise `StateError` where a foreign sampler cannot repeat the listing that the state was taken in."""
+        if not isinstance(self.sampler, Listed):
+            return
+        if "order" in state:
+            self.sampler.restore(state["order"])
+            return
+        sampler = self.sampler.sampler
+        if state.get("position") and type(sampler) is RandomSampler and sampler.generator is None:
+            raise StateError("the field 'order' is missing from this state: without it the shuffled order is lost")
 
     def pack(self, cursor: Any, quarantine: Quarantine, *, over: bool = True) -> dict[str, Any]:
         """The state; `over` says that no epoch is under way, so that there is no listing to repeat."""
@@ -74,13 +87,23 @@ class Plan:
     def unpack(self, state: Mapping[str, Any]) -> Cursor | LaneCursor:
         """The cursor of a state that belongs to this loader; raises `StateError` for any other."""
         self.fingerprint.check(states.fingerprint_of(state))
-        return states.unpack_cursor(state, self.fingerprint.kind)
+        cursor = states.unpack_cursor(state, self.fingerprint.kind)
+        if isinstance(self.sampler, _WITH_EPOCHS):
+            states.check_position(cursor, self.sampler)
+        return cursor
+
+
+_WITH_EPOCHS = (IndexSampler, BatchIndexSampler)
 
 
 def lanes_of(state: Mapping[str, Any] | None) -> int | None:
     """How many lanes the saved run had: a resumed run keeps them, whatever its workers."""
-    lanes = None if state is None else state.get("num_lanes")
-    return lanes if isinstance(lanes, int) else None
+    if state is None or not state.get("lanes"):
+        return None
+    lanes = state.get("num_lanes")
+    if not isinstance(lanes, int) or lanes < 1:
+        raise StateError(f"the field 'num_lanes' of this state should be a number >= 1, got {lanes!r}")
+    return lanes
 
 
 def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None, lanes: int | None = None) -> Plan:
@@ -125,7 +148,8 @@ def _share(source: Any, rank: int, world_size: int, *, pad: bool) -> Share:
 def _batch_plan(loader: Any, rank: int, world_size: int) -> Plan:
     source: Any = recognise(loader.batch_sampler, batches=True)
     drop_last = bool(getattr(loader.batch_sampler, "drop_last", False))
-    schedule = BatchSchedule(source, Share(rank, world_size), loader.seed, drop_last)
+    forgets = isinstance(source, Listed) and world_size == 1
+    schedule = BatchSchedule(source, Share(rank, world_size), loader.seed, drop_last, forgets)
     return Plan(schedule, source, _fingerprint(loader, "batches", source), lists_at_once=True)
 
 

@@ -22,7 +22,8 @@ class ErrorPolicy:
 
     "raise" ends the loop with the error; "skip" leaves the sample out, so that its batch is smaller; "replace" takes
     the sample at the next index that works. More than `limit` failures in one epoch (None: any number) raise
-    `ErrorLimitError`. `quarantine` is a file to which each failure is appended as one JSON line.
+    `ErrorLimitError`. `quarantine` is a file to which each failure is appended as one JSON line. A sample that kills
+    its worker process is left out by "replace" too.
     """
 
     action: Action = "skip"

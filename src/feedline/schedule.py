@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from feedline.cursor import Cursor, LaneCursor, LaneMark
 
 LOOKAHEAD = 1 << 14
@@ -173,7 +175,7 @@ class Schedule:
                 if rows < size and self.drop_last and start + rows != limit:
                     return True
                 if not batched:
-                    indices = indices[0] if isinstance(indices, list) else indices[0].item()
+                    indices = _bare(indices)
                 # tuple's own constructor: a third of the cost, and every batch passes here
                 yield tuple.__new__(
                     BatchRequest, (epoch, number, start, start + rows, indices, range(start, start + rows), seed)
@@ -197,7 +199,7 @@ class Schedule:
             if each:
                 places = share.positions(position, each)
                 indices, positions = self._wrapped(epoch, places, position + rows if short or rows < size else None)
-                indices = indices if self.batched else indices[0]
+                indices = indices if self.batched else _bare(indices)
                 yield BatchRequest(epoch, number, position, position + rows, indices, positions, self.seed)
             if short or not rows:
                 return True
@@ -220,7 +222,15 @@ class Schedule:
             found = self.source.take(epoch, places.start, places[-1] + 1)
             return found[:: places.step], places
         positions = [place if place < end else (place - end) % end for place in places]
-        return [self.source.take(epoch, position, position + 1)[0] for position in positions], positions
+        rows = [self.source.take(epoch, position, position + 1) for position in positions]
+        if all(isinstance(row, np.ndarray) for row in rows):
+            return np.concatenate(rows), positions
+        return [row[0] for row in rows], positions
+
+
+def _bare(indices: Any) -> Any:
+    """The one index of a request without batches: a Python integer where the order is of integers."""
+    return indices[0].item() if isinstance(indices, np.ndarray) else indices[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +244,8 @@ class BatchSchedule:
     share: Share = Share()
     seed: int | None = None
     drop_last: bool = False
+    forgets: bool = False
+    """Whether the source may free what lies before the cursor: a foreign sampler that is listed as it yields."""
 
     def length(self, batches: int) -> int:
         """Batches per epoch and rank, of this many batches in all."""
@@ -248,8 +260,12 @@ class BatchSchedule:
         while True:
             while delivered and delivered[0][0] <= position:
                 position = delivered.pop(0)[1]
-            batches = self.source.take_batches(epoch, position, position + world_size)
-            if not batches or (len(batches) < world_size and self.drop_last):
+            stop = min(position + world_size, delivered[0][0]) if delivered else position + world_size
+            batches = self.source.take_batches(epoch, position, stop)
+            if self.forgets:
+                self.source.forget(position)  # type: ignore[attr-defined]
+            ended = len(batches) < stop - position
+            if not batches or (self.drop_last and ended):
                 return
             place, indices = self._mine(epoch, position, batches)
             rows = range(place << 32, (place << 32) + len(indices))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from feedline.cursor import Cursor, LaneCursor, LaneMark
 from feedline.errors import StateError
-from feedline.quarantine import Quarantine
+from feedline.quarantine import REMEMBERED, Quarantine
 
 VERSION = 1
 T = TypeVar("T")
@@ -81,7 +81,20 @@ def unpack_quarantine(state: Mapping[str, Any], quarantine: Quarantine) -> None:
     skipped = _field(state, "skipped", dict)
     quarantine.count = _natural(skipped, "count", "skipped.")
     quarantine.this_epoch = _natural(skipped, "this_epoch", "skipped.")
-    quarantine.latest = tuple(tuple(entry) for entry in _field(skipped, "latest", list, "skipped."))
+    latest = _field(skipped, "latest", list, "skipped.")
+    quarantine.latest = tuple(_triple(entry) for entry in latest)
+
+
+def check_position(cursor: Cursor | LaneCursor, sampler: Sized) -> None:
+    """Raise `StateError` where the cursor lies behind the sampler's last position."""
+    try:
+        length = len(sampler)
+    except TypeError:  # endless
+        return
+    if isinstance(cursor, Cursor) and cursor.position > length:
+        raise StateError(
+            f"the field 'position' of this state is {cursor.position}, but an epoch has {length} positions"
+        )
 
 
 def check_version(state: Any) -> Mapping[str, Any]:
@@ -117,6 +130,13 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
                     f"{state.get(field)!r} in another"
                 )
         lanes.update({entry[0]: entry for entry in state.get("lanes", [])})
+    skips = [state["skipped"] for state in states if "skipped" in state]
+    if skips:
+        merged["skipped"] = {
+            "count": sum(skip["count"] for skip in skips),
+            "this_epoch": sum(skip["this_epoch"] for skip in skips),
+            "latest": [entry for skip in skips for entry in skip["latest"]][-REMEMBERED:],
+        }
     if "lanes" in first:
         merged["lanes"] = [lanes[lane] for lane in sorted(lanes)]
         merged["turn"] = 0
@@ -137,6 +157,10 @@ def _natural(state: Mapping[str, Any], name: str, prefix: str = "") -> int:
     if isinstance(value, bool) or value < 0:
         raise StateError(f"the field '{prefix}{name}' of this state should be a number >= 0, got {value!r}")
     return int(value)
+
+
+def _triple(entry: Any) -> tuple[int, int, Any]:
+    return _checked(entry, lambda: (int(entry[0]), int(entry[1]), entry[2]), "skipped.latest")
 
 
 def _pair(entry: Any) -> tuple[int, int]:

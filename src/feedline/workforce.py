@@ -22,6 +22,7 @@ from feedline.errors import ArgumentError, NotPicklableError
 from feedline.gather import gathering
 from feedline.lanes import LaneBuilder, LaneDataset
 from feedline.plan import Plan
+from feedline.schedule import LaneSchedule
 from feedline.transport import Inbox
 from feedline.workers import nursery
 from feedline.workers.autoscale import Autoscale, method_by_measurement
@@ -30,6 +31,7 @@ from feedline.workers.inline import InlinePool
 from feedline.workers.launch import Launcher
 from feedline.workers.pool import PoolStatistics, WorkerPool
 from feedline.workers.processes import ProcessPool
+from feedline.workers.shared_draws import WatchedBuilder
 from feedline.workers.threads import ThreadPool
 from feedline.workers.zygotes import ZygoteLauncher
 
@@ -37,9 +39,14 @@ METHODS = ("auto", "thread", "process")
 
 
 def check_method(loader: Any) -> None:
-    """Raise `ArgumentError` where the wanted worker method contradicts another argument."""
+    """Raise `ArgumentError` where arguments of feedline's own contradict others."""
     if loader.worker_method not in METHODS:
         raise ArgumentError(f"worker_method must be one of {', '.join(METHODS)}; got {loader.worker_method!r}")
+    if loader.policy.action != "raise" and isinstance(loader.dataset, IterableDataset):
+        raise ArgumentError(
+            f"on_error={loader.policy.action!r} is for map-style datasets: an iterator that has raised cannot be asked "
+            "again for what it owes. Catch the error in __iter__ and go on there."
+        )
     if loader.worker_method != "thread":
         return
     for name in ("multiprocessing_context", "worker_init_fn"):
@@ -68,11 +75,10 @@ def method_of(loader: Any, builder: Any, *, measure: bool = True) -> str:
 def builder_of(loader: Any) -> BatchBuilder | LaneBuilder:
     """The builder that the loader's arguments mean; torch's default collate functions become feedline's own."""
     collate_fn = None if loader.collate_fn in (default_collate, default_convert) else loader.collate_fn
-    reseeds = loader.worker_init_fn is None and loader.worker_method != "thread"
     if isinstance(loader.dataset, IterableDataset):
-        return LaneBuilder(loader.dataset, collate_fn, loader.batch_size, loader.drop_last, reseeds)
+        return LaneBuilder(loader.dataset, collate_fn, loader.batch_size, loader.drop_last)
     batched = loader.batch_sampler is not None
-    return BatchBuilder(loader.dataset, collate_fn, batched, loader.policy.action, reseeds)
+    return BatchBuilder(loader.dataset, collate_fn, batched, loader.policy.action)
 
 
 class Workforce:
@@ -87,22 +93,24 @@ class Workforce:
 
     def iterate(self, loader: Any, plan: Plan, progress: Progress) -> Iteration:
         """Start the iteration of what remains of the progress's epoch."""
-        builder = builder_of(loader)
-        method = method_of(loader, builder)
-        self._method = method
-        if self._kept is None:  # kept workers' memory is registered with their stage
-            self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)
         pool = self._kept
-        if pool is None:  # as torch, which draws for new workers only
+        if pool is None:
+            builder = builder_of(loader)
+            self._method = method = _hosting(method_of(loader, builder), builder, plan)
+            # threads share the generators of the process: nobody may seed them there
+            builder.reseeds = loader.worker_init_fn is None and method != "thread"
+            self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)
+            # as torch, which draws for new workers only
             pool = self._open(loader, builder, method, plan.base_seed(progress.cursor.epoch, loader.generator))
+        method = self._method
         self._latest = pool
         # A data pipe is seeded anew for each epoch: kept workers would hold the seeds of the first one.
         keeps = loader.persistent_workers and not isinstance(loader.dataset, IterDataPipe)
         if keeps and pool is not self._kept:
             self._kept = pool
-            weakref.finalize(self, pool.close)
+            self._closes_kept = weakref.finalize(self, pool.close)
         requests = plan.requests(progress.cursor, lambda: progress.cursor)
-        flow = _flow(loader, method)
+        flow = _flow(loader, method, pool)
         iteration = Iteration(
             requests, pool, progress, flow, stage=self._stage, length=plan.length, on_close=partial(self._release, pool)
         )
@@ -147,10 +155,11 @@ class Workforce:
 
     def close(self) -> None:
         """End every worker."""
-        for pool in (self._kept, self._latest):
-            if pool is not None:
-                pool.close()
-        self._kept = None
+        if self._kept is not None:
+            self._closes_kept()
+            self._kept = None
+        if self._latest is not None:
+            self._latest.close()
         self._drop_launcher()
 
     def _release(self, pool: WorkerPool) -> None:
@@ -162,9 +171,12 @@ class Workforce:
         lanes = isinstance(loader.dataset, IterableDataset)
         if method == "inline":
             datapipes.shard_inline(loader.dataset)
-            return InlinePool(builder, isolate=loader.seed is not None and not builder.vectorised)
+            reseeds = loader.seed is not None and builder.reseeds
+            return InlinePool(builder, isolate=reseeds and not (builder.vectorised and loader.policy.action == "raise"))
         if method == "thread":
             stall_s = loader.recovery.stall_s
+            if loader.seed is not None and not builder.vectorised:
+                builder = WatchedBuilder(builder, loader.dataset)
             return ThreadPool(builder, loader.num_workers, pinned=lanes, timeout_s=loader.timeout, stall_s=stall_s)
         return ProcessPool(
             self._launching(loader, builder), loader.num_workers, base_seed=base_seed, timeout_s=loader.timeout,
@@ -195,19 +207,26 @@ class Workforce:
                 raise
             warnings.warn(f"{error} Until then the workers are forked from this process.", stacklevel=5)
             return ContextLauncher(builder, init_fn, context=torch.multiprocessing.get_context("fork"))
-        weakref.finalize(self, launcher.close)
+        self._closes_launcher = weakref.finalize(self, launcher.close)
         return launcher
 
     def _drop_launcher(self) -> None:
         if self._launcher is not None:
-            self._launcher.close()
+            self._closes_launcher()
             self._launcher = None
 
 
-def _flow(loader: Any, method: str) -> Flow:
+def _flow(loader: Any, method: str, pool: WorkerPool) -> Flow:
     if method == "inline":
         return Flow()
     each = max(1, loader.prefetch_factor or 2)
-    fixed = not loader.adapts or isinstance(loader.dataset, IterableDataset)  # lanes are bound to their workers
-    tuner = None if fixed else Autoscale(loader.num_workers, usable_cpus())
-    return Flow(each * loader.num_workers, loader.in_order, tuner, each)
+    if not loader.adapts or isinstance(loader.dataset, IterableDataset):  # lanes are bound to their workers
+        return Flow(each * loader.num_workers, loader.in_order)
+    workers = pool.statistics().workers or loader.num_workers
+    return Flow(each * workers, loader.in_order, Autoscale(workers, usable_cpus()), each)
+
+
+def _hosting(method: str, builder: BatchBuilder | LaneBuilder, plan: Plan) -> str:
+    """Threads cannot host several lanes of a stream that asks torch which worker it is: all would get one answer."""
+    several = isinstance(plan.schedule, LaneSchedule) and plan.schedule.lanes > 1
+    return "inline" if method == "thread" and several and not isinstance(builder.dataset, LaneDataset) else method

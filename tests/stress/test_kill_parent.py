@@ -40,7 +40,9 @@ class Training:
             assert self.process.stdout is not None
             assert self.process.stdout.readline() == "step\n", self.process.communicate()[1]
         else:
-            self.gate.wait_for()
+            pidfd = os.pidfd_open(self.process.pid)
+            self.gate.wait_for(pidfd)
+            os.close(pidfd)
 
     def descendants(self) -> dict[int, str]:
         """Of every process that it has started, at whatever remove: a pidfd, and what it is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,190 @@ def test_report_and_stats_speak_before_the_first_batch() -> None:
     loader = fl.DataLoader([1, 2, 3])
     assert loader.stats().batches == 0
     assert "No batch" in str(loader.report())
+
+
+def test_asking_on_after_the_end_and_closing_within_the_loop_leave_the_state_alone() -> None:
+    loader = fl.DataLoader(Drawing(), 4, seed=1)
+    batches = iter(loader)
+    assert len(list(batches)) == 4
+    assert [next(batches, None), next(batches, None)] == [None, None]
+    assert loader.state_dict()["epoch"] == 1
+    for number, _ in enumerate(loader):
+        if number == 1:
+            loader.close()
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (1, 8)
+
+
+class Gated(Drawing):
+    """The first sample waits for the gate."""
+
+    thread_safe = True
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            self.gate.wait()
+        return index
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_timeout_loses_nothing(in_order: bool) -> None:
+    dataset = Gated()
+    loader = fl.DataLoader(
+        Subset(dataset, [0]), 1, num_workers=1, worker_method="thread", timeout=0.01, in_order=in_order
+    )
+    with loader:
+        batches = iter(loader)
+        with pytest.raises(fl.errors.WorkerStalledError, match=r"timed out after 0\.01 seconds"):
+            next(batches)
+        dataset.gate.set()
+        loader._workforce._latest._timeout_s = 0
+        assert lists(batches) == [[0]]
+
+
+def test_threads_that_were_told_to_go_do_not_keep_the_pool_from_closing(no_debris: Any) -> None:
+    dataset = Gated()
+    loader = fl.DataLoader(Subset(dataset, [0, 1, 2, 0, 3, 0]), 1, num_workers=2, worker_method="thread")
+    iter(loader)
+    pool = loader._workforce._latest
+    pool.resize(1)
+    dataset.gate.set()
+    loader.close()
+
+
+def test_setting_the_epoch_of_a_loaded_state_keeps_it() -> None:
+    first = fl.DataLoader(Drawing(), 4, shuffle=True, seed=1)
+    batches = iter(first)
+    next(batches)
+    second = fl.DataLoader(Drawing(), 4, shuffle=True, seed=1)
+    second.load_state_dict(first.state_dict())
+    second.set_epoch(0)
+    assert lists(second) == lists(batches)
+    with pytest.raises(fl.errors.ArgumentError, match="from 0 on"):
+        second.set_epoch(-1)
+
+
+def test_a_loaded_state_survives_an_iteration_that_could_not_start() -> None:
+    first = fl.DataLoader(Drawing(), 4, seed=1)
+    next(iter(first))
+    second = fl.DataLoader(Drawing(), 4, seed=1, timeout=1)
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(AssertionError):
+        iter(second)
+    second.timeout = 0
+    assert [batch[0][0] for batch in lists(second)] == [4, 8, 12]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"position": 1000}, "position"), ({"order": {"seed": "x"}}, "seed"), ({"order": None}, "order")],
+)
+def test_a_state_that_cannot_be_taken_up_is_refused_when_it_is_loaded(change: dict[str, Any], words: str) -> None:
+    shuffled = "order" in change
+    first = fl.DataLoader(Drawing(), 4, shuffle=shuffled)
+    next(iter(first))
+    state = {**first.state_dict(), **change}
+    if state.get("order", 0) is None:
+        del state["order"]
+    with pytest.raises(fl.errors.StateError, match=words):
+        fl.DataLoader(Drawing(), 4, shuffle=shuffled).load_state_dict(state)
+
+
+class Legacy(Drawing):
+    """Draws from torch's global generator."""
+
+    thread_safe = True
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(())
+
+
+def test_threads_never_seed_what_they_share_and_say_so_when_a_transform_draws_from_it() -> None:
+    with (
+        pytest.warns(UserWarning, match=r"Legacy draws from torch, which all worker threads share"),
+        fl.DataLoader(Legacy(), 4, seed=1, num_workers=2) as loader,
+    ):
+        drawn = [value for batch in loader for value in batch.tolist()]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_without_reseeding_inline_batches_still_differ() -> None:
+    drawn = [value for batch in fl.DataLoader(Legacy(), 4, seed=1, worker_method="thread") for value in batch.tolist()]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_bad_samples_of_gathered_datasets_follow_the_policy_too() -> None:
+    data = TensorDataset(torch.arange(4))
+    loader = fl.DataLoader(data, 2, sampler=[0, 1, 20, 2], on_error="skip")
+    assert lists(loader) == [[[0, 1]], [[2]]]
+
+
+def test_padded_rows_of_a_rank_are_plain_integers_that_can_be_replaced() -> None:
+    loader = fl.DataLoader(Faulty(), 8, sampler=fl.samplers.Subset([5, 6, 3]), distributed=(1, 2), on_error="replace")
+    assert lists(loader) == [[5, 5]]
+
+
+def test_the_epoch_set_on_a_sampler_of_ours_counts() -> None:
+    sampler = fl.samplers.Shuffled(16, 0)
+    loader = fl.DataLoader(list(range(16)), 16, sampler=sampler)
+    sampler.set_epoch(3)
+    assert lists(loader) == [sampler.take(3, 0, 16).tolist()]
+    assert lists(loader) == [sampler.take(4, 0, 16).tolist()]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"batch_size": None}, {"sampler": [1, 2, 3]}, {"dataset": {"a": 1, "b": 2}, "sampler": ["a", "b"]}]
+)
+def test_measuring_asks_for_nothing_that_the_order_does_not_ask_for(arguments: dict[str, Any]) -> None:
+    dataset = arguments.pop("dataset", {0: "bad", 1: 1, 2: 2, 3: 3} if "sampler" in arguments else [1, 2, 3])
+    with fl.DataLoader(dataset, num_workers="auto", **arguments) as loader:
+        assert len(list(loader)) == len(arguments.get("sampler", dataset))
+
+
+def test_an_empty_batch_with_a_seed() -> None:
+    assert list(fl.DataLoader([1, 2], batch_sampler=[[0], [], [1]], collate_fn=list, seed=0)) == [[1], [], [2]]
+
+
+def test_a_stream_has_no_policy_for_errors() -> None:
+    with pytest.raises(fl.errors.ArgumentError, match="map-style"):
+        fl.DataLoader(Stream(), on_error="skip")
+
+
+class Breaking(IterableDataset[int]):
+    """An iterator that raises once and can go on."""
+
+    def __iter__(self) -> Any:
+        return Broken()
+
+
+class Broken:
+    def __init__(self) -> None:
+        self.number = -1
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> int:
+        self.number += 1
+        if self.number == 3:
+            raise ValueError("number 3")
+        if self.number >= 8:
+            raise StopIteration
+        return self.number
+
+
+def test_a_stream_that_raised_and_goes_on_loses_one_batch_only_and_can_be_resumed() -> None:
+    loader = fl.DataLoader(Breaking(), 2)
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1]
+    with pytest.raises(ValueError, match="number 3"):
+        next(batches)
+    assert next(batches).tolist() == [4, 5]
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert lists(batches) == [[6, 7]]
+    again = fl.DataLoader(Breaking(), 2)
+    again.load_state_dict(state)
+    assert lists(again) == [[6, 7]]

@@ -21,6 +21,7 @@ from feedline.cursor import LaneMark
 from feedline.errors import ArgumentError, WorkerError
 from feedline.lanes import LaneBuilder
 from feedline.schedule import BatchRequest, LaneRequest
+from feedline.telemetry import Span
 from feedline.workers import nursery
 from feedline.workers.pool import WorkerPool
 from feedline.workers.processes import ProcessPool
@@ -82,7 +83,7 @@ def test_batches_are_what_they_are_inline(open_pool: OpenPool, kind: str) -> Non
 
 
 def test_every_batch_tells_its_stages_and_worker(open_pool: OpenPool) -> None:
-    spans = open_pool(squares(), 1).submit(request(0)).result().spans
+    spans = [Span(*span) for span in open_pool(squares(), 1).submit(request(0)).result().spans]
     assert [span.stage for span in spans] == ["fetch", "collate", "encode", "decode"]
     assert [span.worker for span in spans] == [0, 0, 0, -1]
     assert all(span.start_ns <= span.stop_ns for span in spans)

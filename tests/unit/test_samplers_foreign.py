@@ -95,18 +95,22 @@ def test_the_distributed_order_tells_what_the_schedule_needs() -> None:
 def test_distributed_epochs_advance_unless_set_by_hand() -> None:
     theirs = distributed()
     order = TorchDistributed(theirs)
-    assert [order.begin(epoch) for epoch in (0, 1)] == [0, 1]
+    for epoch in (0, 1):
+        assert order.upcoming(epoch) == epoch
+        order.begin(epoch)
     assert theirs.epoch == 1
     theirs.set_epoch(7)
-    assert order.begin(2) == 7
-    assert order.begin(8) == 8
+    assert order.upcoming(2) == 7
+    order.begin(7)
+    assert order.upcoming(8) == 8
+    order.begin(8)
     assert list(order) == order.take(8, 0, 10).tolist()
 
 
 def test_an_epoch_set_before_the_order_was_made_counts() -> None:
     theirs = distributed()
     theirs.set_epoch(3)
-    assert TorchDistributed(theirs).begin(0) == 3
+    assert TorchDistributed(theirs).upcoming(0) == 3
 
 
 @pytest.mark.parametrize(

@@ -99,23 +99,20 @@ class TorchDistributed(IndexSampler):
         self.num_replicas: int = sampler.num_replicas
         self.rank: int = sampler.rank
         self.drop_last: bool = sampler.drop_last
-        self._seen = 0
         self._order = Recent(self._list, keep=1)
 
-    def begin(self, epoch: int) -> int:
-        """The epoch to take: the one set on torch's sampler by hand since the last call, else `epoch`.
+    def upcoming(self, following: int) -> int:
+        """As `IndexSampler.upcoming`, by the epoch of torch's sampler."""
+        return self.sampler.epoch if self.sampler.epoch != self._begun else following
 
-        Torch's sampler is told, so that its `epoch` shows what is being read.
-        """
-        if self.sampler.epoch != self._seen:
-            epoch = self.sampler.epoch
-        self.set_epoch(epoch)
-        return epoch
+    def begin(self, epoch: int) -> None:
+        """As `IndexSampler.begin`. Torch's sampler is told, so that its `epoch` shows what is being read."""
+        super().begin(epoch)
+        self.sampler.set_epoch(epoch)
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
         self.sampler.set_epoch(epoch)
-        self._seen = epoch
 
     def _take(self, epoch: int, start: int, stop: int) -> Indices:
         if not self.sampler.shuffle:

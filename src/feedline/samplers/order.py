@@ -37,6 +37,15 @@ class IndexSampler(Sampler[int]):
     """Every index is below it; None where the sampler cannot know how many samples the dataset has."""
 
     _length: int | None
+    _begun: int = 0
+
+    def upcoming(self, following: int) -> int:
+        """The epoch that a loader reads next: one set by hand since the last was begun, else `following`."""
+        return self.epoch if self.epoch != self._begun else following
+
+    def begin(self, epoch: int) -> None:
+        """A loader begins to read `epoch`."""
+        self.epoch = self._begun = epoch
 
     def take(self, epoch: int, start: int, stop: int) -> Indices:
         """The indices at positions [start, stop) of `epoch`: a new array, shorter (or empty) past the end.
@@ -81,6 +90,15 @@ class BatchIndexSampler(Sampler[list[int]]):
     """The epoch that `iter()` gives; `take_batches` does not look at it."""
 
     _length: int
+    _begun: int = 0
+
+    def upcoming(self, following: int) -> int:
+        """As `IndexSampler.upcoming`."""
+        return self.epoch if self.epoch != self._begun else following
+
+    def begin(self, epoch: int) -> None:
+        """As `IndexSampler.begin`."""
+        self.epoch = self._begun = epoch
 
     def take_batches(self, epoch: int, start: int, stop: int) -> list[Indices]:
         """The batches [start, stop) of `epoch`, fewer (or none) past the end; pure, as `IndexSampler.take`."""

@@ -158,7 +158,7 @@ def take_place(fd: int, piece: Piece) -> bool:
     # of C code with the interpreter locked, so that no other Python thread can write in between.
     differ = functools.partial(library.memcmp, stage, piece.address, piece.nbytes)
     move = functools.partial(library.mremap, stage, piece.nbytes, piece.nbytes, _MREMAP_FIXED, piece.address)
-    moved = next(filter(None, map(operator.call, (differ, move)))) == piece.address
+    moved: bool = next(filter(None, map(operator.call, (differ, move)))) == piece.address
     if not moved:
         library.munmap(stage, piece.nbytes)
     return moved

@@ -139,7 +139,7 @@ def _others_wait() -> bool:
 
 def _is_pinned(piece: Piece) -> bool:
     """Whether a GPU knows the memory by its pages: it would go on with those that it knows."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     memory = (ctypes.c_uint8 * piece.nbytes).from_address(piece.address)
     return torch.frombuffer(memory, dtype=torch.uint8).is_pinned()

@@ -32,6 +32,13 @@ from feedline.transport.slots import SlotMemoryError
 from feedline.transport.wire import Contents, Placed
 
 
+class Stretch(NamedTuple):
+    """Bytes of the file."""
+
+    offset: int
+    nbytes: int
+
+
 class Frozen:
     """A builder as bytes: a skeleton, and one read-only anonymous file with the memory of its arrays and tensors.
 
@@ -58,9 +65,11 @@ class Frozen:
     def matches(self, other: object) -> bool:
         """Whether `other`, a builder or a frozen one, would thaw to the very same: every byte is compared."""
         if isinstance(other, Frozen):
-            return self._outline == other._outline and self._holds(other._pieces(), other)
+            theirs = other._map()
+            pieces = [] if theirs is None else [Piece(o, theirs.address + o, n) for o, n in other._stretches]
+            return self._outline == other._outline and self._holds(pieces)
         plan = _plan(other, "builder")
-        return self._outline == plan.outline and self._holds(plan.pieces, plan.parcel)
+        return self._outline == plan.outline and self._holds(plan.pieces)
 
     def close(self) -> None:
         if self.fd is not None:
@@ -68,8 +77,12 @@ class Frozen:
         self.fd = None
 
     def _holds(self, pieces: list[Piece]) -> bool:
-        mine = self._map()
-        return mine is None or all(equal_memory(mine.address + p.offset, p.address, p.nbytes) for p in pieces)
+        """Whether they are what the file holds, wherever they would be placed in another."""
+        if self.fd is None or len(pieces) != len(self._stretches):
+            return not (self._stretches or pieces)
+        mine = attach_private(self.fd, self.nbytes)
+        placed = (piece._replace(offset=at.offset) for at, piece in zip(self._stretches, pieces, strict=True))
+        return all(equal_memory(mine.address + p.offset, p.address, p.nbytes) for p in doubtful(self.fd, placed))
 
     def _map(self) -> Mapping | None:
         return None if self.fd is None else attach_private(self.fd, self.nbytes)
@@ -79,19 +92,23 @@ def freeze(obj: object, name: str = "builder") -> Frozen:
     """`obj` for many workers.
 
     Lambdas, closures and what `__main__` defines travel by value; arrays and tensors from 16 KiB on lie in the
-    anonymous file; arrays that are mapped from a file are mapped again by each worker. Raises NotPicklableError, with
-    the path below `name`, for what cannot be pickled.
+    anonymous file; arrays that are mapped from a file are mapped again by each worker. Where it is safe (see
+    `feedline.transport.remap`), large arrays of `obj` itself lie in the anonymous file from now on. Raises
+    NotPicklableError, with the path below `name`, for what cannot be pickled.
     """
-    plan = _plan(obj, name)
+    owners: list[Owner] = []
+    plan = _plan(obj, name, owners)
     if not plan.pieces:
-        return Frozen(plan.skeleton, None, 0)
+        return Frozen(plan.outline, [], None, 0)
     try:
-        return Frozen(plan.skeleton, sealed_file(plan.nbytes, plan.pieces), plan.nbytes)
+        fd = sealed_file(plan.nbytes, plan.pieces)
     except OSError as error:
         raise SlotMemoryError(
             f"{plan.nbytes} bytes of shared memory for the arrays of the {name} could not be had: {error.strerror}. "
             "Map them from a file (numpy.memmap), or allow the process more memory."
         ) from error
+    remap(fd, plan.pieces, owners)
+    return Frozen(plan.outline, [Stretch(piece.offset, piece.nbytes) for piece in plan.pieces], fd, plan.nbytes)
 
 
 def thaw(fd: int | None, skeleton: bytes) -> Any:
@@ -101,9 +118,11 @@ def thaw(fd: int | None, skeleton: bytes) -> Any:
     process's `__main__`, so that their instances can be pickled by reference on the way back.
     """
     stream = io.BytesIO(skeleton)
-    nbytes, contents = pickle.load(stream)
+    nbytes, offsets = pickle.load(stream)
+    contents = Contents.decode(pickle.load(stream))
     memory = np.empty(0, np.uint8) if fd is None else np.asarray(attach_private(fd, nbytes))
-    unpickler = pickle.Unpickler(stream, buffers=Contents.decode(contents).build({_FILE: memory}))
+    regions = {number: memory[offset - offset % GRAIN :] for number, offset in enumerate(offsets)}
+    unpickler = pickle.Unpickler(stream, buffers=contents.build(regions))
     obj = unpickler.load()
     while definitions := unpickler.load():
         for name, definition in definitions.items():
@@ -118,15 +137,16 @@ def _define(name: str, definition: types.FunctionType | type) -> None:
 
 
 class _Plan(NamedTuple):
-    skeleton: bytes
+    outline: bytes  # the same wherever the pieces lie
     pieces: list[Piece]
     nbytes: int
     parcel: Parcel  # keeps the memory of the pieces alive
 
 
-def _plan(obj: object, name: str) -> _Plan:
+def _plan(obj: object, name: str, owners: list[Owner] | None = None) -> _Plan:
+    """`owners`, if given, is extended by those of the memory that is met."""
     try:
-        stream, parcel = _pickled(obj)
+        stream, parcel = _pickled(obj, owners)
     except Exception as error:
         raise NotPicklableError(
             f"{explain_unpicklable(obj, name, _pickled)} cannot be sent to a worker process: {error}. Create it lazily "
@@ -141,18 +161,24 @@ def _plan(obj: object, name: str) -> _Plan:
         if nbytes < INLINE_NBYTES or not has_anonymous_files():
             regions.append(span.copy())
         else:
-            regions.append(Placed(_FILE, end, span.pad + nbytes))
-            pieces.append(Piece(end + span.pad, span.start, nbytes))
-            end += aligned(span.pad + nbytes)
+            regions.append(Placed(len(pieces), 0, span.pad + nbytes))
+            pieces.append(Piece(_place(end, span) + span.pad, span.start, nbytes))
+            end = aligned(pieces[-1].offset + nbytes)
     contents = Contents(regions, layout.places, parcel.views).encode()
-    return _Plan(pickle.dumps((end, contents), 5) + stream, pieces, end, parcel)
+    return _Plan(pickle.dumps(contents, 5) + stream, pieces, end, parcel)
 
 
-def _pickled(obj: object) -> Pickling:
+def _place(end: int, span: Span) -> int:
+    """Where in the file its region begins: for a large one, as far from the beginning of a page as it is in memory."""
+    large = span.stop - span.start >= LARGE_NBYTES
+    return end + (span.start - span.pad - end) % PAGE_NBYTES if large else end
+
+
+def _pickled(obj: object, owners: list[Owner] | None = None) -> Pickling:
     """The object, then, in one dict after another up to an empty one, what it needs of `__main__`."""
     parcel = Parcel()
     stream = io.BytesIO()
-    pickler = _BuilderPickler(stream, parcel)
+    pickler = _BuilderPickler(stream, parcel, [] if owners is None else owners)
     pickler.dump(obj)
     while definitions := pickler.take_definitions():
         pickler.dump(definitions)
@@ -161,10 +187,11 @@ def _pickled(obj: object) -> Pickling:
 
 
 class _BuilderPickler(ValuePickler):
-    """Notes what of `__main__` it has met; maps files again; refuses memory that only inheritance can share."""
+    """Notes what of `__main__` and whose memory it meets; maps files again; refuses what only inheritance can share."""
 
-    def __init__(self, file: io.BytesIO, parcel: Parcel) -> None:
+    def __init__(self, file: io.BytesIO, parcel: Parcel, owners: list[Owner]) -> None:
         super().__init__(file, parcel)
+        self._owners = owners
         self._met: dict[str, object] = {}
         self._taken: set[str] = set()
 
@@ -172,6 +199,8 @@ class _BuilderPickler(ValuePickler):
         if isinstance(obj, np.ndarray) and (reduced := reduce_file(obj)) is not None:
             return reduced
         refuse_shared(obj)
+        if (owner := owner_of(obj)) is not None:
+            self._owners.append(owner)
         if isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__":
             self._meet(obj)
         return super().reducer_override(obj)

@@ -7,7 +7,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -81,6 +81,7 @@ class ThreadPool:
         self._timeout_s, self._stall_s = timeout_s, stall_s
         self._queues: list[SimpleQueue[ThreadTicket | None]] = [SimpleQueue()]
         self._pinned = pinned
+        self._wanted = 0
         self._threads: list[threading.Thread] = []
         self._finished = threading.Event()
         self._finalizer = weakref.finalize(self, _stop, self._threads, self._queues)
@@ -96,23 +97,29 @@ class ThreadPool:
     def wait_any(self, tickets: Iterable[ThreadTicket]) -> ThreadTicket:
         """The first of these tickets that is done."""
         tickets = list(tickets)
-        while True:
+        done: list[ThreadTicket] = []
+
+        def wait(limit_s: float | None) -> bool:
             self._finished.clear()
-            for ticket in tickets:
-                if ticket.done():
-                    return ticket
-            self._finished.wait()
+            done.extend(ticket for ticket in tickets if ticket.done())
+            if not done:
+                self._finished.wait(limit_s)
+                done.extend(ticket for ticket in tickets if ticket.done())
+            return bool(done)
+
+        self._patiently(wait, "any batch")
+        return done[0]
 
     def resize(self, num_workers: int) -> None:
         """Start threads, or let the surplus end after the request that each has in hand."""
-        surplus = len(self._threads) - num_workers
-        for _ in range(surplus):
+        for _ in range(self._wanted - num_workers):
             self._queues[-1].put(None)
             if self._pinned:
                 self._queues.pop()
-            self._threads.pop()
-        while len(self._threads) < num_workers:
-            self._start(len(self._threads))
+        for number in range(self._wanted, num_workers):
+            self._start(number)
+        self._wanted = num_workers
+        self._threads[:] = [thread for thread in self._threads if thread.is_alive()]
 
     @property
     def processes(self) -> list[Any]:
@@ -143,21 +150,29 @@ class ThreadPool:
         thread.start()
 
     def _wait(self, ticket: ThreadTicket) -> None:
+        def wait(limit_s: float | None) -> bool:
+            opened = ticket._gate.acquire(timeout=-1 if limit_s is None else limit_s)
+            if opened:
+                ticket._gate.release()
+            return opened
+
+        self._patiently(wait, str(ticket.request))
+
+    def _patiently(self, wait: Callable[[float | None], bool], what: str) -> None:
+        """Call `wait(limit_s)` until it says that it has waited enough, within `timeout_s`; log a stall once."""
         started, told = monotonic(), False
         while True:
             waited = monotonic() - started
-            limits = [limit for limit in (self._timeout_s or None, None if told else self._stall_s) if limit]
-            wait_s = min(limits) - waited if limits else -1
-            if ticket._gate.acquire(timeout=max(wait_s, 0) if limits else -1):
-                ticket._gate.release()
+            limits = [limit for limit in (self._timeout_s, 0 if told else self._stall_s) if limit]
+            if wait(max(min(limits) - waited, 0) if limits else None):
                 return
             waited = monotonic() - started
             if self._timeout_s and waited >= self._timeout_s:
                 limit = f"DataLoader timed out after {self._timeout_s} seconds"
-                raise WorkerStalledError(f"{limit} waiting for {ticket.request}.\n{self._stacks()}")
+                raise WorkerStalledError(f"{limit} waiting for {what}.\n{self._stacks()}")
             if not told and waited >= self._stall_s:
                 told = True
-                _log.warning("waiting for %s since %.0f s.\n%s", ticket.request, waited, self._stacks())
+                _log.warning("waiting for %s since %.0f s.\n%s", what, waited, self._stacks())
 
     def _stacks(self) -> str:
         frames = sys._current_frames()
@@ -180,8 +195,10 @@ def _serve(queue: SimpleQueue[ThreadTicket | None], finished: threading.Event, b
 def _stop(threads: list[threading.Thread], queues: list[SimpleQueue[ThreadTicket | None]]) -> None:
     for queue in queues:
         with suppress(Empty):
-            while ticket := queue.get_nowait():
-                ticket.cancel()
+            while True:
+                ticket = queue.get_nowait()
+                if ticket is not None:
+                    ticket.cancel()
         for _ in threads:
             queue.put(None)
     for thread in threads:
