@@ -161,15 +161,18 @@ class BatchBuilder:
             indices = indices.tolist()
         if self._many is not None:
             return self._fetch_many(request, indices)
-        if request.seed is None and self.progress is None and self.action == "raise":
+        if request.seed is None and self.action == "raise":
             return self._fetch_plain(request, indices)
         return self._fetch_each(request, indices, skipped, address)
 
     def _fetch_plain(self, request: BatchRequest, indices: Sequence[Any]) -> list[Any]:
         samples: list[Any] = []
         dataset, append = self.dataset, samples.append
+        progress = self.progress
         try:
             for index in indices:
+                if progress is not None:
+                    progress(len(samples))
                 append(dataset[index])
         except Exception as error:
             self._address(error, request, len(samples), "fetch")

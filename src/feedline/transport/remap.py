@@ -120,12 +120,7 @@ def _is_unmapped_when_freed(owner: Owner, plain: Stretches) -> bool:
 
 _WAITS = frozenset(
     wait.__code__
-    for wait in (
-        threading.Condition.wait,
-        concurrent.futures.thread._worker,
-        selectors.DefaultSelector.select,
-        selectors.PollSelector.select,
-    )
+    for wait in (threading.Condition.wait, concurrent.futures.thread._worker, selectors.DefaultSelector.select)
 )
 
 
