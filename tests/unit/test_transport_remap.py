@@ -30,6 +30,14 @@ LARGE = 40 * MIB
 """Always a mapping of its own: glibc's malloc takes up to 32 MiB from its heap, depending on what was freed before."""
 
 
+@pytest.fixture(autouse=True)
+def only_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that earlier tests left in this process are none of these tests' business."""
+    earlier = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+    frames = sys._current_frames
+    monkeypatch.setattr(sys, "_current_frames", lambda: {k: v for k, v in frames().items() if k not in earlier})
+
+
 def address_of(memory: Any) -> int:
     return memory.data_ptr() if isinstance(memory, torch.Tensor) else memory.__array_interface__["data"][0]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures.thread
 import ctypes
 import selectors
+import socket
 import sys
 import threading
 from bisect import bisect_right
@@ -120,7 +121,12 @@ def _is_unmapped_when_freed(owner: Owner, plain: Stretches) -> bool:
 
 _WAITS = frozenset(
     wait.__code__
-    for wait in (threading.Condition.wait, concurrent.futures.thread._worker, selectors.DefaultSelector.select)
+    for wait in (
+        threading.Condition.wait,
+        concurrent.futures.thread._worker,
+        selectors.DefaultSelector.select,
+        socket.socket.accept,
+    )
 )
 
 
