@@ -32,8 +32,8 @@ class Busy(Dataset[int]):
 def contest(name: str, dataset: Busy, **arguments: Any) -> None:
     race = Contest(name, unit="samples/s", baseline="torch")
     each = arguments["batch_size"]
-    race.measure("torch", rate(lambda: DataLoader(dataset, **arguments), each, most_s=6))
-    race.measure("feedline", rate(lambda: fl.DataLoader(dataset, **arguments), each, most_s=6))
+    race.measure("torch", rate(lambda: DataLoader(dataset, **arguments), each, most_s=3))
+    race.measure("feedline", rate(lambda: fl.DataLoader(dataset, **arguments), each, most_s=3))
     race.run(rounds=5).publish()
 
 
