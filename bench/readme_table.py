@@ -70,7 +70,7 @@ def _linked(name: str) -> str:
     """The contest's name, with a link to the script that holds it."""
     for part in (name, name.partition(",")[0]):
         for script in sorted(set(BENCH.rglob("*.py")) - {Path(__file__)}):
-            if part in script.read_text(encoding="utf-8"):
+            if f'"{part}' in script.read_text(encoding="utf-8"):
                 return f"[{name}]({script.relative_to(README.parent).as_posix()})"
     return name
 

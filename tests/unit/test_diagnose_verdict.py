@@ -173,6 +173,12 @@ def test_a_straggler() -> None:
     assert "Photos" in verdict.advice[2]
 
 
+def test_a_slow_moment_of_a_cheap_stage_is_no_straggler() -> None:
+    run = Run().batches(50, fetch=100, collate=0.6, step=51, wait=6)
+    run.batch(fetch=100, collate=9, step=51, wait=6)
+    assert run.verdict().limiting_stage == "fetch"
+
+
 def test_one_slow_batch_does_not_explain_too_few_workers() -> None:
     run = Run().batches(50, fetch=326, step=80, wait=85)
     run.batch(fetch=5000, step=80, wait=4000)

@@ -289,6 +289,9 @@ def _slowest(figures: Figures) -> tuple[str, StageTimes] | None:
     found = [
         (stage, times)
         for stage, times in figures.stats.stages.items()
-        if times.in_workers and times.max_s >= STRAGGLING * times.median_s > 0
+        if times.in_workers
+        and times.max_s >= STRAGGLING * times.median_s > 0
+        # what does not even hold up one whole batch is no reason to wait
+        and times.max_s - times.median_s >= figures.work_s
     ]
     return max(found, key=lambda item: item[1].max_s, default=None)
