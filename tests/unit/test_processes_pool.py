@@ -278,16 +278,21 @@ def test_closing_twice_is_closing_once(open_pool: OpenPool) -> None:
         pool.submit(request(0))
 
 
-def test_leaving_with_requests_in_flight(open_pool: OpenPool, tmp_path: Path) -> None:
+def test_leaving_with_requests_in_flight(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
     mark = tmp_path / "built"
     gate = Gate(tmp_path)
     pool = open_pool(squares({0: gate, 40: Call(mark.touch)}), 1)
     tickets = [pool.submit(request(number)) for number in range(20)]
     gate.wait_for()
-    closing = threading.Thread(target=pool.close)
-    closing.start()
-    gate.open()
-    closing.join()
+    roster = pool._dispatch.roster
+    see_off = roster.close
+
+    def close(grace_s: float) -> None:  # nothing that was not taken can be taken any more
+        gate.open()
+        see_off(grace_s)
+
+    monkeypatch.setattr(roster, "close", close)
+    pool.close()
     assert not mark.exists()
     with pytest.raises(WorkerError, match="have been closed"):
         tickets[10].result()
