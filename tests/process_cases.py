@@ -22,6 +22,7 @@ from feedline.builder import BatchBuilder
 from feedline.schedule import BatchRequest
 from feedline.workers.contexts import ContextLauncher
 from feedline.workers.launch import Launcher
+from feedline.workers.processes import ProcessPool
 from feedline.workers.zygotes import ZygoteLauncher
 
 GONE_WITHIN_S = 1.0
@@ -202,3 +203,19 @@ def squares(acts: dict[int, Callable[[], object]] | None = None, action: str = "
 def gone(pidfd: int, within_s: float = GONE_WITHIN_S) -> bool:
     """Whether a process ends within that time."""
     return bool(select.select([pidfd], [], [], within_s)[0])
+
+
+def pools() -> Iterator[Callable[..., Any]]:
+    """For a fixture: a function that opens pools over a builder. They, and their launchers, are closed at the end."""
+    opened: list[Any] = []
+
+    def open_one(builder: Any, workers: int = 2, *, kind: str = "zygote", init_fn: Any = None, **more: Any) -> Any:
+        launcher = launcher_of(kind, builder, init_fn)
+        opened.append(launcher)
+        pool = ProcessPool(launcher, workers, **more)
+        opened.append(pool)
+        return pool
+
+    yield open_one
+    while opened:
+        opened.pop().close()

@@ -34,6 +34,7 @@ from process_cases import (
     Gate,
     Squares,
     launcher_of,
+    pools,
     request,
     squares,
     squares_of,
@@ -53,18 +54,7 @@ def helpers() -> None:
 @pytest.fixture
 def open_pool(helpers: None, no_debris: Any) -> Iterator[OpenPool]:
     """Pools over zygotes, closed at the end; whatever the test does, nothing may be left."""
-    opened: list[Any] = []
-
-    def open_one(builder: Any, workers: int = 2, *, kind: str = "zygote", init_fn: Any = None, **more: Any) -> Any:
-        launcher = launcher_of(kind, builder, init_fn)
-        opened.append(launcher)
-        pool = ProcessPool(launcher, workers, **more)
-        opened.append(pool)
-        return pool
-
-    yield open_one
-    while opened:
-        opened.pop().close()
+    yield from pools()
 
 
 def typed(pool: ProcessPool) -> WorkerPool:

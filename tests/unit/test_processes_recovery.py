@@ -34,8 +34,8 @@ from process_cases import (
     exhaust_memory,
     interrupt,
     kill_self,
-    launcher_of,
     leave,
+    pools,
     request,
     segfault,
     squares,
@@ -49,18 +49,7 @@ TORCHS_PHRASE = r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly"
 @pytest.fixture
 def open_pool(no_debris: Any) -> Iterator[OpenPool]:
     nursery.start()
-    opened: list[Any] = []
-
-    def open_one(builder: Any, workers: int = 2, *, kind: str = "zygote", init_fn: Any = None, **more: Any) -> Any:
-        launcher = launcher_of(kind, builder, init_fn)
-        opened.append(launcher)
-        pool = ProcessPool(launcher, workers, **more)
-        opened.append(pool)
-        return pool
-
-    yield open_one
-    while opened:
-        opened.pop().close()
+    yield from pools()
 
 
 def numbers(pool: ProcessPool, count: int) -> list[int]:
