@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import StackDataset, Subset
 
 from feedline import collate
 from feedline.cursor import LaneMark
 from feedline.errors import SampleIndexError, note
-from feedline.gather import gathering
-from feedline.rng import Address, addressed, derive
+from feedline.gather import Gathering, Keys, gathering
+from feedline.rng import Address, addressed, derive, derive_each
 from feedline.rows import Empty, torch_empty
 from feedline.schedule import BatchRequest
 from feedline.telemetry import Timed, recording, spent
@@ -78,6 +78,13 @@ class _Keys(Sequence[int]):
         return derive(self._seed or 0, self._epoch, int(self._positions[row]))
 
 
+def _keys(request: BatchRequest) -> Keys:
+    """The same keys, all at once."""
+    if request.seed is None:
+        return None
+    return derive_each((request.seed, request.epoch), np.asarray(request.positions))
+
+
 @dataclass(slots=True)
 class BatchBuilder:
     """`builder(request)` fetches, transforms and collates one batch of a map-style dataset; pure in the request.
@@ -93,7 +100,7 @@ class BatchBuilder:
     action: str = "raise"
     reseeds: bool = True
     progress: Callable[[int], None] | None = field(default=None, compare=False)
-    _gather: Callable[..., Any] | None = field(init=False, default=None, compare=False)
+    _gather: Gathering | None = field(init=False, default=None, compare=False)
     _many: Callable[..., Any] | None = field(init=False, default=None, compare=False)
     _size: int | None = field(init=False, default=None, compare=False)
 
@@ -142,10 +149,12 @@ class BatchBuilder:
         """The request with these rows left out."""
         return request.without(frozenset(rows))
 
-    def _gathered(self, gather: Callable[..., Any], request: BatchRequest, empty: Empty) -> Any:
+    def _gathered(self, gathering: Gathering, request: BatchRequest, empty: Empty) -> Any:
         """The whole batch at once; NOTHING if it must be fetched one by one, to find out which sample is bad."""
         try:
-            return gather(request.indices, empty)
+            if not gathering.draws:
+                return gathering.gather(request.indices, empty)
+            return gathering.gather(request.indices, empty, _keys(request))
         except Exception as error:
             if self.action != "raise":
                 return NOTHING
@@ -160,6 +169,7 @@ class BatchBuilder:
         if isinstance(indices, np.ndarray):
             indices = indices.tolist()
         if self._many is not None:
+            address.row = None
             return self._fetch_many(request, indices)
         if request.seed is None and self.action == "raise":
             return self._fetch_plain(request, indices)
@@ -267,11 +277,17 @@ class BatchBuilder:
 
 
 def many_at_once(dataset: Any) -> Callable[..., Any] | None:
-    """The dataset's `__getitems__`, if it does more than call one by one: torch's Subset always has one."""
-    inner = dataset
-    while isinstance(inner, Subset) and type(inner).__getitems__ is Subset.__getitems__:
-        inner = inner.dataset
-    return getattr(dataset, "__getitems__", None) if hasattr(inner, "__getitems__") else None
+    """The dataset's `__getitems__`, if it does more than call one by one: torch's Subset and StackDataset have one."""
+    return getattr(dataset, "__getitems__", None) if _fetches_many(dataset) else None
+
+
+def _fetches_many(dataset: Any) -> bool:
+    if isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
+        return _fetches_many(dataset.dataset)
+    if isinstance(dataset, StackDataset) and type(dataset).__getitems__ is StackDataset.__getitems__:
+        parts = dataset.datasets
+        return all(map(_fetches_many, parts.values() if isinstance(parts, dict) else parts))
+    return hasattr(dataset, "__getitems__")
 
 
 def _all_left_out(request: BatchRequest, skipped: list[Skip]) -> bool:

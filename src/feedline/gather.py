@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,17 +12,32 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from feedline import _kernels, collate
+from feedline.rng import addressed, torch_keys
 from feedline.rows import Empty, numpy_view, torch_dtype, torch_empty, within
 
-Gather = Callable[[NDArray[np.int64], Empty], Any]
+Gather = Callable[..., Any]
+Keys = NDArray[np.uint64] | None
+"""The random key of each row; None where the loader has no seed, and torch's global generator decides."""
 
 
-def gathering(dataset: Any) -> Gather | None:
-    """`gather(indices, empty)` for `dataset`: what default-collating `[dataset[i] for i in indices]` gives, at once.
+class Gathering(NamedTuple):
+    """`gather(indices, empty)`, or `gather(indices, empty, keys)` where samples are random and it `draws`."""
+
+    gather: Gather
+    draws: bool = False
+
+    def __call__(self, indices: NDArray[np.int64], empty: Empty, keys: Keys = None) -> Any:
+        """What default-collating `[dataset[i] for i in indices]` gives, at once, in memory from `empty`."""
+        return self.gather(indices, empty, keys) if self.draws else self.gather(indices, empty)
+
+
+def gathering(dataset: Any) -> Gathering | None:
+    """How whole batches of `dataset` are gathered, or None where they must be fetched one by one.
 
     Known are tensors, arrays, TensorDataset, and Subset, ConcatDataset and StackDataset over parts that can all be
-    gathered (these very types: a subclass may do anything); and any object with a method `gather(indices, empty)`.
-    Else None; so too when the user has registered collate functions with torch, which a gather would pass by.
+    gathered (these very types: a subclass may do anything); and any object with a method `gather(indices, empty)`, or
+    `gather(indices, empty, keys)` if its samples are random. None also when the user has registered collate functions
+    with torch, which a gather would pass by.
     """
     if not collate.is_standard():
         return None
@@ -30,27 +45,29 @@ def gathering(dataset: Any) -> Gather | None:
     return _own_gather(dataset) if build is None else build(dataset)
 
 
-def _own_gather(dataset: Any) -> Gather | None:
-    """The dataset's method; told by its second parameter from the other things that `gather` may mean on tensors."""
+def _own_gather(dataset: Any) -> Gathering | None:
+    """The dataset's method; told by its parameters from the other things that `gather` may mean on tensors."""
     method = getattr(dataset, "gather", None)
     try:
         names = list(inspect.signature(method).parameters)  # type: ignore[arg-type]
     except (TypeError, ValueError):  # there is none, or it is built in
         return None
-    return method if names[1:2] == ["empty"] else None
+    if names[1:] not in (["empty"], ["empty", "keys"]):
+        return None
+    return Gathering(method, draws=len(names) == 3)  # type: ignore[arg-type]
 
 
-def _of_tensor(dataset: torch.Tensor) -> Gather | None:
+def _of_tensor(dataset: torch.Tensor) -> Gathering | None:
     if dataset.ndim == 0 or not _is_plain(dataset):
         return None
-    return lambda indices, empty: _rows(numpy_view(dataset), dataset.dtype, indices, empty)
+    return Gathering(lambda indices, empty: _rows(numpy_view(dataset), dataset.dtype, indices, empty))
 
 
-def _of_array(dataset: NDArray[Any]) -> Gather | None:
+def _of_array(dataset: NDArray[Any]) -> Gathering | None:
     dtype = torch_dtype(dataset.dtype)
     if dataset.ndim < 2 or dtype is None:  # items of a 1-D array are scalars, which collate by rules of their own
         return None
-    return lambda indices, empty: _rows(dataset, dtype, indices, empty)
+    return Gathering(lambda indices, empty: _rows(dataset, dtype, indices, empty))
 
 
 def _rows(array: NDArray[Any], dtype: torch.dtype, indices: NDArray[np.int64], empty: Empty) -> torch.Tensor:
@@ -59,14 +76,14 @@ def _rows(array: NDArray[Any], dtype: torch.dtype, indices: NDArray[np.int64], e
     return out
 
 
-def _of_tensors(dataset: TensorDataset) -> Gather | None:
+def _of_tensors(dataset: TensorDataset) -> Gathering | None:
     if not all(map(_is_plain, dataset.tensors)):
         return None
 
     def gather(indices: NDArray[np.int64], empty: Empty) -> list[torch.Tensor]:
         return [_rows(numpy_view(tensor), tensor.dtype, indices, empty) for tensor in dataset.tensors]
 
-    return gather
+    return Gathering(gather)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -78,15 +95,15 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _of_subset(dataset: Subset[Any]) -> Gather | None:
+def _of_subset(dataset: Subset[Any]) -> Gathering | None:
     inner = gathering(dataset.dataset)
     if inner is None:
         return None
 
-    def gather(indices: NDArray[np.int64], empty: Empty) -> Any:
-        return inner(_chosen(dataset.indices, within(indices, len(dataset), "Subset")), empty)
+    def gather(indices: NDArray[np.int64], empty: Empty, keys: Keys = None) -> Any:
+        return inner(_chosen(dataset.indices, within(indices, len(dataset), "Subset")), empty, keys)
 
-    return gather
+    return Gathering(gather, inner.draws)
 
 
 def _chosen(choice: Any, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -96,45 +113,67 @@ def _chosen(choice: Any, indices: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.fromiter(map(choice.__getitem__, indices.tolist()), np.int64, len(indices))
 
 
-def _of_stack(dataset: StackDataset[Any]) -> Gather | None:
+def _of_stack(dataset: StackDataset[Any]) -> Gathering | None:
     parts = dataset.datasets
-    keys = list(parts) if isinstance(parts, dict) else None
+    names = list(parts) if isinstance(parts, dict) else None
     gathers = _all_gathering(parts.values() if isinstance(parts, dict) else parts)
-    if gathers is None:
+    if gathers is None or sum(each.draws for each in gathers) > 1:  # without keys, parts draw by turns, row by row
         return None
 
-    def gather(indices: NDArray[np.int64], empty: Empty) -> Any:
-        columns = [each(indices, empty) for each in gathers]
-        return columns if keys is None else dict(zip(keys, columns, strict=True))
+    def gather(indices: NDArray[np.int64], empty: Empty, keys: Keys = None) -> Any:
+        columns = [each(indices, empty, keys) for each in gathers]
+        return columns if names is None else dict(zip(names, columns, strict=True))
 
-    return gather
+    return Gathering(gather, any(each.draws for each in gathers))
 
 
-def _all_gathering(parts: Iterable[Any]) -> list[Gather] | None:
+def _all_gathering(parts: Iterable[Any]) -> list[Gathering] | None:
     gathers = [gather for gather in map(gathering, parts) if gather is not None]
     return gathers if len(gathers) == len(list(parts)) else None
 
 
-def _of_concat(dataset: ConcatDataset[Any]) -> Gather | None:
+def _of_concat(dataset: ConcatDataset[Any]) -> Gathering | None:
     gathers = _all_gathering(dataset.datasets)
     if gathers is None:
         return None
     stops = np.array(dataset.cumulative_sizes, np.int64)
 
-    def gather(indices: NDArray[np.int64], empty: Empty) -> Any:
+    drawing = np.array([each.draws for each in gathers])
+
+    def gather(indices: NDArray[np.int64], empty: Empty, keys: Keys = None) -> Any:
         inside = _within_concat(indices, len(dataset))
         part_of = np.searchsorted(stops, inside, side="right")
         local = inside - np.concatenate(([0], stops))[part_of]
+        if keys is None and drawing.any():
+            keys = _drawn(drawing[part_of])
         parts = np.unique(part_of).tolist()
         if len(parts) == 1:
-            return gathers[parts[0]](local, empty)
+            return gathers[parts[0]](local, empty, keys)
         places = [np.flatnonzero(part_of == part) for part in parts]
-        batches = [gathers[part](local[at], torch_empty) for part, at in zip(parts, places, strict=True)]
+        batches = [
+            gathers[part](local[at], torch_empty, None if keys is None else keys[at])
+            for part, at in zip(parts, places, strict=True)
+        ]
         if _are_alike(batches):
             return _interleaved(batches, places, empty)
-        return collate.default([dataset[i] for i in indices.tolist()], empty=empty)
+        return collate.default(_one_by_one(dataset, indices, keys), empty=empty)
 
-    return gather
+    return Gathering(gather, bool(drawing.any()))
+
+
+def _drawn(rows: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """Keys for these rows from torch's global generator, in the order in which single samples would draw them."""
+    keys = np.zeros(len(rows), np.uint64)
+    keys[rows] = torch_keys(int(rows.sum()))
+    return keys
+
+
+def _one_by_one(dataset: Any, indices: NDArray[np.int64], keys: Keys) -> list[Any]:
+    with addressed(None if keys is None else keys.tolist()) as address:
+        samples = []
+        for address.row, index in enumerate(indices.tolist()):
+            samples.append(dataset[index])
+    return samples
 
 
 def _within_concat(indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
@@ -177,7 +216,7 @@ def _interleaved(batches: Sequence[Any], places: Sequence[NDArray[np.int64]], em
     return out
 
 
-_BUILDERS: dict[type, Callable[[Any], Gather | None]] = {
+_BUILDERS: dict[type, Callable[[Any], Gathering | None]] = {
     torch.Tensor: _of_tensor,
     np.ndarray: _of_array,
     TensorDataset: _of_tensors,

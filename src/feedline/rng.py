@@ -31,6 +31,21 @@ def derive(*parts: int | str) -> int:
     return key
 
 
+def derive_each(parts: Sequence[int | str], places: NDArray[Any], *more: int | str) -> NDArray[np.uint64]:
+    """`derive(*parts, place, *more)` for every place, as uint64, in one pass."""
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is meant
+        keys = _mix_each((np.uint64(derive(*parts)) ^ places.astype(np.uint64, copy=False)) + np.uint64(_GOLDEN))
+        for part in more:
+            keys = _mix_each((keys ^ np.uint64(_number(part) & _MASK64)) + np.uint64(_GOLDEN))
+    return keys
+
+
+def _mix_each(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return z ^ z >> np.uint64(31)
+
+
 def _mix(z: int) -> int:
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
     z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK64
@@ -67,6 +82,11 @@ class SampleRng:
         self._generator: np.random.Generator | None = None
 
     @property
+    def key(self) -> int:
+        """The 64 bits that everything of this sample is derived from: `derive(rng.key, "crop")`."""
+        return self._key
+
+    @property
     def generator(self) -> np.random.Generator:
         """The generator itself, for code that checks its type."""
         if self._generator is None:
@@ -83,7 +103,15 @@ class Address(threading.local):
     """Which sample this thread is working on."""
 
     keys: Sequence[int] | None = None
-    row: int = 0
+    row: int | None = 0
+    """None while a dataset fetches many at once, and has not said which one it is at."""
+    calls: int = 0
+
+    def next_key(self, keys: Sequence[int]) -> int:
+        """Of an unnamed sample: the n-th call is taken for the n-th sample; no two calls are given the same key."""
+        turn, row = divmod(self.calls, len(keys))
+        self.calls += 1
+        return derive(keys[row], turn) if turn else keys[row]
 
 
 _address = Address()
@@ -101,24 +129,34 @@ class addressed:  # noqa: N801 - reads as a verb in a `with` statement
         self._keys = keys
 
     def __enter__(self) -> Address:
-        self._outer = _address.keys, _address.row
-        _address.keys, _address.row = self._keys, 0
+        self._outer = _address.keys, _address.row, _address.calls
+        _address.keys, _address.row, _address.calls = self._keys, 0, 0
         return _address
 
     def __exit__(self, *_: object) -> None:
-        _address.keys, _address.row = self._outer
+        _address.keys, _address.row, _address.calls = self._outer
 
 
 def sample_rng(row: int | None = None) -> SampleRng:
     """The generator of the sample that is being fetched on this thread, fixed by (seed, epoch, position).
 
     For use inside `__getitem__` or a transform. `row` picks another sample of the same batch, for datasets that
-    fetch many at once. Outside a loader, or without `seed`, it is seeded from torch's global generator.
+    fetch many at once; if such a one does not name it, its first call is for the first sample, and so on. Outside a
+    loader, or without `seed`, it is seeded from torch's global generator.
     """
     keys = _address.keys
     if keys is None:
         return SampleRng(_torch_key())
-    return SampleRng(keys[_address.row if row is None else row])
+    if row is None:
+        row = _address.row
+    return SampleRng(_address.next_key(keys) if row is None else keys[row])
+
+
+def torch_keys(count: int) -> NDArray[np.uint64]:
+    """Keys for `count` samples of a loader without `seed`: what as many `sample_rng()` would draw, one by one."""
+    import torch
+
+    return torch.empty(count, dtype=torch.int64).random_().numpy().view(np.uint64)
 
 
 def _torch_key() -> int:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+import feedline as fl
 from feedline.gather import gathering
+from feedline.rng import sample_rng, torch_keys
 from recorder import Recorder
 
 
@@ -163,3 +165,94 @@ def test_a_dataset_may_bring_its_own() -> None:
 def test_registered_collate_functions_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(default_collate_fn_map, Tagged, lambda batch, *, collate_fn_map: batch)
     assert gathering(pairs(3)) is None
+
+
+class Noisy(Listed):
+    """Sample i is i and the key that its randomness comes from."""
+
+    def __init__(self, size: int = 5) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        return torch.tensor([index, np.uint64(sample_rng().key).astype(np.int64)])
+
+
+class NoisyAtOnce(Noisy):
+    def gather(self, indices: Any, empty: Any, keys: Any) -> torch.Tensor:
+        out = empty((len(indices), 2), torch.int64)
+        out[:, 0] = torch.as_tensor(indices)
+        out[:, 1] = torch.from_numpy((torch_keys(len(indices)) if keys is None else keys).view(np.int64))
+        return out
+
+
+class Quiet(Listed):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, 0])
+
+
+class QuietAtOnce(Quiet):
+    def gather(self, indices: Any, empty: Any) -> torch.Tensor:
+        return torch.stack([self[i] for i in indices.tolist()])
+
+
+WRAPPED = {
+    "bare": lambda noisy, quiet: noisy(),
+    "Subset": lambda noisy, quiet: Subset(noisy(), [4, 0, 3, 3, 1]),
+    "ConcatDataset": lambda noisy, quiet: ConcatDataset([noisy(), quiet(), noisy(3)]),
+    "StackDataset": lambda noisy, quiet: StackDataset(quiet(), noisy()),
+    "both of a StackDataset": lambda noisy, quiet: StackDataset(noisy(), noisy()),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("seed", [None, 3])
+def test_random_samples_are_the_same_one_by_one_and_at_once(name: str, seed: int | None) -> None:
+    def batches(noisy: Any, quiet: Any) -> list[Any]:
+        torch.manual_seed(7)
+        loader = fl.DataLoader(WRAPPED[name](noisy, quiet), batch_size=3, shuffle=True, seed=seed)
+        return [*loader, *loader]
+
+    assert same(batches(NoisyAtOnce, QuietAtOnce), batches(Noisy, Quiet))
+
+
+def test_only_gathers_that_draw_are_given_keys() -> None:
+    draws = {
+        name: (found := gathering(make(NoisyAtOnce, QuietAtOnce))) and found.draws for name, make in WRAPPED.items()
+    }
+    assert draws == {
+        "bare": True,
+        "Subset": True,
+        "ConcatDataset": True,
+        "StackDataset": True,
+        "both of a StackDataset": None,
+    }
+    quiet = gathering(ConcatDataset([QuietAtOnce(), QuietAtOnce()]))
+    assert quiet is not None
+    assert not quiet.draws
+
+
+class NoisyTogether(Noisy):
+    """Fetches many at once, by a loop that does not say which sample it is at."""
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [self[index] for index in indices]
+
+
+def test_a_loop_over_many_gives_every_sample_its_own_key() -> None:
+    one_by_one, together = (next(iter(fl.DataLoader(noisy(), 5, seed=1))) for noisy in (Noisy, NoisyTogether))
+    assert same(together, one_by_one)
+
+
+class TwiceNoisy(NoisyTogether):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.stack([super(TwiceNoisy, self).__getitem__(index) for _ in range(2)])
+
+
+def test_no_key_is_given_twice_to_a_loop_that_draws_more_often() -> None:
+    batch = next(iter(fl.DataLoader(TwiceNoisy(), 5, seed=1)))
+    assert len(batch[..., 1].unique()) == 10

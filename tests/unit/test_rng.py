@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.rng import SampleRng, addressed, derive, permuted, sample_rng
+from feedline.rng import SampleRng, addressed, derive, derive_each, permuted, sample_rng
 
 keys = st.integers(0, (1 << 64) - 1)
 
@@ -187,3 +187,12 @@ def test_without_an_address_torch_decides() -> None:
     torch.manual_seed(3)
     with addressed(None):
         assert sample_rng().random() == first
+
+
+@given(
+    parts=st.lists(st.integers(0, 2**64 - 1) | st.text(max_size=5), max_size=3),
+    more=st.lists(st.text(max_size=5), max_size=2),
+)
+def test_keys_of_many_places_are_those_of_each(parts: list[int | str], more: list[str]) -> None:
+    places = np.array([0, 1, 5, 2**40, 2**64 - 1], np.uint64)
+    assert derive_each(parts, places, *more).tolist() == [derive(*parts, int(place), *more) for place in places]
