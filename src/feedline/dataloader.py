@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import json
 import operator
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import torch
@@ -16,6 +20,7 @@ from feedline import datapipes
 from feedline.cpus import usable_cpus
 from feedline.device import target
 from feedline.diagnose import Stats, Totals, Verdict, diagnose
+from feedline.diagnose.trace import trace_events
 from feedline.engine import Iteration, Progress
 from feedline.errors import ArgumentError
 from feedline.plan import Plan, lanes_of, plan_of
@@ -199,6 +204,14 @@ class DataLoader(TorchDataLoader[T_co]):
     def report(self) -> Verdict:
         """What limits the loop and what to change, in words: print it."""
         return diagnose(self.stats(), self._workforce.context(self))
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the stages of the latest batches as a Chrome trace, for Perfetto: a row per worker, a block per stage.
+
+        The rows of one rank stand together under its number, so traces of several ranks can be laid side by side.
+        """
+        spans = [] if self._progress is None else chain.from_iterable(self._progress.totals.recent)
+        Path(path).write_text(json.dumps({"traceEvents": trace_events(spans, process=self._rank)}))
 
     def close(self) -> None:
         """Cancel what is in flight and end every worker. The loader may be iterated again afterwards."""

@@ -410,3 +410,17 @@ def test_a_stream_that_raised_and_goes_on_loses_one_batch_only_and_can_be_resume
     again = fl.DataLoader(Breaking(), 2)
     again.load_state_dict(state)
     assert lists(again) == [[6, 7]]
+
+
+def test_a_trace_of_the_latest_batches(tmp_path: Path) -> None:
+    data = TensorDataset(torch.arange(20))
+    loader = fl.DataLoader(data, 4, num_workers=2, worker_method="thread", seed=0, distributed=(1, 2), shuffle=True)
+    loader.trace(tmp_path / "before.json")
+    assert json.loads((tmp_path / "before.json").read_text()) == {"traceEvents": []}
+    for _ in loader:
+        pass
+    loader.trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {1}
+    assert [event["name"] for event in events].count("fetch") == 3
+    assert {"wait", "step"} <= {event["name"] for event in events}

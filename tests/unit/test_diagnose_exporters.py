@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
-from feedline.diagnose import StageTimes, Stats, profiling, words
+from feedline.diagnose import StageTimes, Stats, words
 from feedline.diagnose.prometheus import exposition
 from feedline.diagnose.trace import trace_events
 from feedline.telemetry import Span
@@ -95,16 +94,3 @@ def test_values_and_labels() -> None:
 def test_without_labels() -> None:
     assert "\nfeedline_wait_seconds_total 0.5\n" in exposition(STATS)
     assert 'feedline_stage_seconds_total{stage="fetch"} 1.5\n' in exposition(STATS)
-
-
-def test_a_range_is_one_shared_nothing_without_a_profiler() -> None:
-    assert profiling.range("a") is profiling.range("b")
-    with profiling.range("a"), profiling.range("b"):
-        pass
-
-
-def test_a_range_shows_in_a_profile() -> None:
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities) as profile, profiling.range("feedline: fetch"):
-        torch.ones(3).sum()
-    assert "feedline: fetch" in {event.name for event in profile.events()}

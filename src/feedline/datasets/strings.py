@@ -40,8 +40,9 @@ class PackedStrings(Sequence[str]):
                 offsets.append(position)
             buffer += b"".join(block)
         self._path: str | None = None
-        self._offsets = np.frombuffer(offsets, np.int64)
-        self._buffer = np.frombuffer(buffer, np.uint8)
+        # Arrays that own their memory: only such can share its pages with worker processes.
+        self._offsets = np.array(offsets, np.int64)
+        self._buffer = np.array(buffer, np.uint8)
 
     @classmethod
     def from_lines(cls, path: str | os.PathLike[str]) -> Self:
