@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+import feedline as fl
 from feedline.transport import MAX_FDS, Arena, Inbox
 from harness import Contest
 from loaders import rate
@@ -149,6 +150,7 @@ def main() -> None:
     race.measure(
         "torch, own collate", rate(lambda: DataLoader(dataset, collate_fn=own_collate, **arguments), NBYTES / 1e9)
     )
+    race.measure("feedline", rate(lambda: fl.DataLoader(dataset, worker_method="process", **arguments), NBYTES / 1e9))
     race.measure("feedline transport, collated into the slot", rate(lambda: ours(collated), NBYTES / 1e9))
     race.measure("feedline transport, copied into the slot", rate(lambda: ours(private), NBYTES / 1e9))
     race.measure("bare ring of copied memory", rate(ring, NBYTES / 1e9))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import DTypeLike, NDArray
 
 from feedline import _kernels
@@ -77,10 +78,14 @@ class TokenFile(_TokenDataset):
         self._starts, lengths = bounds[:-1], np.diff(bounds)
         counts = np.maximum(0, (lengths - window - targets) // self.stride + 1)
         self._counted = np.cumsum([0, *counts])  # windows before each file
+        self._views: list[NDArray[Any]] | None = None
         if not len(self):
             raise ArgumentError(
                 f"no file holds {window + targets} tokens, as a window{' with targets' * targets} needs"
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_views": None}
 
     def __len__(self) -> int:
         return int(self._counted[-1])
@@ -98,25 +103,36 @@ class TokenFile(_TokenDataset):
 
     def gather(self, indices: NDArray[np.int64], empty: Empty) -> Any:
         """The collated batch of these windows, (B, window), in memory from `empty`; `[x, y]` with targets."""
-        outs = [empty((len(indices), self.window), self._dtype) for _ in range(1 + self.targets)]
-        if len(self._files.arrays) == 1:
-            try:  # the kernel looks at every start itself
-                self._fill(outs, indices * self.stride)
-            except IndexError:  # an index is negative, or out of range
-                self._fill(outs, self._token_starts(within(indices, len(self), "TokenFile")))
-        else:
-            self._fill(outs, self._token_starts(within(indices, len(self), "TokenFile")))
-        return outs if self.targets else outs[0]
+        if not self.targets:
+            return self._shifted(indices, 0, empty)
+        return [self._shifted(indices, shift, empty) for shift in (0, 1)]
 
-    def _fill(self, outs: list[torch.Tensor], starts: NDArray[np.int64]) -> None:
-        """Windows from `starts` on, and for the targets one token later."""
-        for shift, out in enumerate(outs):
-            rows = out.numpy()
-            if len(self._files.arrays) == 1:
-                _kernels.gather_windows(self._files.arrays[0], starts + shift if shift else starts, rows)
-            else:
-                for row, start in enumerate((starts + shift).tolist()):
-                    self._copy(start, rows[row])
+    def _shifted(self, indices: NDArray[np.int64], shift: int, empty: Empty) -> torch.Tensor:
+        """The windows of these indices, `shift` tokens later."""
+        out = empty((len(indices), self.window), self._dtype)
+        rows = out.numpy()
+        if self._views is None:
+            self._views = self._windows()
+        if self._views:
+            _kernels.gather_rows(self._views[shift], indices, rows)
+        else:
+            self._fill(rows, self._token_starts(within(indices, len(self), "TokenFile")) + shift)
+        return out
+
+    def _windows(self) -> list[NDArray[Any]]:
+        """The file with a window in each row, for inputs and targets; none of several files, or for another dtype."""
+        tokens = self._files.arrays[0]
+        if len(self._files.arrays) > 1 or torch_dtype(tokens.dtype) != self._dtype:
+            return []
+        shape, strides = (len(self), self.window), (self.stride * tokens.itemsize, tokens.itemsize)
+        return [as_strided(tokens[shift:], shape, strides, writeable=False) for shift in range(1 + self.targets)]
+
+    def _fill(self, rows: NDArray[Any], starts: NDArray[np.int64]) -> None:
+        if len(self._files.arrays) == 1:
+            _kernels.gather_windows(self._files.arrays[0], starts, rows)
+        else:
+            for row, start in enumerate(starts.tolist()):
+                self._copy(start, rows[row])
 
     def _token_starts(self, indices: Any) -> Any:
         """Where in the stream the windows of checked indices begin, or the window of one index."""
