@@ -1,0 +1,145 @@
+"""The conformance checks let good datasets and samplers pass, and name what is wrong with bad ones."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+import feedline as fl
+from feedline.testing import check_dataset, check_sampler, difference
+
+
+class Good:
+    thread_safe = True
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        if not -40 <= index < 40:
+            raise IndexError(index)
+        return torch.tensor([index % 40]), fl.sample_rng().random()
+
+
+class Forgetful(Good):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0], random.random()
+
+
+class Endless(Good):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index % 40)
+
+
+class OtherMany(Good):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(torch.tensor([index]), 0.0) for index in indices]
+
+
+class OtherGather(Good):
+    def gather(self, indices: Any, empty: Any, keys: Any) -> Any:
+        return [torch.as_tensor(indices), torch.zeros(len(indices))]
+
+
+class Locked(Good):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class Drifting(Good):
+    def __init__(self) -> None:
+        self.shift = 0
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0] + self.shift
+
+    def __setstate__(self, state: Any) -> None:
+        self.shift = 1
+
+
+def test_good_datasets_pass() -> None:
+    check_dataset(Good(), methods=("thread", "process"))
+    check_dataset(TensorDataset(torch.arange(30), torch.rand(30, 2)))
+    check_dataset(ConcatDataset([Good(), Subset(Good(), [3, 1])]), methods=("thread",))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "complaint"),
+    [
+        (Forgetful(), "the same random address"),
+        (Endless(), "index 40 of 40 samples must raise IndexError"),
+        (OtherMany(), "__getitems__ must give"),
+        (OtherGather(), "gather must give"),
+        (Locked(), "survive pickling"),
+        (Drifting(), "an unpickled dataset"),
+        (TensorDataset(torch.ones(0)), "empty"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_wrong_is_named(dataset: Any, complaint: str) -> None:
+    with pytest.raises(AssertionError, match=complaint):
+        check_dataset(dataset)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        fl.samplers.Sequential(10),
+        fl.samplers.Shuffled(100_000, seed=3),
+        fl.samplers.Weighted([1.0, 2.0, 3.0], num_samples=50, seed=0),
+        fl.samplers.Infinite(fl.samplers.Shuffled(7, seed=1)),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_feedlines_own_samplers_pass(sampler: Any) -> None:
+    check_sampler(sampler)
+
+
+class Stateful(fl.samplers.Sequential):
+    def _take(self, epoch: int, start: int, stop: int) -> Any:
+        return super()._take(epoch, start, stop) + (stop - start == 1)
+
+
+class Backwards(fl.samplers.Sequential):
+    def __iter__(self) -> Any:
+        return reversed(range(len(self)))
+
+
+class Listing(fl.samplers.Sequential):
+    def take(self, epoch: int, start: int, stop: int) -> Any:
+        return list(range(start, stop))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "complaint"),
+    [(Stateful(9), "how an epoch is cut"), (Backwards(9), "disagree, from position 0"), (Listing(9), "list")],
+)
+def test_what_is_wrong_with_a_sampler_is_named(sampler: Any, complaint: str) -> None:
+    with pytest.raises(AssertionError, match=complaint):
+        check_sampler(sampler)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "text"),
+    [
+        (1, 1.0, "int once and float"),
+        ({"a": 1}, {"b": 1}, "keys"),
+        ([1, [2]], [1, [3]], "it[1][0] is 2"),
+        (torch.ones(2), torch.ones(3), "(2,) once"),
+        (np.ones(2), np.zeros(2), "other values"),
+        ((1,), (1, 2), "parts"),
+    ],
+)
+def test_differences(one: Any, other: Any, text: str) -> None:
+    assert text in (difference(one, other) or "")
+
+
+def test_no_difference() -> None:
+    value = {"a": [torch.tensor([float("nan"), 1.0]), np.array([np.nan]), "x", float("nan")]}
+    assert difference(value, {"a": [torch.tensor([float("nan"), 1.0]), np.array([np.nan]), "x", float("nan")]}) is None
