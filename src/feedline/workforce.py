@@ -23,7 +23,7 @@ from feedline.gather import gathering
 from feedline.lanes import LaneBuilder, LaneDataset
 from feedline.plan import Plan
 from feedline.schedule import LaneSchedule
-from feedline.transport import Inbox
+from feedline.transport import Inbox, Recycled
 from feedline.workers import nursery
 from feedline.workers.autoscale import Autoscale, method_by_measurement
 from feedline.workers.contexts import ContextLauncher
@@ -89,6 +89,7 @@ class Workforce:
         self._latest: WorkerPool | None = None
         self._launcher: ZygoteLauncher | None = None
         self._stage: Stage | None = None
+        self._recycled = Recycled()
         self._method = "inline"
 
     def iterate(self, loader: Any, plan: Plan, progress: Progress) -> Iteration:
@@ -131,8 +132,8 @@ class Workforce:
         stage = StageStatistics() if self._stage is None else self._stage.statistics()
         return replace(
             stats,
-            in_flight_nbytes=pool.lent_nbytes + stage.in_flight_nbytes,
-            arena_nbytes=pool.arena_nbytes,
+            in_flight_nbytes=pool.lent_nbytes + self._recycled.lent_nbytes + stage.in_flight_nbytes,
+            arena_nbytes=pool.arena_nbytes + self._recycled.nbytes,
             copied_nbytes=stage.copied_nbytes,
             staged_nbytes=stage.staged_nbytes,
             copy_s=stage.copy_s,
@@ -160,6 +161,7 @@ class Workforce:
             self._kept = None
         if self._latest is not None:
             self._latest.close()
+        self._recycled = Recycled()
         self._drop_launcher()
 
     def _release(self, pool: WorkerPool) -> None:
@@ -172,12 +174,20 @@ class Workforce:
         if method == "inline":
             datapipes.shard_inline(loader.dataset)
             reseeds = loader.seed is not None and builder.reseeds
-            return InlinePool(builder, isolate=reseeds and not (builder.vectorised and loader.policy.action == "raise"))
+            isolate = reseeds and not (builder.vectorised and loader.policy.action == "raise")
+            return InlinePool(builder, isolate=isolate, empty=self._recycled)
         if method == "thread":
             stall_s = loader.recovery.stall_s
             if loader.seed is not None and not builder.vectorised:
                 builder = WatchedBuilder(builder, loader.dataset)
-            return ThreadPool(builder, loader.num_workers, pinned=lanes, timeout_s=loader.timeout, stall_s=stall_s)
+            return ThreadPool(
+                builder,
+                loader.num_workers,
+                empty=self._recycled,
+                pinned=lanes,
+                timeout_s=loader.timeout,
+                stall_s=stall_s,
+            )
         return ProcessPool(
             self._launching(loader, builder), loader.num_workers, base_seed=base_seed, timeout_s=loader.timeout,
             recovery=loader.recovery, lanes=lanes, new_inbox=self._new_inbox(),

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data._utils.collate import collate_numpy_array_fn, collate_tensor_fn
 
-from feedline.rows import Empty, torch_dtype, torch_empty
+from feedline.rows import Empty, torch_dtype, torch_empty, wants
 
 _dtype_of = attrgetter("dtype")
 _shape_of = attrgetter("shape")
@@ -33,7 +33,8 @@ def stack_tensors(batch: Sequence[torch.Tensor], empty: Empty | None) -> torch.T
     elem = batch[0]
     if elem.is_nested or elem.layout is not torch.strided:
         return collate_tensor_fn(batch)  # type: ignore[no-any-return]  # it raises
-    if empty is not None and _is_plain(batch):
+    if wants(empty, elem.nbytes * len(batch)) and _is_plain(batch):
+        assert empty is not None
         out = empty((len(batch), *elem.shape), elem.dtype)
         try:
             return torch.stack(batch, out=out)  # type: ignore[arg-type]
@@ -102,7 +103,7 @@ def stack_scalars(batch: Sequence[np.generic], empty: Empty | None) -> torch.Ten
 
 
 def _placed(numbers: NDArray[Any], empty: Empty | None) -> torch.Tensor:
-    if empty is None:
+    if empty is None or not wants(empty, numbers.nbytes):
         return torch.from_numpy(numbers)
     dtype = torch_dtype(numbers.dtype)
     assert dtype is not None

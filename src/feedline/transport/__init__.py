@@ -3,6 +3,7 @@
 from feedline.transport.arena import Arena, ArenaStatistics
 from feedline.transport.explain import explain_unpicklable
 from feedline.transport.inbox import Inbox, InboxStatistics
+from feedline.transport.recycled import Recycled
 from feedline.transport.shared import Frozen, freeze, thaw
 from feedline.transport.shipment import MAX_FDS, Message
 from feedline.transport.slots import SlotMemoryError
@@ -15,6 +16,7 @@ __all__ = [
     "Inbox",
     "InboxStatistics",
     "Message",
+    "Recycled",
     "SlotMemoryError",
     "explain_unpicklable",
     "freeze",

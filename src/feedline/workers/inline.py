@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 from feedline.builder import Built, restored_globals
-from feedline.rows import torch_empty
+from feedline.rows import Empty, torch_empty
 from feedline.workers.pool import Builder, PoolStatistics
 
 
 class InlineTicket:
     """A request that is built when its result is asked for."""
 
-    __slots__ = ("_builder", "_isolate", "request")
+    __slots__ = ("_pool", "request")
 
-    def __init__(self, builder: Builder, request: Any, isolate: bool) -> None:
-        self._builder, self.request, self._isolate = builder, request, isolate
+    def __init__(self, pool: InlinePool, request: Any) -> None:
+        self._pool, self.request = pool, request
 
     def done(self) -> bool:
         """Always: the work happens in `result`."""
@@ -24,24 +24,31 @@ class InlineTicket:
 
     def result(self) -> Built:
         """Build the batch now."""
-        if not self._isolate:
-            return self._builder(self.request, torch_empty)
-        with restored_globals():
-            return self._builder(self.request, torch_empty)
+        return self._pool.build(self.request)
 
     def cancel(self) -> None:
         """Nothing was started."""
 
 
 class InlinePool:
-    """`isolate` puts the training process's own random generators back after each batch: for builders that reseed."""
+    """Batches lie in memory from `empty`.
 
-    def __init__(self, builder: Builder, *, isolate: bool = False) -> None:
-        self._builder, self._isolate = builder, isolate
+    `isolate` puts the training process's own random generators back after each batch: for builders that reseed.
+    """
+
+    def __init__(self, builder: Builder, *, isolate: bool = False, empty: Empty = torch_empty) -> None:
+        self._builder, self._isolate, self._empty = builder, isolate, empty
 
     def submit(self, request: Any) -> InlineTicket:
         """A ticket; nothing happens yet."""
-        return InlineTicket(self._builder, request, self._isolate)
+        return InlineTicket(self, request)
+
+    def build(self, request: Any) -> Built:
+        """The batch of a request, on the calling thread."""
+        if not self._isolate:
+            return self._builder(request, self._empty)
+        with restored_globals():
+            return self._builder(request, self._empty)
 
     def wait_any(self, tickets: Iterable[InlineTicket]) -> InlineTicket:
         """The oldest ticket."""

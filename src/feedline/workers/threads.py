@@ -9,14 +9,15 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import Empty as QueueEmpty
+from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Self
 
 from feedline import telemetry
 from feedline.builder import Built
 from feedline.errors import WorkerStalledError
-from feedline.rows import torch_empty
+from feedline.rows import Empty, torch_empty
 from feedline.workers.pool import Builder, PoolStatistics
 
 _log = logging.getLogger("feedline")
@@ -36,11 +37,11 @@ class ThreadTicket:
         self._error: BaseException | None = None
         self._cancelled = False
 
-    def run(self, builder: Builder) -> None:
+    def run(self, builder: Builder, empty: Empty) -> None:
         """Build on the calling thread, and open the gate."""
         try:
             if not self._cancelled:
-                self._built = builder(self.request, torch_empty)
+                self._built = builder(self.request, empty)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the training loop
             self._error = error
         finally:
@@ -70,14 +71,22 @@ class ThreadTicket:
 class ThreadPool:
     """`num_workers` threads over one builder and one queue; the first idle thread takes the next request.
 
-    With `pinned` every lane has a thread of its own (lane modulo `num_workers`), so that a lane is drawn in order.
+    Batches lie in memory from `empty`, which several threads call. With `pinned` every lane has a thread of its own
+    (lane modulo `num_workers`), so that a lane is drawn in order.
     `timeout_s` (0: none) bounds one wait for a batch; after `stall_s` the stacks of all threads are logged once.
     """
 
     def __init__(
-        self, builder: Builder, num_workers: int, *, pinned: bool = False, timeout_s: float = 0, stall_s: float = 60
+        self,
+        builder: Builder,
+        num_workers: int,
+        *,
+        empty: Empty = torch_empty,
+        pinned: bool = False,
+        timeout_s: float = 0,
+        stall_s: float = 60,
     ) -> None:
-        self._builder = builder
+        self._builder, self._empty = builder, empty
         self._timeout_s, self._stall_s = timeout_s, stall_s
         self._queues: list[SimpleQueue[ThreadTicket | None]] = [SimpleQueue()]
         self._pinned = pinned
@@ -144,7 +153,7 @@ class ThreadPool:
     def _start(self, number: int) -> None:
         if self._pinned and number > 0:
             self._queues.append(SimpleQueue())
-        arguments = (self._queues[-1], self._finished, self._builder, number)
+        arguments = (self._queues[-1], self._finished, self._builder, self._empty, number)
         thread = threading.Thread(target=_serve, args=arguments, name=f"feedline-{number}", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -184,17 +193,19 @@ class ThreadPool:
         return "\n".join(parts)
 
 
-def _serve(queue: SimpleQueue[ThreadTicket | None], finished: threading.Event, builder: Builder, number: int) -> None:
+def _serve(
+    queue: SimpleQueue[ThreadTicket | None], finished: threading.Event, builder: Builder, empty: Empty, number: int
+) -> None:
     telemetry.work_as(number)
     while (ticket := queue.get()) is not None:
-        ticket.run(builder)
+        ticket.run(builder, empty)
         finished.set()
         del ticket  # a result that nobody holds any more is freed now, not with the next request
 
 
 def _stop(threads: list[threading.Thread], queues: list[SimpleQueue[ThreadTicket | None]]) -> None:
     for queue in queues:
-        with suppress(Empty):
+        with suppress(QueueEmpty):
             while True:
                 ticket = queue.get_nowait()
                 if ticket is not None:
