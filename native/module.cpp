@@ -7,4 +7,9 @@ NB_MODULE(_native, m) {
     m.doc() = "Native kernels of feedline; use them through feedline._kernels, which checks arguments.";
     feedline::bind_permutation(m);
     feedline::bind_gather(m);
+#ifdef FEEDLINE_IMAGES
+    feedline::bind_images(m);
+    feedline::bind_grid(m);
+#endif
+    feedline::bind_color(m);
 }

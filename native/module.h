@@ -5,5 +5,8 @@ namespace feedline {
 
 void bind_permutation(nanobind::module_& m);
 void bind_gather(nanobind::module_& m);
+void bind_images(nanobind::module_& m);
+void bind_grid(nanobind::module_& m);
+void bind_color(nanobind::module_& m);
 
 }  // namespace feedline

@@ -1,4 +1,6 @@
-from numpy import generic, int64
+from collections.abc import Sequence
+
+from numpy import float32, generic, int64, uint8, uint16, uint64
 from numpy.typing import NDArray
 
 def permuted(key: int, length: int, start: int, out: NDArray[int64]) -> None: ...
@@ -7,3 +9,46 @@ def gather_rows(array: NDArray[generic], indices: NDArray[int64], out: NDArray[g
 def gather_windows(
     items: NDArray[generic], offsets: NDArray[int64], out: NDArray[generic], widen: int, threads: int
 ) -> bool: ...
+def adjust_colors(picture: NDArray[uint8], adjustments: list[tuple[int, float]]) -> None: ...
+def blur_picture(bordered: NDArray[uint8], across: list[float], down: list[float], out: NDArray[uint8]) -> None: ...
+
+class ImagePlan:
+    def __init__(
+        self,
+        size: tuple[int, int],
+        law: int,
+        bounds: tuple[float, float, float, float],
+        *,
+        flip: float,
+        bicubic: bool,
+        planar: bool,
+        number: int,
+        values: NDArray[float32],
+        mean: tuple[float, float, float],
+        std: tuple[float, float, float],
+        oriented: bool,
+        scaled: bool,
+        plain: bool = False,
+    ) -> None: ...
+    def read(
+        self,
+        sources: Sequence[object],
+        out: NDArray[generic],
+        keys: NDArray[uint64] | None,
+        grids: Sequence[NDArray[uint16] | None] | None,
+        limit: int,
+        threads: int,
+    ) -> list[tuple[int, int, int, str]] | None: ...
+    def geometry(
+        self, key: int, width: int, height: int
+    ) -> tuple[tuple[int, int, int, int], bool, tuple[int, int], tuple[int, int, int, int]]: ...
+
+def image_header(
+    source: object, limit: int
+) -> tuple[tuple[int, int, str, int, bool, int] | None, tuple[int, int, int, str] | None]: ...
+def grid_rewrite(jpeg: object) -> tuple[bytes, bytes] | str: ...
+def grid_measure(jpeg: object) -> bytes | None: ...
+def grid_assemble(
+    jpeg: object, lengths: NDArray[uint16], wanted: tuple[int, int, int, int], denominator: int = 1
+) -> tuple[bytes, tuple[int, int, int, int]] | None: ...
+def image_decode(jpeg: object, out: NDArray[uint8]) -> tuple[int, int, int, str] | None: ...

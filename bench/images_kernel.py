@@ -1,0 +1,68 @@
+"""The image kernels on one core, files in memory: beside Pillow on the same boxes and a plain decode by libjpeg-turbo.
+
+The plain decode gives every pixel and does nothing with them. Our rows are cropped, resized and normalised, and still
+come at its rate or above: what a crop does not show is not decoded to pixels, and what it shows at a fraction of the
+size is decoded at a fraction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from io import BytesIO
+
+import numpy as np
+import torch
+from PIL import Image
+
+from feedline import images
+from feedline.images import Recipe, kernels
+from harness import Contest
+from images.corpus import CORPORA, drawn, encoded, pictures
+
+PICTURES = {"500x375": 256, "12-megapixel": 4, "64x64": 4000}
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+LAWS = {"RandomResizedCrop": images.RandomBox(), "Resize, CenterCrop": images.CentreBox(256)}
+
+
+def pillow(datas: Sequence[bytes], recipe: Recipe, keys: np.ndarray) -> None:
+    """Each picture decoded whole, as torchvision's datasets do it."""
+    for data, key in zip(datas, keys.tolist(), strict=True):
+        image = Image.open(BytesIO(data)).convert("RGB")
+        plan = images.geometry(recipe, key, *image.size)
+        x, y, width, height = plan.box
+        resized = image.crop((x, y, x + width, y + height)).resize(plan.full[::-1], Image.Resampling.BILINEAR)
+        left, top, width, height = plan.window
+        np.asarray(resized.crop((left, top, left + width, top + height)))
+
+
+def plain_decode(datas: Sequence[bytes], size: tuple[int, int]) -> None:
+    """All pixels of each picture, always into the same memory."""
+    out = np.empty((size[1], size[0], 3), np.uint8)
+    for data in datas:
+        assert kernels.native.image_decode(data, out) is None
+
+
+def contest(corpus_name: str, law_name: str, side: int) -> None:
+    corpus = CORPORA[corpus_name]
+    count = PICTURES[corpus_name]
+    datas = [encoded(drawn(corpus, picture)) for picture in pictures(corpus)[:count]]
+    keys = np.arange(count, dtype=np.uint64)
+    levels = Recipe((side, side), LAWS[law_name], flip=0.5)
+    floats = replace(levels, layout="CHW", dtype=torch.float32, mean=MEAN, std=STD)
+    outs = {recipe: np.empty((count, *recipe.shape), dtype) for recipe, dtype in ((levels, "u1"), (floats, "f4"))}
+    title = f"images kernel {corpus_name}, {law_name}({side}), one core"
+    match = Contest(title, unit="images/s", baseline="libjpeg-turbo, plain decode")
+    match.add("libjpeg-turbo, plain decode", lambda: plain_decode(datas, corpus.size), count)
+    match.add("Pillow, decode and resize", lambda: pillow(datas, levels, keys), count)
+    match.add("feedline, uint8 HWC", lambda: images.read_batch(datas, levels, outs[levels], keys), count)
+    match.add("feedline, float32 CHW", lambda: images.read_batch(datas, floats, outs[floats], keys), count)
+    match.run().publish("pillow")
+
+
+if __name__ == "__main__":
+    contest("500x375", "RandomResizedCrop", 224)
+    contest("500x375", "Resize, CenterCrop", 224)
+    contest("12-megapixel", "RandomResizedCrop", 224)
+    contest("12-megapixel", "Resize, CenterCrop", 224)
+    contest("64x64", "RandomResizedCrop", 64)

@@ -1,0 +1,41 @@
+"""Write small JPEGs of every kind into a folder, each followed by 24 bytes of options, for the fuzzer to begin with."""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+from itertools import product
+from pathlib import Path
+
+from PIL import Image
+
+_OPTIONS_NBYTES = 24
+
+
+def jpegs() -> list[bytes]:
+    """Gray and colour, each subsampling, sequential and progressive, with restart markers and orientations."""
+    picture = Image.radial_gradient("L").resize((61, 45))
+    colour = Image.merge("RGB", (picture, picture.transpose(Image.Transpose.ROTATE_180), picture))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    options = product((picture, colour), ("4:4:4", "4:2:2", "4:2:0"), (False, True), (0, 2), (b"", exif.tobytes()))
+    return [_encoded(image, subsampling, *more) for image, subsampling, *more in options]
+
+
+def _encoded(image: Image.Image, subsampling: str, progressive: bool, interval: int, exif: bytes) -> bytes:
+    file = io.BytesIO()
+    chroma = {} if image.mode == "L" else {"subsampling": subsampling}
+    image.save(file, "JPEG", progressive=progressive, restart_marker_blocks=interval, exif=exif, **chroma)
+    return file.getvalue()
+
+
+def main(folder: Path) -> None:
+    rng = random.Random(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, jpeg in enumerate(jpegs()):
+        (folder / f"seed-{number:03}").write_bytes(jpeg + rng.randbytes(_OPTIONS_NBYTES))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

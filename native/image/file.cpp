@@ -1,0 +1,53 @@
+#include "file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace feedline {
+namespace {
+
+constexpr std::size_t kKept = std::size_t{64} << 20;  // what a thread holds on to between pictures
+
+class Descriptor {
+public:
+    explicit Descriptor(const char* path) : number_(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
+    ~Descriptor() {
+        if (number_ >= 0) close(number_);
+    }
+    Descriptor(const Descriptor&) = delete;
+    Descriptor& operator=(const Descriptor&) = delete;
+    operator int() const { return number_; }
+
+private:
+    int number_;
+};
+
+}  // namespace
+
+Status FileReader::read(const char* path, std::size_t most, Bytes& bytes) {
+    const Descriptor file(path);
+    struct stat info;
+    if (file < 0 || fstat(file, &info)) return Status::file(errno);
+    if (S_ISDIR(info.st_mode)) return Status::file(EISDIR);
+    if (!S_ISREG(info.st_mode)) return Status::bad("it is not a regular file");
+    if (static_cast<std::size_t>(info.st_size) > kMost) return Status::bad("it is larger than 2 GiB");
+    const std::size_t wanted = std::min(static_cast<std::size_t>(info.st_size), most);
+    if (memory_.size() > kKept && wanted <= kKept) std::vector<std::uint8_t>().swap(memory_);
+    if (memory_.size() < wanted) memory_.resize(wanted + wanted / 2);
+    std::size_t got = 0;
+    while (got < wanted) {
+        const ssize_t count = ::read(file, memory_.data() + got, wanted - got);
+        if (count < 0 && errno == EINTR) continue;
+        if (count < 0) return Status::file(errno);
+        if (count == 0) break;
+        got += static_cast<std::size_t>(count);
+    }
+    bytes = {memory_.data(), got};
+    return {};
+}
+
+}  // namespace feedline

@@ -1,0 +1,77 @@
+#pragma once
+#include <csetjmp>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+
+#include <jpeglib.h>
+
+#include "scan.h"
+
+namespace feedline {
+
+// libjpeg on bytes in memory: header, then a region at a scale, line by line. Reusable after anything.
+//
+// Errors of libjpeg leave it by longjmp; every such jump begins and ends in this class, over frames of libjpeg alone.
+// A file that ends before the region that is asked for is an error; damage that libjpeg can decode past is not.
+class JpegReader {
+public:
+    JpegReader();
+    ~JpegReader();
+    JpegReader(const JpegReader&) = delete;
+    JpegReader& operator=(const JpegReader&) = delete;
+
+    // Each step is false when it fails, and problem() says why.
+    bool open(Bytes jpeg);
+    int width() const { return static_cast<int>(decoder_.image_width); }
+    int height() const { return static_cast<int>(decoder_.image_height); }
+    int components() const { return decoder_.num_components; }
+
+    // Then: lines of `space` at 1/scale, scale being 1, 2, 4 or 8.
+    bool start(int scale, J_COLOR_SPACE space);
+    int scaled_width() const { return static_cast<int>(decoder_.output_width); }
+    int scaled_height() const { return static_cast<int>(decoder_.output_height); }
+
+    // Then, unless all is wanted: columns [left, right) and lines from `top` on, exactly as a full decode gives them.
+    // Lines come wider than asked for; `first` is the column that they begin with.
+    bool region(int left, int right, int top, int& first);
+    int line_width() const { return static_cast<int>(decoder_.output_width); }
+
+    // Then: some of the next lines, at most kLines; 0 after a failure.
+    static constexpr int kLines = 4;
+    int read(std::uint8_t* const* lines, int most);
+
+    void stop();
+    const char* problem() const { return errors_.text; }
+
+private:
+    struct Errors {
+        jpeg_error_mgr base;
+        std::jmp_buf escape;
+        char text[JMSG_LENGTH_MAX + 64];
+    };
+    struct Input {
+        jpeg_source_mgr base;
+        bool decoding, ended;
+    };
+
+    template <class Call>
+    bool guarded(Call call);
+    [[noreturn]] static void fail(j_common_ptr decoder);
+    [[noreturn]] static void fail_short(j_common_ptr decoder, const char* where);
+    static void warn(j_common_ptr decoder, int level);
+    static void say_nothing(j_common_ptr) {}
+    static void nothing(j_decompress_ptr) {}
+    static boolean fill(j_decompress_ptr decoder);
+    static void skip(j_decompress_ptr decoder, long nbytes);
+    static boolean resync(j_decompress_ptr decoder, int marker);
+    static void count_scans(j_common_ptr decoder);
+    static Input& input_of(j_common_ptr decoder);
+
+    jpeg_decompress_struct decoder_;
+    Errors errors_;
+    Input input_;
+    jpeg_progress_mgr progress_;
+};
+
+}  // namespace feedline

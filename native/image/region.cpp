@@ -1,0 +1,83 @@
+#include "region.h"
+
+#include <algorithm>
+
+#include "passes.h"
+
+namespace feedline {
+
+Status RegionDecoder::decode(const Region& region, int overrun, Samples& samples) {
+    Region smaller = region;
+    // Lengths that do not belong to the file show at the latest now; the file by itself is what counts.
+    if (assembled(region, smaller) && lines(smaller, overrun, samples)) return {};
+    samples.restart();
+    return lines(region, overrun, samples) ? Status{} : Status::bad(problem_);
+}
+
+Status RegionDecoder::decode_whole(Bytes jpeg, int width, int height, std::uint8_t* rgb) {
+    if (!open({jpeg, width, height, 1, {}, nullptr, 0})) return Status::bad(problem_);
+    if (!jpeg_.start(1, JCS_RGB)) return Status::bad(jpeg_.problem());
+    const std::size_t stride = static_cast<std::size_t>(width) * 3;
+    for (int y = 0, got = 0; y < height; y += got) {
+        std::uint8_t* lines[JpegReader::kLines];
+        const int most = std::min(JpegReader::kLines, height - y);
+        for (int i = 0; i < most; i++) lines[i] = rgb + static_cast<std::size_t>(y + i) * stride;
+        got = jpeg_.read(lines, most);
+        if (got == 0) return Status::bad(jpeg_.problem());
+    }
+    jpeg_.stop();
+    return {};
+}
+
+bool RegionDecoder::open(const Region& region) {
+    if (!jpeg_.open(region.jpeg)) {
+        problem_ = jpeg_.problem();
+        return false;
+    }
+    if (jpeg_.width() == region.width && jpeg_.height() == region.height) return true;
+    problem_ = "it has two headers that tell different sizes";
+    return false;
+}
+
+bool RegionDecoder::assembled(const Region& region, Region& smaller) {
+    if (!region.grid) return false;
+    const int scale = region.scale;
+    const Window& part = region.part;
+    Window wanted{part.x * scale, part.y * scale, part.width * scale, part.height * scale}, got;
+    wanted.width = std::min(wanted.width, region.width - wanted.x);
+    wanted.height = std::min(wanted.height, region.height - wanted.y);
+    if (!assemble(region.jpeg.data, region.jpeg.size, region.grid, region.intervals, wanted, assembled_, got, scale))
+        return false;
+    if (got.x % scale || got.y % scale) return false;
+    smaller.jpeg = {assembled_.data(), assembled_.size()};
+    smaller.width = got.width;
+    smaller.height = got.height;
+    smaller.part.x -= got.x / scale;
+    smaller.part.y -= got.y / scale;
+    return true;
+}
+
+bool RegionDecoder::lines(const Region& region, int overrun, Samples& samples) {
+    const Window& part = region.part;
+    int first = 0;
+    if (!open(region)) return false;
+    problem_ = jpeg_.problem();
+    if (!jpeg_.start(region.scale, JCS_EXT_RGBX)) return false;
+    if (part.x + part.width > jpeg_.scaled_width() || part.y + part.height > jpeg_.scaled_height()) return false;
+    if (!jpeg_.region(part.x, part.x + part.width, part.y, first)) return false;
+    const std::size_t stride =
+        (static_cast<std::size_t>(jpeg_.line_width()) + static_cast<std::size_t>(overrun)) * kPixel;
+    if (lines_.size() < JpegReader::kLines * stride) lines_.resize(JpegReader::kLines * stride);
+    std::uint8_t* lines[JpegReader::kLines];
+    for (int i = 0; i < JpegReader::kLines; i++) lines[i] = lines_.data() + static_cast<std::size_t>(i) * stride;
+    for (int left = part.height; left > 0;) {
+        const int got = jpeg_.read(lines, std::min(left, JpegReader::kLines));
+        if (got == 0) return false;
+        for (int i = 0; i < got; i++) samples.take(lines[i] + static_cast<std::size_t>(part.x - first) * kPixel);
+        left -= got;
+    }
+    jpeg_.stop();
+    return true;
+}
+
+}  // namespace feedline

@@ -1,0 +1,255 @@
+#include "row.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "file.h"
+#include "region.h"
+#include "resampler.h"
+#include "turn.h"
+
+namespace feedline {
+namespace {
+
+constexpr std::size_t kKept = std::size_t{64} << 20;   // bytes for turned pictures that a thread holds on to
+constexpr std::size_t kProbed = std::size_t{256} << 10;  // bytes of a file that nearly always hold the header
+
+// The samples [low, high) of one side of a scaled picture that a box may read, and the box within them.
+struct Side {
+    int low, high;
+    double begin, end;  // from `low`
+
+    Side(double from, double to, int samples)
+        : low(static_cast<int>(from)),
+          high(std::min(samples, static_cast<int>(std::ceil(to)))),
+          begin(from - low),
+          end(to - low) {}
+};
+
+// The part of one side of the output that the resized picture covers: `count` pixels, of which the first is pixel
+// `first` of the resized picture and lies at `place` in the output.
+struct Shown {
+    std::int64_t first;
+    int count, place;
+
+    Shown(std::int64_t window, int size, std::int64_t full)
+        : first(std::max<std::int64_t>(0, window)),
+          count(static_cast<int>(std::min(full, window + size) - first)),
+          place(static_cast<int>(first - window)) {}
+};
+
+int reduced(int pixels, int scale) { return (pixels + scale - 1) / scale; }
+
+// The upright picture at 1/scale. Where a side is mirrored, its last, incomplete pixel is the first, which shifts all
+// others.
+struct Picture {
+    int width, height;
+    double shift_x, shift_y;
+
+    Picture(int width_, int height_, double shift_x_, double shift_y_)
+        : width(width_), height(height_), shift_x(shift_x_), shift_y(shift_y_) {}
+    Picture(int full_width, int full_height, int scale, const Turn& turn)
+        : Picture(reduced(full_width, scale), reduced(full_height, scale), 0, 0) {
+        const double per = scale;
+        if (turn.transposed ? turn.mirrored_y : turn.mirrored_x) shift_x = width - full_width / per;
+        if (turn.transposed ? turn.mirrored_x : turn.mirrored_y) shift_y = height - full_height / per;
+    }
+};
+
+// Lines that are upright as they are stored.
+class Upright final : public Samples {
+public:
+    Upright(Resampler& resampler, const Passes& passes, Lines& lines)
+        : resampler_(resampler), passes_(passes), lines_(lines) {}
+    void restart() override { resampler_.restart(); }
+    void take(const std::uint8_t* line) override { resampler_.push(line, passes_, lines_); }
+
+private:
+    Resampler& resampler_;
+    const Passes& passes_;
+    Lines& lines_;
+};
+
+// Lines of the stored picture, put upright in memory: `part` of the upright picture, `stride` bytes a line.
+class Turned final : public Samples {
+public:
+    Turned(const Turn& turn, const Window& part, std::uint8_t* picture, std::size_t stride)
+        : turn_(turn), part_(part), picture_(picture), stride_(static_cast<std::ptrdiff_t>(stride)) {}
+
+    void restart() override { taken_ = 0; }
+    void take(const std::uint8_t* line) override {
+        const int width = turn_.transposed ? part_.height : part_.width,
+                  height = turn_.transposed ? part_.width : part_.height;
+        const std::ptrdiff_t pixel = kPixel, along = turn_.transposed ? stride_ : pixel,
+                             across = turn_.transposed ? pixel : stride_;
+        std::uint8_t* to = picture_ + across * (turn_.mirrored_y ? height - 1 - taken_ : taken_);
+        if (turn_.mirrored_x) to += along * (width - 1);
+        for (int x = 0; x < width; x++, line += kPixel, to += turn_.mirrored_x ? -along : along)
+            std::memcpy(to, line, kPixel);
+        taken_++;
+    }
+
+private:
+    const Turn turn_;
+    const Window part_;
+    std::uint8_t* const picture_;
+    const std::ptrdiff_t stride_;
+    int taken_ = 0;
+};
+
+// Everything a thread needs to read pictures, one after another.
+class Reader {
+public:
+    Status row(const Plan& plan, const Source& source, std::uint64_t key, std::int64_t limit, void* row);
+    Status header(const Source& source, std::int64_t limit, Header& header);
+    Status whole(Bytes jpeg, std::uint8_t* rgb);
+
+private:
+    Status encoded(const Source& source, std::size_t most, Bytes& bytes);
+    void ready(const Plan& plan, const Pixels& pixels, std::uint64_t key, Writer& writer);
+    Status jpeg(const Plan& plan, const Source& source, Bytes bytes, std::uint64_t key, std::int64_t limit,
+                Writer& writer);
+    Status turned(const Region& region, const Turn& turn, const Window& part, const Passes& passes, Writer& writer);
+    Window prepare(const Plan& plan, const Geometry& found, int scale, const Picture& picture, Writer& writer);
+    int overrun() const { return resampler_.across().overrun(); }
+    std::uint8_t* room(std::size_t nbytes) {
+        if (memory_.size() < nbytes) memory_.resize(nbytes);
+        return memory_.data();
+    }
+
+    FileReader file_;
+    RegionDecoder decoder_;
+    Resampler resampler_;
+    std::vector<std::uint8_t> memory_;
+};
+
+Status Reader::row(const Plan& plan, const Source& source, std::uint64_t key, std::int64_t limit, void* row) {
+    Writer writer(plan.layout, *plan.passes, plan.numbers, row);
+    if (source.pixels.data) {
+        ready(plan, source.pixels, key, writer);
+        return {};
+    }
+    Bytes bytes;
+    Status status = encoded(source, FileReader::kMost, bytes);
+    return status.fine() ? jpeg(plan, source, bytes, key, limit, writer) : status;
+}
+
+Status Reader::encoded(const Source& source, std::size_t most, Bytes& bytes) {
+    if (source.path) return file_.read(source.path, most, bytes);
+    bytes = source.bytes;
+    return {};
+}
+
+Status Reader::header(const Source& source, std::int64_t limit, Header& header) {
+    Bytes bytes;
+    Status status = encoded(source, kProbed, bytes);
+    if (status.fine()) status = scan(bytes, limit, header);
+    if (status.fine() || !source.path || bytes.size < kProbed) return status;
+    status = encoded(source, FileReader::kMost, bytes);
+    return status.fine() ? scan(bytes, limit, header) : status;
+}
+
+Status Reader::whole(Bytes jpeg, std::uint8_t* rgb) {
+    Header header;
+    Status status = scan(jpeg, 0, header);
+    return status.fine() ? decoder_.decode_whole(jpeg, header.width, header.height, rgb) : status;
+}
+
+// Sets up resampler and writer; gives the part of the upright picture at 1/scale whose lines the resampler takes.
+Window Reader::prepare(const Plan& plan, const Geometry& found, int scale, const Picture& picture, Writer& writer) {
+    const Window& box = found.box;
+    const double per = scale;
+    const Side x(box.x / per + picture.shift_x, (box.x + box.width) / per + picture.shift_x, picture.width);
+    const Side y(box.y / per + picture.shift_y, (box.y + box.height) / per + picture.shift_y, picture.height);
+    const Shown across(found.left, plan.layout.width, found.full.width),
+        down(found.top, plan.layout.height, found.full.height);
+    resampler_.prepare(
+        {x.begin, x.end, x.high - x.low, found.full.width, across.first, across.count, plan.bicubic, found.flip},
+        {y.begin, y.end, y.high - y.low, found.full.height, down.first, down.count, plan.bicubic, false});
+    if (across.count < plan.layout.width || down.count < plan.layout.height) writer.clear();
+    writer.place(found.flip ? plan.layout.width - across.place - across.count : across.place, down.place, across.count);
+    const Taps &columns = resampler_.across(), &rows = resampler_.down();
+    return {x.low + columns.low(), y.low + rows.low(), columns.high() - columns.low(), rows.high() - rows.low()};
+}
+
+void Reader::ready(const Plan& plan, const Pixels& pixels, std::uint64_t key, Writer& writer) {
+    const Extent size{plan.layout.width, plan.layout.height};
+    const Geometry found = geometry(plan.law, plan.flip, size, key, pixels.width, pixels.height);
+    const Window part = prepare(plan, found, 1, {pixels.width, pixels.height, 0, 0}, writer);
+    std::uint8_t* const line = room(static_cast<std::size_t>(part.width + overrun()) * kPixel);
+    for (int y = part.y; y < part.y + part.height; y++) {
+        pixels.line(part.x, y, part.width, *plan.passes, line);
+        resampler_.push(line, *plan.passes, writer);
+    }
+}
+
+Status Reader::jpeg(const Plan& plan, const Source& source, Bytes bytes, std::uint64_t key, std::int64_t limit,
+                    Writer& writer) {
+    Header header;
+    Status status = scan(bytes, limit, header);
+    if (!status.fine()) return status;
+    const Turn turn(plan.oriented ? header.orientation : 1);
+    const int width = turn.transposed ? header.height : header.width,
+              height = turn.transposed ? header.width : header.height;
+    const Geometry found = geometry(plan.law, plan.flip, {plan.layout.width, plan.layout.height}, key, width, height);
+    const int scale = plan.scaled ? found.largest_scale() : 1;
+    const Window part = prepare(plan, found, scale, Picture(width, height, scale, turn), writer);
+    const Window stored = turn.stored(part, reduced(header.width, scale), reduced(header.height, scale));
+    const Region region{bytes, header.width, header.height, scale, stored, source.grid, source.intervals};
+    if (!turn.none()) return turned(region, turn, part, *plan.passes, writer);
+    Upright samples(resampler_, *plan.passes, writer);
+    return decoder_.decode(region, overrun(), samples);
+}
+
+Status Reader::turned(const Region& region, const Turn& turn, const Window& part, const Passes& passes,
+                      Writer& writer) {
+    const std::size_t stride = static_cast<std::size_t>(part.width + overrun()) * kPixel;
+    std::uint8_t* const picture = room(stride * static_cast<std::size_t>(part.height));
+    Turned samples(turn, part, picture, stride);
+    Status status = decoder_.decode(region, 0, samples);
+    for (int y = 0; y < part.height && status.fine(); y++)
+        resampler_.push(picture + static_cast<std::size_t>(y) * stride, passes, writer);
+    if (memory_.size() > kKept) std::vector<std::uint8_t>().swap(memory_);
+    return status;
+}
+
+Reader& reader() {
+    static thread_local Reader own;
+    return own;
+}
+
+// Memory may run out at any of many places; libjpeg reports it by itself.
+template <class Work>
+Status within_memory(Work work) {
+    try {
+        return work();
+    } catch (const std::bad_alloc&) {
+        return Status::bad("there is not enough memory to decode it");
+    }
+}
+
+}  // namespace
+
+void Pixels::line(int x, int y, int count, const Passes& passes, std::uint8_t* out) const {
+    const std::uint8_t* pixel = data + y * line_stride + x * pixel_stride;
+    if (pixel_stride == 3 && channel_stride == 1) return passes.widen(pixel, count, out);
+    for (int i = 0; i < count; i++, pixel += pixel_stride, out += kPixel)
+        for (int c = 0; c < 3; c++) out[c] = pixel[c * channel_stride];
+}
+
+Status read_row(const Plan& plan, const Source& source, std::uint64_t key, std::int64_t limit, void* row) {
+    return within_memory([&] { return reader().row(plan, source, key, limit, row); });
+}
+
+Status read_header(const Source& source, std::int64_t limit, Header& header) {
+    return within_memory([&] { return reader().header(source, limit, header); });
+}
+
+Status read_whole(Bytes jpeg, std::uint8_t* rgb) {
+    return within_memory([&] { return reader().whole(jpeg, rgb); });
+}
+
+}  // namespace feedline

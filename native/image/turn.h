@@ -1,0 +1,32 @@
+#pragma once
+#include <utility>
+
+#include "grid.h"
+
+namespace feedline {
+
+// How a picture is stored and how it is meant to be seen, by EXIF's orientation: the upright pixel (x, y) is the stored
+// (x, y), exchanged if `transposed`, then counted from the stored picture's other edge where mirrored.
+struct Turn {
+    bool transposed = false, mirrored_x = false, mirrored_y = false;
+
+    explicit Turn(int orientation)
+        : transposed(orientation >= 5),
+          mirrored_x(orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8),
+          mirrored_y(orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7) {}
+
+    bool none() const { return !transposed && !mirrored_x && !mirrored_y; }
+
+    // The stored part that an upright one comes from, in a stored picture of this size.
+    Window stored(Window part, int width, int height) const {
+        if (transposed) {
+            std::swap(part.x, part.y);
+            std::swap(part.width, part.height);
+        }
+        if (mirrored_x) part.x = width - part.x - part.width;
+        if (mirrored_y) part.y = height - part.y - part.height;
+        return part;
+    }
+};
+
+}  // namespace feedline

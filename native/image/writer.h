@@ -1,0 +1,51 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "passes.h"
+#include "resampler.h"
+
+namespace feedline {
+
+// The type of the numbers in a batch, as feedline/images/kernels.py has it.
+enum class Number { level = 0, single = 1, half = 2 };
+
+// How a row of a batch lies in memory.
+struct Layout {
+    int width, height;
+    bool planar;  // CHW
+    Number number;
+
+    std::size_t item_nbytes() const;
+    std::size_t nbytes() const;
+};
+
+// Writes lines of pixels into one row, as the numbers that are wanted, from (left, top) on.
+class Writer final : public Lines {
+public:
+    Writer(const Layout& layout, const Passes& passes, const Numbers& numbers, void* row)
+        : layout_(layout), passes_(passes), numbers_(numbers), row_(row) {}
+
+    void place(int left, int top, int width) {
+        left_ = left;
+        top_ = top;
+        width_ = width;
+    }
+    void clear();  // every pixel black
+    void take(int y, const std::uint8_t* line) override;
+
+private:
+    void interleaved(std::size_t item, const std::uint8_t* line);
+    void planes(std::size_t item, const std::uint8_t* line);
+
+    const Layout& layout_;
+    const Passes& passes_;
+    const Numbers& numbers_;
+    void* const row_;
+    int left_ = 0, top_ = 0, width_ = 0;
+};
+
+// The table, its bfloat16 form, and whether arithmetic with `mean` and `std` gives the same bits in `passes`.
+Numbers prepared(const float (&of)[3][256], const float (&mean)[3], const float (&std)[3], const Passes& passes);
+
+}  // namespace feedline
