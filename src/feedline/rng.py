@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from feedline import _kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -150,6 +151,16 @@ def sample_rng(row: int | None = None) -> SampleRng:
     if row is None:
         row = _address.row
     return SampleRng(_address.next_key(keys) if row is None else keys[row])
+
+
+def takes_rng(fn: Callable[..., Any]) -> bool:
+    """Whether a callable wants the sample's generator: it needs a second argument, or has one named rng."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except ValueError:  # a built-in without a signature takes the sample alone
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "rng")
 
 
 def torch_keys(count: int) -> NDArray[np.uint64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from feedline import _kernels
 from feedline.datasets.files import MappedFiles, Pathlike, Raw
 from feedline.errors import ArgumentError
-from feedline.rng import sample_rng
+from feedline.rng import sample_rng, takes_rng
 from feedline.rows import Empty, as_indices, numpy_view, one_within, torch_dtype, torch_empty
 
 Gather = Callable[[NDArray[np.int64], Empty], Any]
@@ -82,7 +81,7 @@ class AlignedArrays(torch.utils.data.Dataset[Any]):
     def __init__(self, structure: _Structure, transform: Transform | None) -> None:
         self._structure = structure
         self.transform = transform
-        self._wants_rng = transform is not None and _takes_rng(transform)
+        self._wants_rng = transform is not None and takes_rng(transform)
 
     def _columns(self) -> Sequence[Column]:
         raise NotImplementedError
@@ -199,13 +198,3 @@ def _column(array: Any, label: str) -> Column:
             f"{label} must be an array with at least one dimension, of a dtype that tensors have; got {what}"
         )
     return column_of(np.asarray(array))
-
-
-def _takes_rng(transform: Transform) -> bool:
-    """Whether `transform` is called with the sample's generator: it needs a second argument, or has one named rng."""
-    try:
-        parameters = list(inspect.signature(transform).parameters.values())
-    except ValueError:  # a built-in without a signature takes the sample alone
-        return False
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "rng")
