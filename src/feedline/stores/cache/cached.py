@@ -1,0 +1,223 @@
+"""A store that is read through a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from feedline.stores.addresses import join
+from feedline.stores.cache.entries import Key
+from feedline.stores.cache.folder import Folder
+from feedline.stores.cache.settings import Cache
+from feedline.stores.coalescing import joined, refuse_backwards
+from feedline.stores.counting import count
+from feedline.stores.per_process import PerProcess
+from feedline.stores.problems import ObjectChangedError, RangeError
+from feedline.stores.protocol import ObjectInfo, Store, Views
+from feedline.stores.recent import Recent
+
+_GROUP_NBYTES = 64 << 20
+"""So much is held at once: what a reader wants may be far more than fits into memory."""
+
+_RUN_NBYTES = 4 << 20
+"""Missing pieces that follow one another are fetched together up to this size."""
+
+_FETCHERS = 16
+"""Threads that fetch and write: while one writes, others wait for the store."""
+
+_COPIED_NBYTES = 256 << 10
+"""A smaller range is copied: a view would keep its piece mapped, and with it a file descriptor, for as long as it
+lives."""
+
+_WAITED_S = 60.0
+_KNOWN = 100_000
+
+
+class CachedStore:
+    """The same objects as in `store`, kept in pieces in a folder of this machine.
+
+    An object is looked up once per process and then taken for unchanged; if it does change, reading what is not in the
+    cache yet is an ObjectChangedError, and the next read finds the new version.
+    """
+
+    def __init__(self, store: Store, cache: Cache) -> None:
+        self.store = store
+        self.cache = cache
+        self._shared = PerProcess(lambda: _Shared(cache))
+
+    @property
+    def url(self) -> str:
+        """The address of the store itself."""
+        return self.store.url
+
+    def __repr__(self) -> str:
+        return f"CachedStore({self.store!r}, {self.cache!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CachedStore, (self.store, self.cache)
+
+    def info(self, path: str) -> ObjectInfo:
+        """Size and version of one object, as they are now."""
+        return self._shared.get().infos.put(path, self.store.info(path))
+
+    def size(self, path: str) -> int:
+        """The bytes of one object."""
+        return self._known(path, None).size
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Every object whose path begins with `prefix`, in the order of their paths."""
+        for info in self.store.list(prefix):
+            yield self._shared.get().infos.put(info.path, info)
+
+    def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
+        """The bytes from `start` up to `stop`, or to the end."""
+        stop = max(start, self._known(path, version).size) if stop is None else stop
+        return self.read_many(path, [(start, stop)], version=version)[0]
+
+    def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
+        """One view for each range."""
+        refuse_backwards(ranges, join(self.url, path))
+        object_ = self._object(path, version)
+        object_.refuse_beyond(ranges)
+        results: dict[tuple[int, int], list[memoryview]] = {(start, stop): [] for start, stop in ranges}
+        wanted = _by_piece(results, self.cache.piece_nbytes)
+        for number, data in object_.pieces(sorted(wanted)):
+            first = number * self.cache.piece_nbytes
+            for start, stop in wanted[number]:
+                part = data[max(start - first, 0) : stop - first]
+                results[start, stop].append(part if part.nbytes > _COPIED_NBYTES else memoryview(bytes(part)))
+        return [_whole(results[start, stop]) for start, stop in ranges]
+
+    def fill(self, path: str, start: int = 0, stop: int | None = None) -> int:
+        """Fetch what is missing of a range, and keep none of it in memory; gives the bytes of the range."""
+        object_ = self._object(path, None)
+        stop = object_.info.size if stop is None else stop
+        object_.refuse_beyond([(start, stop)])
+        for _ in object_.pieces(sorted(_by_piece([(start, stop)], self.cache.piece_nbytes))):
+            pass  # fetching is all that is wanted
+        return max(0, stop - start)
+
+    def _object(self, path: str, version: str | None) -> _Object:
+        return _Object(self.store, self._shared.get(), self._known(path, version), self.cache)
+
+    def _known(self, path: str, version: str | None) -> ObjectInfo:
+        known = self._shared.get().infos.get(path)
+        if known is None or version not in (None, known.version):
+            known = self.info(path)
+        if version not in (None, known.version):
+            raise ObjectChangedError(
+                f"{join(self.url, path)} changed: version {version} was asked for, and the store has {known.version} "
+                "now. Make the dataset anew to read it"
+            )
+        return known
+
+
+class _Shared:
+    """What the objects of one store share in this process."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.folder = Folder(cache)
+        self.infos: Recent[str, ObjectInfo] = Recent(_KNOWN)
+        self.fetchers = ThreadPoolExecutor(_FETCHERS, "feedline-cache")
+
+
+class _Object:
+    """One version of one object, piece by piece."""
+
+    def __init__(self, store: Store, shared: _Shared, info: ObjectInfo, cache: Cache) -> None:
+        self._store = store
+        self._folder = shared.folder
+        self._infos = shared.infos
+        self._fetchers = shared.fetchers
+        self.info = info
+        self._piece_nbytes = cache.piece_nbytes
+        self._address = join(store.url, info.path)
+
+    def refuse_beyond(self, ranges: Sequence[tuple[int, int]]) -> None:
+        for start, stop in ranges:
+            if stop > self.info.size:
+                raise RangeError(
+                    f"{self._address}, bytes [{start}, {stop}): the object has only {self.info.size} bytes"
+                )
+
+    def pieces(self, numbers: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
+        """These pieces, in order; what is missing is fetched, several pieces at once, by one process for all."""
+        at_once = max(1, _GROUP_NBYTES // self._piece_nbytes)
+        for first in range(0, len(numbers), at_once):
+            group = numbers[first : first + at_once]
+            found = self._looked_up(group)
+            count(cache_hits=len(found), cache_misses=len(group) - len(found))
+            found |= self._fetched_by_one([number for number in group if number not in found])
+            yield from ((number, found[number]) for number in group)
+
+    def _fetched_by_one(self, missing: Sequence[int]) -> dict[int, memoryview]:
+        if not missing:
+            return {}
+        with self._folder.claims() as claims:
+            mine = [number for number in missing if claims.take(self._key(number).name())]
+            found = self._looked_up(mine)  # fetched by another since the first look
+            found |= self._fetched([number for number in mine if number not in found])
+        # Nothing is claimed while waiting, so that two that wait for each other cannot be.
+        for number in set(missing).difference(found):
+            claims.wait(self._key(number).name(), _WAITED_S)
+            count(cache_shared=1)
+            found |= self._looked_up([number]) or self._fetch([number])
+        return found
+
+    def _key(self, number: int) -> Key:
+        return Key(self._address, self.info.version, self._piece_nbytes, number)
+
+    def _looked_up(self, numbers: Sequence[int]) -> dict[int, memoryview]:
+        looked = ((number, self._folder.get(self._key(number))) for number in numbers)
+        return {number: data for number, data in looked if data is not None}
+
+    def _fetched(self, numbers: Sequence[int]) -> dict[int, memoryview]:
+        runs = list(_runs(numbers, max(1, _RUN_NBYTES // self._piece_nbytes)))
+        if len(runs) == 1:
+            return self._fetch(runs[0])
+        futures = [self._fetchers.submit(self._fetch, run) for run in runs]
+        try:
+            return {number: data for future in futures for number, data in future.result().items()}
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _fetch(self, numbers: Sequence[int]) -> dict[int, memoryview]:
+        size = self._piece_nbytes
+        ranges = [(number * size, min((number + 1) * size, self.info.size)) for number in numbers]
+        try:
+            fetched = self._store.read_many(self.info.path, ranges, version=self.info.version)
+        except ObjectChangedError:
+            self._infos.drop(self.info.path)
+            raise
+        return {
+            number: self._folder.put(self._key(number), data) for number, data in zip(numbers, fetched, strict=True)
+        }
+
+
+def _runs(numbers: Sequence[int], longest: int) -> Iterator[list[int]]:
+    """Consecutive numbers together, at most `longest` of them."""
+    run: list[int] = []
+    for number in numbers:
+        if run and (number != run[-1] + 1 or len(run) == longest):
+            yield run
+            run = []
+        run.append(number)
+    if run:
+        yield run
+
+
+def _by_piece(
+    ranges: Sequence[tuple[int, int]] | dict[tuple[int, int], Any], piece_nbytes: int
+) -> dict[int, list[tuple[int, int]]]:
+    """For each piece that is needed, the ranges that need it."""
+    wanted: dict[int, list[tuple[int, int]]] = {}
+    for start, stop in ranges:
+        for number in range(start // piece_nbytes, -(-stop // piece_nbytes) if start < stop else 0):
+            wanted.setdefault(number, []).append((start, stop))
+    return wanted
+
+
+def _whole(parts: Sequence[memoryview]) -> memoryview:
+    return parts[0] if len(parts) == 1 else joined(parts)

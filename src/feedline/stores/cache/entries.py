@@ -1,0 +1,98 @@
+"""One file of the cache: a piece of an object, and at its end what tells that it is all there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import struct
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+if sys.platform != "win32":
+    import fcntl
+
+_FOOTER = struct.Struct("<8sQI")
+_MAGIC = b"feedlin1"
+
+
+class Key(NamedTuple):
+    """What a piece is: the address of its object, the version of that, and which of the pieces of this size."""
+
+    address: str
+    version: str
+    piece_nbytes: int
+    number: int
+
+    def name(self) -> str:
+        """The name of the piece's file."""
+        text = "\0".join((self.address, self.version, str(self.piece_nbytes), str(self.number)))
+        return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
+
+
+class DamagedError(Exception):
+    """A file of the cache is not what was written into it. It never leaves the package."""
+
+
+def file_nbytes(nbytes: int) -> int:
+    """The size of the file that holds so many bytes of data."""
+    return nbytes + _FOOTER.size
+
+
+def opened(file: BinaryIO, *, trusted: bool) -> memoryview:
+    """The data in a file, mapped and checked; valid for as long as it is held, even when the file is removed.
+
+    DamagedError if its length or, unless it is `trusted`, its checksum is wrong.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if size < _FOOTER.size:
+        raise DamagedError
+    content = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+    data = content[: -_FOOTER.size]
+    magic, nbytes, checksum = _FOOTER.unpack(content[-_FOOTER.size :])
+    if (magic, nbytes) != (_MAGIC, data.nbytes) or not (trusted or zlib.crc32(data) == checksum):
+        raise DamagedError
+    return data
+
+
+@contextlib.contextmanager
+def temporary(path: Path, nbytes: int) -> Iterator[int]:
+    """A new file of this size, locked for as long as the block runs: what is not locked has lost its writer."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.ftruncate(fd, nbytes)
+        yield fd
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+
+
+def write(fd: int, data: memoryview) -> None:
+    """Fill a temporary file; OSError when the disk is full."""
+    footer = _FOOTER.pack(_MAGIC, data.nbytes, zlib.crc32(data))
+    for part, start in ((data.cast("B"), 0), (memoryview(footer), data.nbytes)):
+        at = 0
+        while at < part.nbytes:  # Linux writes at most 2 GiB at once
+            at += os.pwrite(fd, part[at:], start + at)
+
+
+def abandoned(path: Path) -> bool:
+    """Whether the writer of a temporary file is gone. One that is just being made may be taken for abandoned."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True

@@ -1,0 +1,204 @@
+"""The folder of a cache, as one process sees it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
+from uuid import uuid4
+
+from feedline.stores.cache import ledger
+from feedline.stores.cache.claims import Claims
+from feedline.stores.cache.entries import DamagedError, Key, abandoned, file_nbytes, opened, temporary, write
+from feedline.stores.cache.settings import Cache
+from feedline.stores.counting import count
+from feedline.stores.problems import CacheWarning
+from feedline.stores.recent import Recent
+
+_log = logging.getLogger("feedline")
+
+_LAYOUT = "v1"
+_MAPPED_NBYTES = 256 << 20
+_TOUCHED_EVERY_S = 60.0
+_SPARE = 16
+"""When room is made, one part in so many is made beyond what is needed: counting the files is not done for each."""
+
+
+class _NoRoomError(OSError):
+    """More is being written at this moment than may be kept at all."""
+
+
+class _Mapped(NamedTuple):
+    data: memoryview
+    touched_s: float
+
+
+class _File(NamedTuple):
+    used_ns: int
+    nbytes: int
+    path: str
+
+
+class Folder:
+    """Pieces by key. Safe to use from several threads; others may use the folder at the same time, and die in it.
+
+    A piece is written beside the others, under a lock that tells a living writer from a dead one, and renamed into its
+    place when it is whole: what has a name is complete. Removing a piece takes only its name; who has it mapped keeps
+    the data. So eviction asks nobody, and nothing that is being read can change.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self._root = Path(cache.folder, _LAYOUT)
+        self._ledger = self._root / "ledger"
+        self._temporary = self._root / "temporary"
+        self._limit_nbytes = 0
+        self._writable = True
+        self._maps: Recent[str, _Mapped] = Recent(max(8, min(256, _MAPPED_NBYTES // cache.piece_nbytes)))
+        self._trusted: dict[str, int] = {}
+        try:
+            self._prepare(cache)
+        except OSError as error:
+            self._stop_writing(error)
+
+    def _prepare(self, cache: Cache) -> None:
+        for part in ("temporary", *(f"objects/{number:02x}" for number in range(256))):
+            (self._root / part).mkdir(parents=True, exist_ok=True)
+        self._limit_nbytes = cache.limit_nbytes()
+        if any(self._temporary.iterdir()):
+            with ledger.locked(self._ledger):
+                self._sweep()
+
+    def claims(self) -> Claims:
+        """A block in which pieces can be claimed for fetching."""
+        return Claims(self._root / "claims")
+
+    def get(self, key: Key) -> memoryview | None:
+        """The data of a piece, or None; a damaged one is removed, and counted."""
+        name = key.name()
+        mapped = self._maps.get(name)
+        if mapped is None:
+            return self._open(name)
+        if monotonic() - mapped.touched_s > _TOUCHED_EVERY_S:
+            self._touch(name, mapped.data)
+        return mapped.data
+
+    def put(self, key: Key, data: memoryview) -> memoryview:
+        """Keep a piece; gives the data back, as the file's own where it was kept.
+
+        What cannot be kept is not: the first time that the disk is full or cannot be written to, a CacheWarning says
+        so, and nothing more is written by this process.
+        """
+        name = key.name()
+        if not self._writable or file_nbytes(data.nbytes) > self._limit_nbytes:
+            return data
+        try:
+            self._write(name, data)
+        except _NoRoomError:
+            return data
+        except OSError as error:
+            self._stop_writing(error)
+            return data
+        kept = self._open(name)
+        return data if kept is None else kept
+
+    def _path(self, name: str) -> Path:
+        return self._root / "objects" / name[:2] / name
+
+    def _open(self, name: str) -> memoryview | None:
+        path = self._path(name)
+        try:
+            with open(path, "rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                data = opened(file, trusted=self._trusted.get(name) == inode)
+        except FileNotFoundError:
+            return None
+        except DamagedError:
+            _log.warning("%s of the cache is damaged; it is removed and fetched again", path)
+            count(cache_damaged=1)
+            with suppress(OSError):
+                path.unlink()
+            return None
+        except OSError as error:
+            _log.warning("%s of the cache cannot be read (%s); it is fetched again", path, error.strerror)
+            return None
+        self._trusted[name] = inode
+        self._touch(name, data)
+        return data
+
+    def _touch(self, name: str, data: memoryview) -> None:
+        """Note that the piece was used just now."""
+        with suppress(OSError):  # evicted meanwhile, or a folder that cannot be written to
+            os.utime(self._path(name))
+        self._maps.put(name, _Mapped(data, monotonic()))
+
+    def _write(self, name: str, data: memoryview) -> None:
+        needed = file_nbytes(data.nbytes)
+        with ExitStack() as stack:
+            temp = self._temporary / uuid4().hex
+            with ledger.locked(self._ledger) as account:
+                if not account.known or account.nbytes + needed > self._limit_nbytes:
+                    self._make_room(account, needed)
+                account.nbytes += needed
+                # Made under the lock, and with its final size: a count by others finds it.
+                fd = stack.enter_context(temporary(temp, needed))
+            write(fd, data)
+            temp.replace(self._path(name))
+            self._trusted[name] = os.fstat(fd).st_ino
+
+    def _make_room(self, account: ledger.Account, needed: int) -> None:
+        """Count what is there, and remove what was not used for longest, until there is room to spare."""
+        taken, files = self._sweep(), sorted(self._files())
+        taken += sum(file.nbytes for file in files)
+        if taken + needed > self._limit_nbytes:
+            wanted = max(0, self._limit_nbytes - needed - self._limit_nbytes // _SPARE)
+            for file in files:
+                if taken <= wanted:
+                    break
+                with suppress(FileNotFoundError):
+                    os.unlink(file.path)  # noqa: PTH108 - thousands of them
+                    count(cache_evicted=1)
+                taken -= file.nbytes
+        account.nbytes = taken
+        if taken + needed > self._limit_nbytes:
+            raise _NoRoomError
+
+    def _sweep(self) -> int:
+        """Remove what dead writers left; the bytes that living ones are writing."""
+        living = 0
+        for path in self._temporary.iterdir():
+            if abandoned(path):
+                path.unlink(missing_ok=True)
+            else:
+                living += _nbytes(path)
+        return living
+
+    def _files(self) -> Iterator[_File]:
+        for folder in os.scandir(self._root / "objects"):
+            for entry in os.scandir(folder.path):
+                with suppress(FileNotFoundError):
+                    status = entry.stat()
+                    yield _File(status.st_mtime_ns, status.st_size, entry.path)
+
+    def _stop_writing(self, error: OSError) -> None:
+        self._writable = False
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = "the disk is full" if full else f"it cannot be written to ({error.strerror})"
+        remedy = "free some room" if full else "give a folder that can be written to"
+        warnings.warn(
+            f"the cache in {self._root} keeps nothing more in this process: {reason}. What is there is still used; "
+            f"{remedy} and start again",
+            CacheWarning,
+            stacklevel=2,
+        )
+
+
+def _nbytes(path: Path) -> int:
+    with suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0

@@ -1,0 +1,78 @@
+"""What the stores of this process did: counted as it happens, read as a frozen value."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from feedline.stores.per_process import PerProcess
+
+if TYPE_CHECKING:
+    from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Sums over all stores of this process since it started."""
+
+    requests: int = 0
+    """Requests sent to remote stores, retries and hedges among them."""
+    nbytes: int = 0
+    """Bytes that remote stores sent and that passed every check."""
+    retries: int = 0
+    """Attempts that were repeated because the one before failed."""
+    throttled: int = 0
+    """Answers that asked for fewer requests (429 and 503)."""
+    truncated: int = 0
+    """Answers that ended too early; none was taken as data."""
+    hedges: int = 0
+    """Second requests, sent because the first was slower than most."""
+    hedges_won: int = 0
+    """Second requests that answered first."""
+    failures: int = 0
+    """Reads that failed for good."""
+    waited_s: float = 0.0
+    """Seconds between attempts, summed over all requests."""
+    cache_hits: int = 0
+    """Pieces that lay in a cache."""
+    cache_misses: int = 0
+    """Pieces that a cache had to fetch."""
+    cache_shared: int = 0
+    """Pieces that another thread or process fetched at the very moment they were wanted here."""
+    cache_evicted: int = 0
+    """Pieces that were removed to make room."""
+    cache_damaged: int = 0
+    """Pieces that did not match their checksum: removed, and fetched again."""
+
+
+class Counters:
+    """Sums that several threads add to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: dict[str, Any] = {field.name: field.default for field in fields(Statistics)}
+
+    def add(self, **amounts: float) -> None:
+        """Add to the sums of these names."""
+        with self._lock:
+            for name, amount in amounts.items():
+                self._sums[name] += amount
+
+    def statistics(self) -> Statistics:
+        """The sums as they are now."""
+        with self._lock:
+            return Statistics(**self._sums)
+
+
+_counters = PerProcess(Counters)
+
+
+def count(**amounts: float) -> None:
+    """Add to the counters of this process."""
+    _counters.get().add(**amounts)
+
+
+def statistics() -> Statistics:
+    """What all stores of this process did since it started; a forked process starts at zero."""
+    return _counters.get().statistics()

@@ -1,0 +1,130 @@
+"""Files of this machine, memory-mapped."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from feedline.stores.addresses import absolute, checked, join
+from feedline.stores.coalescing import Requests, refuse_backwards, spans_for
+from feedline.stores.per_process import PerProcess
+from feedline.stores.problems import ObjectChangedError, ObjectNotFoundError, RangeError
+from feedline.stores.protocol import ObjectInfo, Views
+from feedline.stores.recent import Recent
+
+_OPEN_AT_ONCE = 64
+_SMALL_NBYTES = 64 << 10
+"""A whole file up to this size is read, not mapped: a mapping costs more than the copy."""
+
+
+class _Mapped(NamedTuple):
+    data: memoryview
+    version: str
+    advise: Any
+
+    def will_need(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Let the system read these, and nothing around them, ahead of the first touch."""
+        if self.advise is None:  # Windows
+            return
+        page = mmap.ALLOCATIONGRANULARITY
+        for start, stop in spans_for(ranges, Requests(gap_nbytes=page)):
+            self.advise(mmap.MADV_WILLNEED, start - start % page, stop - start + start % page)
+
+
+class LocalStore:
+    """The files below a folder. What is read is a view of the file itself: a file that shrinks under it is gone."""
+
+    def __init__(self, folder: str = "/") -> None:
+        self._folder = absolute(folder)
+        self._maps: PerProcess[Recent[str, _Mapped]] = PerProcess(lambda: Recent(_OPEN_AT_ONCE))
+
+    @property
+    def url(self) -> str:
+        """The folder."""
+        return self._folder
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self._folder!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocalStore, (self._folder,)
+
+    def info(self, path: str) -> ObjectInfo:
+        """Size and version of one file, as they are now; its version is made of its inode, size and time of change."""
+        status = self._status(path)
+        return ObjectInfo(path, status.st_size, _version(status))
+
+    def size(self, path: str) -> int:
+        """The bytes of one file."""
+        return self._status(path).st_size
+
+    def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
+        """The bytes from `start` up to `stop`, or to the end."""
+        status = self._status(path)
+        if stop is None and status.st_size <= _SMALL_NBYTES:
+            self._refuse_other(path, _version(status), version)
+            return memoryview(Path(self._file(path)).read_bytes())[start:]
+        stop = status.st_size if stop is None else stop
+        return self._cut(path, status, [(start, max(start, stop))], version)[0]
+
+    def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
+        """One view for each range."""
+        return self._cut(path, self._status(path), ranges, version)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Every file whose path begins with `prefix`, in the order of their paths."""
+        checked(prefix)
+        folder = Path(self._file(prefix[: prefix.rfind("/") + 1]))
+        files = (Path(top, name) for top, _, names in os.walk(folder) for name in names)
+        for path in sorted(file.relative_to(self._folder).as_posix() for file in files):
+            if path.startswith(prefix):
+                yield self.info(path)
+
+    def _file(self, path: str) -> str:
+        return os.path.join(self._folder, checked(path))  # noqa: PTH118 - per sample, and Path costs microseconds
+
+    def _status(self, path: str) -> os.stat_result:
+        file = self._file(path)
+        try:
+            return os.stat(file)  # noqa: PTH116 - as in _file
+        except (FileNotFoundError, NotADirectoryError):
+            raise ObjectNotFoundError(f"{file}: there is no such file") from None
+
+    def _cut(self, path: str, status: os.stat_result, ranges: Sequence[tuple[int, int]], version: str | None) -> Views:
+        refuse_backwards(ranges, join(self.url, path))
+        self._refuse_other(path, _version(status), version)
+        size = status.st_size
+        for start, stop in ranges:
+            if stop > size:
+                raise RangeError(f"{self._file(path)}, bytes [{start}, {stop}): the file has only {size} bytes")
+        if size == 0:
+            return [memoryview(b"") for _ in ranges]
+        mapped = self._mapped(path, _version(status))
+        mapped.will_need(ranges)
+        return [mapped.data[start:stop] for start, stop in ranges]
+
+    def _mapped(self, path: str, version: str) -> _Mapped:
+        maps = self._maps.get()
+        known = maps.get(path)
+        if known is not None and known.version == version:
+            return known
+        with open(self._file(path), "rb") as file:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # see will_need
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._refuse_other(path, _version(os.fstat(file.fileno())), version)
+        return maps.put(path, _Mapped(memoryview(mapping), version, getattr(mapping, "madvise", None)))
+
+    def _refuse_other(self, path: str, version: str, wanted: str | None) -> None:
+        if wanted is not None and wanted != version:
+            raise ObjectChangedError(
+                f"{self._file(path)} changed: version {wanted} was asked for, and it is {version} now. "
+                "Make the dataset anew to read it"
+            )
+
+
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"

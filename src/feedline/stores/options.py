@@ -1,0 +1,89 @@
+"""What a store is opened with beside its address, such that secrets never show and never travel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from feedline.errors import ArgumentError, NotPicklableError
+
+_OPEN = frozenset(
+    (
+        "account_name",
+        "allow_http",
+        "allow_invalid_certificates",
+        "anon",
+        "bucket",
+        "connect_timeout",
+        "container",
+        "container_name",
+        "endpoint",
+        "endpoint_url",
+        "host",
+        "http1_only",
+        "http2_only",
+        "port",
+        "pool_idle_timeout",
+        "proxy_excludes",
+        "read_timeout",
+        "region",
+        "repo_type",
+        "request_payer",
+        "revision",
+        "skip_signature",
+        "user_agent",
+        "virtual_hosted_style_request",
+    )
+)
+"""The names whose values are no secrets. Every other one is taken for a secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromEnv:
+    """The value of an environment variable, looked up wherever the store is opened: `FromEnv("STORAGE_KEY")`."""
+
+    variable: str
+
+    def value(self) -> str:
+        """The value now, in this process."""
+        try:
+            return os.environ[self.variable]
+        except KeyError:
+            raise ArgumentError(
+                f"the environment variable {self.variable}, which an option of a store is taken from, is not set"
+            ) from None
+
+
+class Options(Mapping[str, Any]):
+    """The options of one store. Shows and pickles what is no secret, and names of environment variables."""
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self._values = dict(options or {})
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        return value.value() if isinstance(value, FromEnv) else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def _is_secret(self, name: str) -> bool:
+        return name.lower() not in _OPEN and not isinstance(self._values[name], FromEnv)
+
+    def __repr__(self) -> str:
+        shown = (f"{name}=***" if self._is_secret(name) else f"{name}={self._values[name]!r}" for name in self)
+        return f"Options({', '.join(shown)})"
+
+    def __reduce__(self) -> tuple[type[Options], tuple[dict[str, Any]]]:
+        for name in self:
+            if self._is_secret(name):
+                raise NotPicklableError(
+                    f"the option {name!r} of a store may be a secret, which is not written into a pickle. Set the "
+                    f"store's own environment variable instead, or options={{{name!r}: stores.FromEnv('VARIABLE')}}"
+                )
+        return Options, (self._values,)

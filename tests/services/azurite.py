@@ -1,0 +1,71 @@
+"""Azurite, Microsoft's own stand-in for Azure's blob storage."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+from uuid import uuid4
+
+import obstore
+from obstore.store import AzureStore
+from servers import MissingServerError, free_port, listens, program, running
+
+INSTALLED = Path(__file__).parents[2] / "build" / "azurite"
+_ACCOUNT = "devstoreaccount1"
+_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""The key that every Azurite has; it is printed in its documentation and opens nothing else."""
+
+
+@dataclass(frozen=True)
+class Azure:
+    """An Azure server, and the key that may do everything there."""
+
+    endpoint: str
+
+    @property
+    def options(self) -> dict[str, str]:
+        """For `open_store`."""
+        return {"endpoint": self.endpoint, "account_name": _ACCOUNT, "account_key": _KEY}
+
+    def container(self, objects: Mapping[str, bytes]) -> str:
+        """A new container with these objects; its name."""
+        name = f"test-{uuid4().hex[:12]}"
+        self._make(name)
+        store: Any = AzureStore(name, config=self.options, client_options={"allow_http": True})
+        for path, data in objects.items():
+            obstore.put(store, path, data)
+        return name
+
+    def _make(self, name: str) -> None:
+        """What obstore cannot do: a request signed with the account's key, as Azure's documentation describes it."""
+        headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+        told = "".join(f"{header}:{value}\n" for header, value in sorted(headers.items()))
+        text = "PUT" + "\n" * 12 + f"{told}/{_ACCOUNT}/{_ACCOUNT}/{name}\nrestype:container"
+        signature = base64.b64encode(hmac.digest(base64.b64decode(_KEY), text.encode(), hashlib.sha256)).decode()
+        headers["Authorization"] = f"SharedKey {_ACCOUNT}:{signature}"
+        address = f"{self.endpoint}/{name}?restype=container"
+        with urlopen(Request(address, data=b"", headers={**headers, "Content-Type": ""}, method="PUT")):
+            pass
+
+
+@contextmanager
+def azurite(folder: Path) -> Iterator[Azure]:
+    """A server that is ready, its data in memory."""
+    script = INSTALLED / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+    if not script.exists():
+        raise MissingServerError(
+            f"azurite is not installed in {INSTALLED}, and these tests run against it: scripts/system-packages --test"
+        )
+    port = free_port()
+    settings = ["--blobPort", str(port), "--inMemoryPersistence", "--silent", "--skipApiVersionCheck"]
+    command = [program("node", "nodejs"), str(script), *settings]
+    with running(command, lambda: listens(port), folder / "azurite.out"):
+        yield Azure(f"http://127.0.0.1:{port}/{_ACCOUNT}")

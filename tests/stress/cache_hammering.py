@@ -1,0 +1,122 @@
+"""`cache_hammering.py FOLDER`: several processes read through one cache and are killed, each at some random moment.
+
+The objects are made, not stored: any range of them can be computed. Standard output: JSON, what was seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from feedline import stores
+from feedline.stores.cache import ledger
+
+OBJECTS, SIZE, PIECE, LIMIT = 6, 400_000, 30_000, 900_000
+PROCESSES, KILLS = 3, 150
+_BLOCK = 1 << 12
+
+
+def content(path: str, start: int, stop: int) -> bytes:
+    """The bytes of an object, which its path decides."""
+    first, last = start // _BLOCK, -(-stop // _BLOCK)
+    blocks = b"".join(hashlib.shake_128(f"{path} {block}".encode()).digest(_BLOCK) for block in range(first, last))
+    return blocks[start - first * _BLOCK : stop - first * _BLOCK]
+
+
+class Made:
+    """A store of objects that are computed when they are read."""
+
+    url = "made://objects"
+
+    def info(self, path: str) -> stores.ObjectInfo:
+        return stores.ObjectInfo(path, SIZE, "v1")
+
+    def size(self, path: str) -> int:
+        return SIZE
+
+    def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
+        return memoryview(content(path, start, SIZE if stop is None else stop))
+
+    def read_many(
+        self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None
+    ) -> list[memoryview]:
+        return [self.read(path, start, stop) for start, stop in ranges]
+
+    def list(self, prefix: str = "") -> Iterator[stores.ObjectInfo]:
+        return (self.info(f"object-{number}") for number in range(OBJECTS))
+
+
+def reader(folder: str) -> stores.CachedStore:
+    return stores.CachedStore(Made(), stores.Cache(folder, limit=LIMIT, piece_nbytes=PIECE))
+
+
+def check(store: stores.CachedStore, dice: random.Random) -> str:
+    """What is wrong with one random read; "" for nothing."""
+    path, start = f"object-{dice.randrange(OBJECTS)}", dice.randrange(SIZE)
+    ranges = [(start, min(SIZE, start + dice.randrange(100_000))), (0, dice.randrange(1000))]
+    found = store.read_many(path, ranges)
+    wrong = [span for span, data in zip(ranges, found, strict=True) if data != content(path, *span)]
+    return f"{path} {wrong}" if wrong else ""
+
+
+def hammer(folder: str, seed: int, told: int) -> None:
+    """Read for ever; one letter for each read."""
+    dice, store = random.Random(seed), reader(folder)
+    while True:
+        wrong = check(store, dice)
+        os.write(told, b"W" if wrong else b".")
+
+
+def forked(folder: str, seed: int, told: int) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            hammer(folder, seed, told)
+        finally:
+            os.write(told, b"E")
+            os._exit(1)
+    return child
+
+
+def taken_nbytes(folder: str) -> int:
+    """The bytes of all files, each counted once though some move as we look; none comes or goes under the lock."""
+    sizes: dict[int, int] = {}
+    root = Path(folder, "v1")
+    with ledger.locked(root / "ledger"):
+        for path in [*(root / "temporary").iterdir(), *(root / "objects").rglob("*")]:
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                sizes[status.st_ino] = 0 if path.is_dir() else status.st_size
+    return sum(sizes.values())
+
+
+def main(folder: str) -> None:
+    dice, seen, most = random.Random(7), Counter[str](), 0
+    listen, told = os.pipe()
+    children = [forked(folder, seed, told) for seed in range(PROCESSES)]
+    try:
+        for turn in range(KILLS):
+            for _ in range(dice.randrange(8)):  # some reads happen, then somebody dies
+                seen[os.read(listen, 1).decode()] += 1
+            place = dice.randrange(PROCESSES)
+            os.kill(children[place], signal.SIGKILL)
+            os.waitpid(children[place], 0)
+            most = max(most, taken_nbytes(folder))
+            children[place] = forked(folder, PROCESSES + turn, told)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    print(json.dumps({"seen": seen, "most_nbytes": most}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,336 @@
+"""Patience: what is tried again and when, without a server and without waiting."""
+
+from __future__ import annotations
+
+import email
+import itertools
+import random
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline import stores
+from feedline.errors import ArgumentError
+from feedline.stores import plain
+from feedline.stores.client import Client
+from feedline.stores.coalescing import Answers, Requests, spans_for
+from feedline.stores.failures import of_status, translated
+from feedline.stores.hedging import Latencies
+from feedline.stores.options import Options
+from feedline.stores.problems import TransientError
+from feedline.stores.protocol import Span
+from feedline.stores.retry import Attempts, Retry
+from feedline.stores.transfers import Flight, Transfers
+
+
+class FakeClock:
+    """Time that passes only while somebody waits."""
+
+    def __init__(self) -> None:
+        self.time, self.waits = 0.0, list[float]()
+
+    def now(self) -> float:
+        return self.time
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.time += seconds
+
+
+def failing(times: int, **how: float) -> Callable[[TransientError | None], str]:
+    left = [times]
+
+    def attempt(last: TransientError | None) -> str:
+        assert (last is None) == (left[0] == times)
+        if left[0]:
+            left[0] -= 1
+            raise TransientError("reset", **how)
+        return "data"
+
+    return attempt
+
+
+def test_what_passes_is_tried_again_after_longer_and_longer_waits() -> None:
+    clock, before = FakeClock(), stores.statistics()
+    attempts = Attempts(Retry(first_wait_s=1, longest_wait_s=6), clock, lambda: 1.0)
+    assert attempts.run(failing(5), "x") == "data"
+    assert clock.waits == [1, 2, 4, 6, 6]
+    after = stores.statistics()
+    assert (after.retries - before.retries, after.waited_s - before.waited_s) == (5, 19)
+
+
+@given(st.integers(1, 2000), st.floats(0, 1, exclude_max=True))
+def test_waits_are_jittered_and_bounded(failed: int, draw: float) -> None:
+    retry = Retry(first_wait_s=0.5, longest_wait_s=8)
+    assert 0 <= retry.wait_s(failed, draw) <= min(8, 0.5 * 2 ** min(failed - 1, 10))
+
+
+def test_a_server_that_asks_to_be_left_alone_is() -> None:
+    clock = FakeClock()
+    assert Attempts(Retry(), clock, lambda: 0.0).run(failing(2, wait_s=7), "x") == "data"
+    assert clock.waits == [7, 7]
+
+
+def test_attempts_end() -> None:
+    with pytest.raises(
+        stores.StoreUnavailableError, match=r"s3://b/k: 3 attempts failed .*: reset\. .*attempts=\.\.\."
+    ):
+        Attempts(Retry(attempts=3), FakeClock()).run(failing(9), "s3://b/k")
+
+
+def test_the_deadline_holds_for_what_the_server_asks_too() -> None:
+    clock = FakeClock()
+    with pytest.raises(stores.StoreUnavailableError, match="asks to be left alone for 300 s"):
+        Attempts(Retry(deadline_s=60), clock).run(failing(9, wait_s=300), "x")
+    assert clock.waits == []
+
+
+def test_what_does_not_pass_is_not_tried_again() -> None:
+    calls = list[int]()
+
+    def denied(_: TransientError | None) -> None:
+        calls.append(1)
+        raise of_status(403, "AccessDenied", "x")
+
+    with pytest.raises(stores.AccessDeniedError):
+        Attempts(Retry(), FakeClock()).run(denied, "x")
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"attempts": 0}, {"deadline_s": 0}, {"first_wait_s": 2, "longest_wait_s": 1}, {"hedge_quantile": 1}],
+)
+def test_impossible_policies_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ArgumentError, match="Retry"):
+        Retry(**wrong)
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_statuses_that_pass(status: int) -> None:
+    error = of_status(status, "", "x")
+    assert isinstance(error, TransientError)
+    assert error.throttled == (status in (429, 503))
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "words"),
+    [
+        (404, "NoSuchKey", stores.ObjectNotFoundError, "no such object"),
+        (404, "NoSuchBucket", stores.ObjectNotFoundError, "no such bucket"),
+        (403, "SignatureDoesNotMatch", stores.AccessDeniedError, "secret key does not belong"),
+        (403, "InvalidAccessKeyId", stores.AccessDeniedError, "not known there"),
+        (401, "", stores.AccessDeniedError, "refuses the credentials"),
+        (400, "ExpiredToken", stores.AccessDeniedError, "credentials have expired .*renew them"),
+        (400, "", stores.StoreError, "check the address"),
+        (412, "", stores.ObjectChangedError, "no longer the object"),
+        (416, "InvalidRange", stores.RangeError, "ends before this range"),
+    ],
+)
+def test_statuses_that_do_not(status: int, code: str, kind: type[Exception], words: str) -> None:
+    error = of_status(status, code, "s3://b/k")
+    assert type(error) is kind
+    with pytest.raises(kind, match=f"s3://b/k: .*{words}"):
+        raise error
+
+
+def test_obstores_words_are_read_and_not_quoted() -> None:
+    secret = "AKIDSECRET"
+    body = f"<Error><Code>InvalidAccessKeyId</Code><AWSAccessKeyId>{secret}</AWSAccessKeyId></Error>"
+    texts = {
+        f"Server returned non-2xx status code: 403 Forbidden: {body}": stores.AccessDeniedError,
+        f"Object at location {secret} not found": stores.StoreError,
+        f"Generic S3 error: https://host?sig={secret} HTTP error\nHttpError {{ kind: Interrupted, }}": TransientError,
+        f"https://host?sig={secret} HTTP error: builder error kind: Request": ArgumentError,
+        f"Operation not supported: Range request not supported by {secret}": stores.StoreError,
+        f"Error performing PUT http://169.254.169.254/{secret} - no route": stores.AccessDeniedError,
+        f"something else {secret}": stores.StoreError,
+    }
+    for text, kind in texts.items():
+        error = translated(ValueError(text), "s3://b/k")
+        assert isinstance(error, kind), text
+        assert secret not in str(error)
+    assert isinstance(translated(FileNotFoundError(), "x"), stores.ObjectNotFoundError)
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 80)).map(lambda r: (r[0], r[0] + r[1])), max_size=20)
+
+
+@given(RANGES, st.integers(0, 40), st.integers(1, 120))
+def test_ranges_come_out_as_they_went_in_whatever_is_joined_or_split(
+    ranges: list[tuple[int, int]], gap: int, largest: int
+) -> None:
+    content = random.Random(0).randbytes(400)
+    spans = spans_for(ranges, Requests(gap_nbytes=gap, largest_nbytes=largest))
+    assert all(0 < span.nbytes <= largest for span in spans)
+    assert all(left.stop <= right.start for left, right in itertools.pairwise(spans))
+    answers = Answers(spans, [memoryview(content[slice(*span)]) for span in spans])
+    for start, stop in ranges:
+        assert answers.cut(start, stop) == content[start:stop]
+
+
+def test_near_ranges_share_a_request_and_far_ones_do_not() -> None:
+    requests = Requests(gap_nbytes=10, largest_nbytes=100)
+    assert spans_for([(50, 60), (0, 40), (71, 80)], requests) == [Span(0, 60), Span(71, 80)]
+    assert spans_for([(0, 60), (60, 120)], requests) == [Span(0, 60), Span(60, 120)]
+    assert spans_for([(0, 250)], requests) == [Span(0, 84), Span(84, 168), Span(168, 250)]
+
+
+def one_byte(flight: Flight) -> memoryview:
+    return memoryview(bytes([flight.span.start]))
+
+
+def test_transfers_give_results_in_order() -> None:
+    spans = [Span(at, at + 1) for at in range(100)]
+    assert [bytes(data) for data in Transfers(4, None).run(one_byte, spans)] == [bytes([at]) for at in range(100)]
+
+
+def test_the_first_failure_ends_a_transfer() -> None:
+    started = list[int]()
+
+    def fetch(flight: Flight) -> memoryview:
+        started.append(flight.number)
+        raise stores.ObjectNotFoundError("gone")
+
+    with pytest.raises(stores.ObjectNotFoundError, match="gone"):
+        Transfers(1, None).run(fetch, [Span(at, at + 1) for at in range(1000)])
+    assert len(started) < 1000
+
+
+def slow_until_hedged(transfers: Transfers, second: Callable[[], memoryview], told_to_wait: bool = False) -> memoryview:
+    """One request that hangs until another for the same span has come."""
+    transfers.run(one_byte, [Span(at, at + 1) for at in range(60)])
+    calls, release = list[int](), threading.Event()
+
+    def fetch(flight: Flight) -> memoryview:
+        flight.told_to_wait = told_to_wait
+        calls.append(1)
+        if len(calls) == 1:
+            assert release.wait(0.2 if told_to_wait else 30) != told_to_wait
+            return memoryview(b"first")
+        try:
+            return second()
+        finally:
+            release.set()
+
+    return transfers.run(fetch, [Span(0, 1)])[0]
+
+
+def test_a_slow_request_is_sent_again_and_the_faster_answer_counts() -> None:
+    before = stores.statistics()
+    transfers = Transfers(2, 0.95)
+    assert slow_until_hedged(transfers, lambda: memoryview(b"second")) in (b"first", b"second")
+    assert stores.statistics().hedges == before.hedges + 1
+
+
+def test_a_second_request_that_fails_does_no_harm() -> None:
+    def fail() -> memoryview:
+        raise stores.StoreError("no")
+
+    assert slow_until_hedged(Transfers(2, 0.95), fail) == b"first"
+
+
+def test_what_was_told_to_wait_is_not_sent_again() -> None:
+    before = stores.statistics()
+    assert slow_until_hedged(Transfers(2, 0.95), lambda: memoryview(b"second"), told_to_wait=True) == b"first"
+    assert stores.statistics().hedges == before.hedges
+
+
+def test_one_in_ten_may_be_sent_again() -> None:
+    latencies = Latencies(0.95)
+    assert latencies.slow_after_s(100) is None
+    for _ in range(100):
+        latencies.add(100, 1.0)
+    assert latencies.slow_after_s(100) == 2.0
+    for seconds in (5.0, 9.0) * 8:
+        latencies.add(100, seconds)
+    assert latencies.slow_after_s(100) == 9.0
+    assert latencies.slow_after_s(100_000) is None
+    assert [latencies.may_hedge() for _ in range(14)] == [True] * 12 + [False] * 2
+
+
+@pytest.mark.parametrize(
+    ("told", "wait_s"),
+    [
+        ("7", 7.0),
+        ("Sat, 21 Nov 2026 07:00:30 GMT", 30.0),
+        ("Sat, 21 Nov 2026 06:00:00 GMT", 0.0),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_retry_after(told: str, wait_s: float | None) -> None:
+    headers = email.message_from_string(f"Retry-After: {told}\n")
+    assert plain.wait_told(headers, datetime(2026, 11, 21, 7, tzinfo=UTC)) == wait_s
+
+
+class Handler(BaseHTTPRequestHandler):
+    """/busy asks to wait; /short announces half of what its range says; /moved leads away; the rest is whole."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if self.path == "/busy":
+            self.send_response(503)
+            self.send_header("Retry-After", "3")
+            body = b""
+        elif self.path == "/moved":
+            self.send_response(302)
+            self.send_header("Location", "/elsewhere")
+            body = b""
+        else:
+            self.send_response(206)
+            self.send_header("ETag", '"v1"')
+            self.send_header("Last-Modified", "Sat, 21 Nov 2026 07:00:30 GMT")
+            self.send_header("Content-Range", "bytes 0-9/10")
+            body = b"0123456789"[: 5 if self.path == "/short" else 10]
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.server_port}"
+        listening.shutdown()
+        thread.join()
+
+
+def test_plain_http_tells_how_long_to_wait(server: str) -> None:
+    with pytest.raises(TransientError, match="503") as caught:
+        plain.ask(f"{server}/busy", Span(0, 10), 5)
+    assert (caught.value.throttled, caught.value.wait_s) == (True, 3.0)
+    assert plain.ask(f"{server}/whole", Span(0, 10), 5) == (b"0123456789", '"v1"', 10)
+    assert plain.ask(f"{server}/moved", Span(0, 10), 5) is None
+
+
+def test_plain_http_to_nobody_may_pass() -> None:
+    with pytest.raises(TransientError, match="connection broke"):
+        plain.ask("http://127.0.0.1:1/x", Span(0, 10), 5)
+
+
+def test_an_answer_that_is_shorter_than_its_range_is_no_data(server: str) -> None:
+    client, before = Client(server, Options(), 5), stores.statistics()
+    assert client.get("whole", Span(0, 10), "x").data == b"0123456789"
+    assert client.get_plainly("whole", Span(0, 10), "x").data == b"0123456789"
+    for get in (client.get, client.get_plainly):
+        with pytest.raises(TransientError, match="cut short, 5 of 10 bytes"):
+            get("short", Span(0, 10), "x")
+    assert stores.statistics().truncated == before.truncated + 2
+
+
+def test_retries_ask_plainly_after_a_throttled_answer(server: str) -> None:
+    store = stores.open_store(server, retry=Retry(deadline_s=2.9))
+    with pytest.raises(stores.StoreUnavailableError, match="status 503, and the server asks to be left alone for 3 s"):
+        store.read("busy", 0, 10)
