@@ -3,6 +3,7 @@
 PYTHON ?= python3
 TORCH ?= 2.13.0
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := .venv/bin
 DONE := .venv/done
@@ -11,13 +12,14 @@ README_TABLE := $(wildcard bench/readme_table.py)
 BENCHES := $(filter-out bench/harness.py $(README_TABLE),$(wildcard bench/*.py))
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format coverage bench clean
+.PHONY: help setup demo test lint format coverage bench bench-images clean
 
 help:
 	@echo "make demo      train a small model on real pictures, through torch's DataLoader and through feedline"
 	@echo "make test      ruff, mypy and the whole test suite (PYTEST_ARGS='-k words' for a part of it)"
 	@echo "make lint      ruff and mypy; make format rewrites"
 	@echo "make bench     every measurement in bench/, tables printed, JSON written to bench/results/"
+	@echo "make bench-images  pictures only: feedline and its peers, each in an environment of its own (BENCH_ARGS=--quick)"
 	@echo "make coverage  the test suite with a table of what it did not reach"
 	@echo "make clean     remove what was built and the virtual environment"
 
@@ -26,8 +28,12 @@ setup: $(DONE)/installed
 demo: $(DONE)/installed
 	@$(BIN)/feedline demo
 
-test: lint
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+# First what can share the machine, on all cores; then what measures memory and moments, by itself. A selection of
+# PYTEST_ARGS may leave one of the two without tests, which pytest says with 5.
+test: lint $(DONE)/services
+	@$(BIN)/python tests/peers.py
+	@$(BIN)/python -m pytest -n auto --dist loadfile -m 'not (stress or alone)' $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest -m 'stress or alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 lint: $(DONE)/installed
 	@$(BIN)/ruff check .
@@ -38,20 +44,29 @@ format: $(DONE)/installed
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-coverage: $(DONE)/installed
+coverage: $(DONE)/installed $(DONE)/services
 	@$(BIN)/python -m coverage run -m pytest $(PYTEST_ARGS)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report
 
-bench: $(DONE)/installed
-	@set -e; for script in $(BENCHES) $(README_TABLE); do echo "== $$script"; $(BIN)/python $$script; done
+bench: $(DONE)/installed $(DONE)/services
+	@set -e; for script in $(BENCHES); do echo "== $$script"; $(BIN)/python $$script; done
+	@$(MAKE) --no-print-directory bench-images
 	@$(BIN)/python bench/readme_table.py
+
+bench-images: $(DONE)/installed
+	@PYTHONPATH=bench $(BIN)/python -m images.contest $(BENCH_ARGS)
 
 clean:
 	rm -rf .venv build
 
 $(DONE)/system: scripts/system-packages
 	@scripts/system-packages $(PYTHON)
+	@mkdir -p $(DONE) && touch $@
+
+# The servers that the tests and one bench run against.
+$(DONE)/services: scripts/system-packages
+	@scripts/system-packages --test
 	@mkdir -p $(DONE) && touch $@
 
 $(DONE)/environment: $(DONE)/system

@@ -74,8 +74,10 @@ def _descriptors() -> dict[int, str]:
 
 
 def _shared_names() -> set[str]:
+    """What lies in /dev/shm, but for what a PostgreSQL beside the tests keeps there."""
     folder = Path("/dev/shm")
-    return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    return {name for name in names if not name.startswith("PostgreSQL.")}
 
 
 def _is_nursery(process: psutil.Process) -> bool:

@@ -2,7 +2,7 @@
 
 from torch.utils.data import get_worker_info
 
-from feedline import collate, datasets, errors, samplers, testing
+from feedline import collate, datasets, errors, samplers, stores, testing, transforms
 from feedline.dataloader import DataLoader
 from feedline.lanes import LaneDataset
 from feedline.quarantine import ErrorPolicy
@@ -23,5 +23,7 @@ __all__ = [
     "merge_states",
     "sample_rng",
     "samplers",
+    "stores",
     "testing",
+    "transforms",
 ]

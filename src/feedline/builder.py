@@ -15,6 +15,7 @@ from torch.utils.data import StackDataset, Subset
 
 from feedline import collate
 from feedline.cursor import LaneMark
+from feedline.datasets.huggingface import recognised
 from feedline.errors import SampleIndexError, note
 from feedline.gather import Gathering, Keys, gathering
 from feedline.rng import Address, addressed, derive, derive_each
@@ -91,7 +92,8 @@ class BatchBuilder:
 
     `collate_fn=None` is feedline's own default collate (torch's results). `action` is what happens to a sample that
     raises: "raise", "skip" or "replace". `reseeds` says that the workers own their process, so that `random`,
-    `numpy.random` and torch may be seeded per sample when the request has a seed.
+    `numpy.random` and torch may be seeded per sample when the request has a seed. `threads` may work on one batch,
+    where the dataset's gather lets them.
     """
 
     dataset: Any
@@ -99,6 +101,7 @@ class BatchBuilder:
     batched: bool = True
     action: str = "raise"
     reseeds: bool = True
+    threads: int = field(default=1, compare=False)
     progress: Callable[[int], None] | None = field(default=None, compare=False)
     _gather: Gathering | None = field(init=False, default=None, compare=False)
     _many: Callable[..., Any] | None = field(init=False, default=None, compare=False)
@@ -106,7 +109,7 @@ class BatchBuilder:
 
     def __post_init__(self) -> None:
         if self.batched and self.collate_fn is None:
-            self._gather = gathering(self.dataset)
+            self._gather = gathering(recognised(self.dataset))
         if self.batched and self.action == "raise":
             self._many = many_at_once(self.dataset)
 
@@ -120,6 +123,11 @@ class BatchBuilder:
     def vectorised(self) -> bool:
         """Whether whole batches are gathered without a Python call per sample."""
         return self._gather is not None
+
+    @property
+    def splits(self) -> bool:
+        """Whether several native threads can work on one batch."""
+        return self._gather is not None and self._gather.splits
 
     def __call__(self, request: BatchRequest, empty: Empty = torch_empty) -> Built:
         """The batch of `request`, its tensors from `empty` where collate is ours."""
@@ -152,9 +160,9 @@ class BatchBuilder:
     def _gathered(self, gathering: Gathering, request: BatchRequest, empty: Empty) -> Any:
         """The whole batch at once; NOTHING if it must be fetched one by one, to find out which sample is bad."""
         try:
-            if not gathering.draws:
+            if not gathering.draws and not gathering.splits:
                 return gathering.gather(request.indices, empty)
-            return gathering.gather(request.indices, empty, _keys(request))
+            return gathering(request.indices, empty, _keys(request) if gathering.draws else None, self.threads)
         except Exception as error:
             if self.action != "raise":
                 return NOTHING

@@ -21,14 +21,19 @@ Keys = NDArray[np.uint64] | None
 
 
 class Gathering(NamedTuple):
-    """`gather(indices, empty)`, or `gather(indices, empty, keys)` where samples are random and it `draws`."""
+    """`gather(indices, empty)`; with `keys` behind it where samples are random and it `draws`.
+
+    One that `splits` takes `threads` by name, and lets so many native threads work on one batch.
+    """
 
     gather: Gather
     draws: bool = False
+    splits: bool = False
 
-    def __call__(self, indices: NDArray[np.int64], empty: Empty, keys: Keys = None) -> Any:
+    def __call__(self, indices: NDArray[np.int64], empty: Empty, keys: Keys = None, threads: int = 1) -> Any:
         """What default-collating `[dataset[i] for i in indices]` gives, at once, in memory from `empty`."""
-        return self.gather(indices, empty, keys) if self.draws else self.gather(indices, empty)
+        more = {"threads": threads} if self.splits else {}
+        return self.gather(indices, empty, keys, **more) if self.draws else self.gather(indices, empty, **more)
 
 
 def gathering(dataset: Any) -> Gathering | None:
@@ -36,8 +41,8 @@ def gathering(dataset: Any) -> Gathering | None:
 
     Known are tensors, arrays, TensorDataset, and Subset, ConcatDataset and StackDataset over parts that can all be
     gathered (these very types: a subclass may do anything); and any object with a method `gather(indices, empty)`, or
-    `gather(indices, empty, keys)` if its samples are random. None also when the user has registered collate functions
-    with torch, which a gather would pass by.
+    `gather(indices, empty, keys)` if its samples are random, to which `threads=1` may be added. None also when the user
+    has registered collate functions with torch, which a gather would pass by.
     """
     if not collate.is_standard():
         return None
@@ -52,9 +57,10 @@ def _own_gather(dataset: Any) -> Gathering | None:
         names = list(inspect.signature(method).parameters)  # type: ignore[arg-type]
     except (TypeError, ValueError):  # there is none, or it is built in
         return None
-    if names[1:] not in (["empty"], ["empty", "keys"]):
+    splits = names[-1] == "threads"
+    if names[1 : len(names) - splits] not in (["empty"], ["empty", "keys"]):
         return None
-    return Gathering(method, draws=len(names) == 3)  # type: ignore[arg-type]
+    return Gathering(method, "keys" in names, splits)  # type: ignore[arg-type]
 
 
 def _of_tensor(dataset: torch.Tensor) -> Gathering | None:
@@ -100,10 +106,10 @@ def _of_subset(dataset: Subset[Any]) -> Gathering | None:
     if inner is None:
         return None
 
-    def gather(indices: NDArray[np.int64], empty: Empty, keys: Keys = None) -> Any:
-        return inner(_chosen(dataset.indices, within(indices, len(dataset), "Subset")), empty, keys)
+    def gather(indices: NDArray[np.int64], empty: Empty, keys: Keys = None, threads: int = 1) -> Any:
+        return inner(_chosen(dataset.indices, within(indices, len(dataset), "Subset")), empty, keys, threads)
 
-    return Gathering(gather, inner.draws)
+    return Gathering(gather, inner.draws, inner.splits)
 
 
 def _chosen(choice: Any, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -120,11 +126,11 @@ def _of_stack(dataset: StackDataset[Any]) -> Gathering | None:
     if gathers is None or sum(each.draws for each in gathers) > 1:  # without keys, parts draw by turns, row by row
         return None
 
-    def gather(indices: NDArray[np.int64], empty: Empty, keys: Keys = None) -> Any:
-        columns = [each(indices, empty, keys) for each in gathers]
+    def gather(indices: NDArray[np.int64], empty: Empty, keys: Keys = None, threads: int = 1) -> Any:
+        columns = [each(indices, empty, keys, threads) for each in gathers]
         return columns if names is None else dict(zip(names, columns, strict=True))
 
-    return Gathering(gather, any(each.draws for each in gathers))
+    return Gathering(gather, any(each.draws for each in gathers), any(each.splits for each in gathers))
 
 
 def _all_gathering(parts: Iterable[Any]) -> list[Gathering] | None:
@@ -140,7 +146,7 @@ def _of_concat(dataset: ConcatDataset[Any]) -> Gathering | None:
 
     drawing = np.array([each.draws for each in gathers])
 
-    def gather(indices: NDArray[np.int64], empty: Empty, keys: Keys = None) -> Any:
+    def gather(indices: NDArray[np.int64], empty: Empty, keys: Keys = None, threads: int = 1) -> Any:
         inside = _within_concat(indices, len(dataset))
         part_of = np.searchsorted(stops, inside, side="right")
         local = inside - np.concatenate(([0], stops))[part_of]
@@ -148,17 +154,17 @@ def _of_concat(dataset: ConcatDataset[Any]) -> Gathering | None:
             keys = _drawn(drawing[part_of])
         parts = np.unique(part_of).tolist()
         if len(parts) == 1:
-            return gathers[parts[0]](local, empty, keys)
+            return gathers[parts[0]](local, empty, keys, threads)
         places = [np.flatnonzero(part_of == part) for part in parts]
         batches = [
-            gathers[part](local[at], torch_empty, None if keys is None else keys[at])
+            gathers[part](local[at], torch_empty, None if keys is None else keys[at], threads)
             for part, at in zip(parts, places, strict=True)
         ]
         if _are_alike(batches):
             return _interleaved(batches, places, empty)
         return collate.default(_one_by_one(dataset, indices, keys), empty=empty)
 
-    return Gathering(gather, bool(drawing.any()))
+    return Gathering(gather, bool(drawing.any()), any(each.splits for each in gathers))
 
 
 def _drawn(rows: NDArray[np.bool_]) -> NDArray[np.uint64]:

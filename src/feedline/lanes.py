@@ -16,6 +16,7 @@ import torch.utils.data._utils.worker as torch_worker
 from feedline import collate
 from feedline.builder import NOTHING, Built, collated, seed_globals
 from feedline.cursor import LaneMark
+from feedline.datasets.huggingface_stream import forgets
 from feedline.errors import note
 from feedline.rng import Address, addressed, derive
 from feedline.rows import Empty, torch_empty
@@ -217,7 +218,8 @@ class _LaneKeys(Sequence[int]):
 
 
 def _is_stateful(thing: Any) -> bool:
-    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+    """Whether it can be put where it was; what loses samples on the way is replayed from its beginning instead."""
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict") and not forgets(thing)
 
 
 def _is_hosted(request: LaneRequest) -> bool:

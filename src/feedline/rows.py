@@ -16,6 +16,7 @@ from feedline.errors import SampleIndexError
 Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """An allocator: `empty(shape, dtype)` gives an uninitialised, contiguous CPU tensor."""
 
+
 def wants(empty: Empty | None, nbytes: int) -> bool:
     """Whether so large a tensor had better lie in memory from `empty`: the attribute `smallest_nbytes` tells."""
     return empty is not None and nbytes >= getattr(empty, "smallest_nbytes", 0)

@@ -91,6 +91,7 @@ class Workforce:
         self._stage: Stage | None = None
         self._recycled = Recycled()
         self._method = "inline"
+        self._together = False
 
     def iterate(self, loader: Any, plan: Plan, progress: Progress) -> Iteration:
         """Start the iteration of what remains of the progress's epoch."""
@@ -101,6 +102,7 @@ class Workforce:
             # threads share the generators of the process: nobody may seed them there
             builder.reseeds = loader.worker_init_fn is None and method != "thread"
             self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)
+            self._together = _work_together(loader, method, builder)
             # as torch, which draws for new workers only
             pool = self._open(loader, builder, method, plan.base_seed(progress.cursor.epoch, loader.generator))
         method = self._method
@@ -111,7 +113,7 @@ class Workforce:
             self._kept = pool
             self._closes_kept = weakref.finalize(self, pool.close)
         requests = plan.requests(progress.cursor, lambda: progress.cursor)
-        flow = _flow(loader, method, pool)
+        flow = _flow(loader, method, pool, self._together)
         iteration = Iteration(
             requests, pool, progress, flow, stage=self._stage, length=plan.length, on_close=partial(self._release, pool)
         )
@@ -180,14 +182,12 @@ class Workforce:
             stall_s = loader.recovery.stall_s
             if loader.seed is not None and not builder.vectorised:
                 builder = WatchedBuilder(builder, loader.dataset)
+            workers = loader.num_workers
+            if self._together:  # two batches at once, so that what one does in Python is no pause
+                builder.threads, workers = max(1, workers - 1), min(2, workers)
             return ThreadPool(
-                builder,
-                loader.num_workers,
-                empty=self._recycled,
-                pinned=lanes,
-                timeout_s=loader.timeout,
-                stall_s=stall_s,
-            )
+                builder, workers, empty=self._recycled, pinned=lanes, timeout_s=loader.timeout, stall_s=stall_s,
+            )  # fmt: skip
         return ProcessPool(
             self._launching(loader, builder), loader.num_workers, base_seed=base_seed, timeout_s=loader.timeout,
             recovery=loader.recovery, lanes=lanes, new_inbox=self._new_inbox(),
@@ -226,10 +226,17 @@ class Workforce:
             self._launcher = None
 
 
-def _flow(loader: Any, method: str, pool: WorkerPool) -> Flow:
+def _work_together(loader: Any, method: str, builder: Any) -> bool:
+    """Whether all threads work on two batches, then on the next two: they are there sooner, and few lie in memory."""
+    return method == "thread" and not loader.adapts and isinstance(builder, BatchBuilder) and builder.splits
+
+
+def _flow(loader: Any, method: str, pool: WorkerPool, together: bool) -> Flow:
     if method == "inline":
         return Flow()
     each = max(1, loader.prefetch_factor or 2)
+    if together:
+        return Flow(each, loader.in_order)
     if not loader.adapts or isinstance(loader.dataset, IterableDataset):  # lanes are bound to their workers
         return Flow(each * loader.num_workers, loader.in_order)
     workers = pool.statistics().workers or loader.num_workers

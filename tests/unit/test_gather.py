@@ -256,3 +256,31 @@ class TwiceNoisy(NoisyTogether):
 def test_no_key_is_given_twice_to_a_loop_that_draws_more_often() -> None:
     batch = next(iter(fl.DataLoader(TwiceNoisy(), 5, seed=1)))
     assert len(batch[..., 1].unique()) == 10
+
+
+class Splitting(NoisyAtOnce):
+    """Notes how many threads it was given, and how many batches were under way at once."""
+
+    thread_safe = True
+
+    def __init__(self) -> None:
+        super().__init__(60)
+        self.given: list[int] = []
+
+    def gather(self, indices: Any, empty: Any, keys: Any, threads: int = 1) -> torch.Tensor:
+        self.given.append(threads)
+        return super().gather(indices, empty, keys)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than this machine has processors
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: Subset(data, range(60))])
+def test_threads_work_on_batches_together_where_they_can(wrap: Callable[[Any], Any]) -> None:
+    data = Splitting()
+    with fl.DataLoader(wrap(data), 5, seed=1, num_workers=5, worker_method="thread") as loader:
+        batches = list(loader)
+        assert loader.stats().workers <= 2
+    assert set(data.given) == {4}
+    assert same(batches, list(fl.DataLoader(Noisy(60), 5, seed=1)))
+    data.given.clear()
+    list(fl.DataLoader(wrap(data), 5, seed=1))
+    assert set(data.given) == {1}

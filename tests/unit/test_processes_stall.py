@@ -22,6 +22,8 @@ from feedline.workers.recovery import Recovery
 from feedline.workers.watchdog import Patience
 from process_cases import Call, Gate, launcher_of, request, squares, squares_of, stop_self
 
+pytestmark = pytest.mark.alone
+
 OpenPool = Callable[..., ProcessPool]
 
 

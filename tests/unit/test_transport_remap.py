@@ -22,7 +22,10 @@ from feedline.transport import freeze, pages, remap, shared, thaw
 from feedline.transport.memory import Piece, take_place
 from feedline.transport.pages import Stretches, doubtful
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing is remapped elsewhere")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="nothing is remapped elsewhere"),
+    pytest.mark.alone,  # a thread of the test runner that is not seen to wait keeps everything as it is
+]
 
 MIB = 1 << 20
 PAGE = mmap.PAGESIZE

@@ -1,0 +1,153 @@
+"""Shards and folders: what opening, indexing and addressing cost beside decoding; each beside what it replaces.
+
+`shards to open` makes tars of ten samples each, indexes them, and times a dataset over all of them; `listing` walks a
+tree of empty files as torchvision does, with `os.walk`, and as ImageFolder does; `thumbnails` reads 64 × 64 JPEGs in
+random batches from files and from tars, beside one bare call of the kernel on bytes that are in memory.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import feedline as fl
+from feedline.datasets import ImageFolder, TarShards
+from feedline.rows import torch_empty
+from feedline.shards import build_index, members
+from harness import Contest
+
+THUMBNAILS, BATCH, PER_SHARD = 8192, 256, 1024
+CROP = fl.transforms.Compose([fl.transforms.RandomResizedCrop(48), fl.transforms.RandomHorizontalFlip()])
+
+
+def thumbnail(seed: int) -> bytes:
+    small = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(small).resize((64, 64)).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def put(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))
+
+
+def thumbnails(folder: Path) -> tuple[Path, list[bytes]]:
+    """The same pictures as files of 16 classes and as tars."""
+    held = [thumbnail(number) for number in range(512)]
+    data = [held[number % 512] for number in range(THUMBNAILS)]
+    for number, picture in enumerate(data):
+        path = folder / "files" / f"{number % 16:02d}" / f"{number:06d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture)
+    (folder / "tars").mkdir()
+    for first in range(0, THUMBNAILS, PER_SHARD):
+        with tarfile.open(folder / "tars" / f"{first:06d}.tar", "w") as tar:
+            for number in range(first, first + PER_SHARD):
+                put(tar, f"{number:06d}.jpg", data[number])
+                put(tar, f"{number:06d}.cls", b"%d" % (number % 16))
+    return folder, data
+
+
+def epoch(gather: Callable[..., Any]) -> Callable[[], None]:
+    order = np.random.default_rng(0).permutation(THUMBNAILS)
+    keys = order.astype(np.uint64)
+
+    def run() -> None:
+        for start in range(0, THUMBNAILS, BATCH):
+            gather(order[start : start + BATCH], torch_empty, keys[start : start + BATCH])
+
+    return run
+
+
+def reading(folder: Path) -> None:
+    folder, data = thumbnails(folder)
+    plan = fl.transforms.plan(CROP)
+    race = Contest("thumbnails of 64 x 64, one thread", unit="images/s", baseline="bare kernel, bytes in memory")
+    bare = epoch(lambda indices, empty, keys: plan.batch([data[at] for at in indices.tolist()], keys, empty))
+    race.add("bare kernel, bytes in memory", bare, THUMBNAILS)
+    race.add("ImageFolder", epoch(ImageFolder(folder / "files", CROP).gather), THUMBNAILS)
+    race.add("TarShards", epoch(TarShards(folder / "tars", ("jpg", "cls"), CROP).gather), THUMBNAILS)
+    few = TarShards(folder / "tars", ("jpg", "cls"), CROP, open_shards=1)
+    race.add("TarShards, 1 of 8 tars open", epoch(few.gather), THUMBNAILS)
+    race.run(rounds=5).publish("pillow")
+
+
+def opening(folder: Path, count: int) -> None:
+    first = folder / "00000.tar"
+    with tarfile.open(first, "w") as tar:
+        for number in range(10):
+            put(tar, f"{number:06d}.jpg", thumbnail(number))
+            put(tar, f"{number:06d}.cls", b"1")
+    for number in range(1, count):
+        shutil.copyfile(first, folder / f"{number:05d}.tar")
+    paths = sorted(map(str, folder.glob("*.tar")))
+    race = Contest(f"opening {count} shards", unit="s", baseline="stat of each tar")
+    race.add("stat of each tar", lambda: list(map(os.stat, paths)))
+    TarShards(paths)
+    race.add("TarShards, indexed", lambda: TarShards(paths))
+    race.run(rounds=5).publish()
+
+
+def listed(tar: str) -> list[tarfile.TarInfo]:
+    with tarfile.open(tar) as opened:
+        return opened.getmembers()
+
+
+def indexing(folder: Path) -> None:
+    tar = str(folder / "tars" / "000000.tar")
+    race = Contest("indexing a tar of 1024 samples", unit="members/s", baseline="tarfile")
+    race.add("tarfile", lambda: listed(tar), 2 * PER_SHARD)
+    race.add("headers alone", lambda: list(members(tar)), 2 * PER_SHARD)
+    race.add("index with dimensions", lambda: build_index(tar), 2 * PER_SHARD)
+    race.run(rounds=5).publish()
+
+
+def walked(root: str) -> list[tuple[str, int]]:
+    """Torchvision's way."""
+    found = []
+    for target, name in enumerate(sorted(entry.name for entry in os.scandir(root) if entry.is_dir())):
+        for folder, _, names in sorted(os.walk(f"{root}/{name}", followlinks=True)):
+            found += [(f"{folder}/{each}", target) for each in sorted(names) if each.lower().endswith(".jpg")]
+    return found
+
+
+def listing(folder: Path, count: int) -> None:
+    for number in range(count):
+        path = folder / f"{number % 100:03d}" / f"n{number:09d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    kept = folder.with_suffix(".listing")
+    ImageFolder(folder, listing=kept)
+    race = Contest("listing a folder of pictures", unit="files/s", baseline="os.walk, as torchvision")
+    race.add("os.walk, as torchvision", lambda: walked(str(folder)), count)
+    race.add("ImageFolder", lambda: ImageFolder(folder), count)
+    race.add("ImageFolder, kept listing", lambda: ImageFolder(folder, listing=kept), count)
+    race.run(rounds=3).publish()
+
+
+def main() -> None:
+    scale = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        reading(folder)
+        indexing(folder)
+        for part in ("many", "tree"):
+            (folder / part).mkdir()
+        opening(folder / "many", int(10_000 * scale))
+        listing(folder / "tree", int(100_000 * scale))
+
+
+if __name__ == "__main__":
+    main()

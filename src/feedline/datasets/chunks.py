@@ -1,0 +1,158 @@
+"""One chunk of an Arrow column as plain arrays: no copy, but for bits, decimals and dictionaries."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.datasets.kinds import Kind, Lists, Numbers, Struct, Text, pyarrow
+
+_PLAIN = {"string_view": "large_string", "binary_view": "large_binary"}
+
+
+class Items(NamedTuple):
+    """Numbers in one dimension, and where in memory they begin."""
+
+    array: NDArray[Any]
+    address: int
+
+
+class NumberChunk(NamedTuple):
+    """Rows of a fixed number of items; `missing` marks items that are null, if there are any."""
+
+    items: Items
+    missing: Items | None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.array.nbytes for part in self if part is not None)
+
+
+class RaggedChunk(NamedTuple):
+    """Row i is the items `[offsets[i], offsets[i + 1])` of the child; `missing` marks rows that are null."""
+
+    offsets: Items
+    child: Chunk
+    missing: Items | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.offsets.array.nbytes + self.child.nbytes + (0 if self.missing is None else len(self.missing.array))
+
+
+class StructChunk(NamedTuple):
+    """Columns side by side."""
+
+    fields: tuple[Chunk, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(field.nbytes for field in self.fields)
+
+
+Chunk = NumberChunk | RaggedChunk | StructChunk
+
+
+def items(array: NDArray[Any]) -> Items:
+    """A contiguous array of one dimension with its address."""
+    return Items(array, array.__array_interface__["data"][0])
+
+
+def table_chunk(kind: Struct, batch: Any) -> StructChunk:
+    """The chunk of a record batch, of the columns of `kind`."""
+    return StructChunk(tuple(chunk_of(each, batch.column(name)) for name, each in kind.fields))
+
+
+def chunk_of(kind: Kind, array: Any) -> Chunk:
+    """The chunk of an Arrow array whose type is of this kind; it keeps the array's buffers alive."""
+    array = _plain(array)
+    if isinstance(kind, Struct):
+        # flatten() carries the nulls of the dict over to its fields
+        return StructChunk(tuple(chunk_of(each, part) for (_, each), part in _fields(kind, array)))
+    if isinstance(kind, Text):
+        return _text(array)
+    if isinstance(kind, Lists):
+        return _lists(kind, array)
+    return _numbers(kind, array)
+
+
+def _fields(kind: Struct, array: Any) -> zip[tuple[tuple[str, Kind], Any]]:
+    return zip(kind.fields, array.flatten(), strict=True)
+
+
+def _plain(array: Any) -> Any:
+    if hasattr(array, "storage"):
+        return _plain(array.storage)
+    if hasattr(array, "dictionary"):
+        return _plain(array.dictionary_decode())
+    target = _PLAIN.get(str(array.type))
+    return array if target is None else array.cast(target)
+
+
+def _numbers(kind: Numbers, array: Any) -> NumberChunk:
+    rows, missing = len(array), _missing(array)
+    while hasattr(array.type, "list_size"):
+        size = array.type.list_size
+        array = _plain(array.values.slice(array.offset * size, len(array) * size))
+        inner = _missing(array)
+        if missing is not None:
+            missing = missing.repeat(size)
+        if inner is not None:
+            missing = inner if missing is None else inner | missing
+    assert len(array) == rows * int(np.prod(kind.shape, dtype=np.int64))
+    return NumberChunk(items(_items(kind.dtype, array)), None if missing is None else items(missing))
+
+
+def _items(dtype: np.dtype[Any], array: Any) -> NDArray[Any]:
+    if str(array.type).startswith("decimal"):
+        array = array.cast("float64", safe=False)
+    data = array.buffers()[1]
+    if data is None:  # no row, or nothing but nulls
+        return np.zeros(len(array), dtype)
+    if dtype == np.bool_:
+        return _bits(data, array.offset, len(array))
+    return np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
+
+
+def _missing(array: Any) -> NDArray[np.bool_] | None:
+    """True for each null; None where there is none."""
+    if array.null_count == 0:
+        return None
+    valid = array.buffers()[0]
+    if valid is None:  # the type `null` within a dictionary or a list
+        return np.ones(len(array), np.bool_)
+    return ~_bits(valid, array.offset, len(array))
+
+
+def _bits(buffer: Any, offset: int, length: int) -> NDArray[np.bool_]:
+    first, shift = divmod(offset, 8)
+    packed = np.frombuffer(buffer, np.uint8, (shift + length + 7) // 8, first)
+    return np.unpackbits(packed, count=shift + length, bitorder="little")[shift:].view(np.bool_)
+
+
+def _text(array: Any) -> RaggedChunk:
+    if str(array.type).startswith("fixed_size_binary"):
+        array = array.cast("large_binary")
+    _, offsets, data = array.buffers()
+    characters = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    return RaggedChunk(_offsets(array, offsets), NumberChunk(items(characters), None), _row_missing(array))
+
+
+def _lists(kind: Lists, array: Any) -> RaggedChunk:
+    if hasattr(array.type, "list_size"):  # of fixed length, but not of numbers
+        array = array.cast(pyarrow("a table").large_list(array.type.value_type))
+    return RaggedChunk(_offsets(array, array.buffers()[1]), chunk_of(kind.item, array.values), _row_missing(array))
+
+
+def _offsets(array: Any, buffer: Any) -> Items:
+    dtype = np.dtype(np.int64 if str(array.type).startswith("large_") else np.int32)
+    if buffer is None or not len(array):
+        return items(np.zeros(len(array) + 1, dtype))
+    return items(np.frombuffer(buffer, dtype, len(array) + 1, array.offset * dtype.itemsize))
+
+
+def _row_missing(array: Any) -> Items | None:
+    missing = _missing(array)
+    return None if missing is None else items(missing)

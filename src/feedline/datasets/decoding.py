@@ -1,0 +1,144 @@
+"""From the bytes of a record to a sample: what it is decoded as, and the transform that follows."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+from numpy.typing import NDArray
+
+from feedline.datasets.arrays import Transform
+from feedline.errors import ArgumentError, SampleError
+from feedline.images import ImageError
+from feedline.rng import sample_rng, takes_rng
+from feedline.rows import Empty, torch_dtype
+from feedline.transforms import plan
+
+Encoded = bytes | memoryview
+Where = Callable[[], str]
+"""Names a record or a field of it, for an error."""
+Decode = str | Callable[[Any], Any]
+
+DAMAGE = (ValueError, TypeError, LookupError, OSError, ArithmeticError, PIL.Image.DecompressionBombError)
+"""What decoders raise when the data are not what they should be."""
+
+
+class Step:
+    """A transform, called with the sample's generator where it wants one; None passes samples through."""
+
+    def __init__(self, transform: Transform | None) -> None:
+        if transform is not None and not callable(transform):
+            raise ArgumentError(f"transform must be callable, got {type(transform).__name__}")
+        self.transform = transform
+        self._wants_rng = transform is not None and takes_rng(transform)
+
+    def __call__(self, sample: Any, row: int | None) -> Any:
+        """The transformed sample; `row` is its place in a batch that is fetched at once, None alone."""
+        if self.transform is None:
+            return sample
+        return self.transform(sample, sample_rng(row)) if self._wants_rng else self.transform(sample)
+
+
+def split_transform(
+    transform: Transform | Mapping[str, Transform] | None, fields: Iterable[str] | None
+) -> tuple[Mapping[str, Transform], Transform | None]:
+    """The transforms of single fields by name, and that of whole samples; one of the two is empty."""
+    if not isinstance(transform, Mapping):
+        return {}, transform
+    unknown = [name for name in transform if name not in (fields or ())]
+    if unknown:
+        raise ArgumentError(
+            f"transform= names {unknown[0]!r}; known fields of a sample are {', '.join(fields or ()) or 'none'}"
+        )
+    return transform, None
+
+
+class Decoding:
+    """How the bytes of a record become a value: `decode`, then `transform`.
+
+    `decode` is "bytes", "text" (UTF-8), "npy" (a tensor), "image" (RGB, as a PIL image) or a function of the bytes,
+    which may come as a memoryview. A picture and a transform of feedline's own are one step, straight from the bytes.
+    """
+
+    def __init__(self, decode: Decode, transform: Transform | None = None) -> None:
+        self.step = Step(transform)
+        self._plan = plan(transform) if decode == "image" else None
+        self._decode = _decoder(decode)
+        self._what = decode if isinstance(decode, str) else getattr(decode, "__name__", type(decode).__name__)
+
+    @property
+    def batchable(self) -> bool:
+        """Whether `batch` can be had."""
+        return self._plan is not None and self._plan.batchable
+
+    @property
+    def draws(self) -> bool:
+        """Whether `batch` depends on keys."""
+        return self._plan is not None and self._plan.draws
+
+    def __call__(self, source: Any, row: int | None, where: Where) -> Any:
+        """The value; SampleError says that `where()` cannot be decoded. Our own decoders keep nothing of `source`."""
+        if self._plan is not None:
+            try:
+                return self._plan.run(source, sample_rng(row).key if self._plan.draws else 0)
+            except ImageError as error:
+                raise SampleError(f"{where()}: {error}") from error
+        try:
+            value = self._decode(source)
+        except DAMAGE as error:
+            raise SampleError(
+                f"{where()} cannot be decoded as {self._what} ({type(error).__name__}: {error});"
+                " rewrite it, or pass on_error='skip' to the loader"
+            ) from error
+        return self.step(value, row)
+
+    def batch(
+        self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, empty: Empty, where: Callable[[int], str]
+    ) -> torch.Tensor:
+        """The values as one tensor; `where(row)` names one that cannot be read."""
+        assert self._plan is not None
+        try:
+            return self._plan.batch(sources, keys, empty)
+        except ImageError as error:
+            raise SampleError(f"{where(error.row or 0)}: {error}") from error
+
+
+def _decoder(decode: Decode) -> Callable[[Encoded], Any]:
+    if callable(decode):
+        return decode
+    try:
+        return DECODERS[decode]
+    except KeyError:
+        raise ArgumentError(f"decode={decode!r} is not one of {', '.join(DECODERS)}, nor a function") from None
+
+
+def text_of(source: Encoded) -> str:
+    """UTF-8."""
+    return str(source, "utf-8")
+
+
+def npy_of(source: Encoded) -> torch.Tensor:
+    """The array of a `.npy` file, as a tensor of its own; never unpickles."""
+    array = np.load(io.BytesIO(source), allow_pickle=False)
+    if torch_dtype(array.dtype) is None:
+        raise ValueError(f"no tensor holds {array.dtype}")
+    return torch.from_numpy(np.require(array, requirements=["C", "W", "O"]))
+
+
+def image_of(source: Encoded) -> PIL.Image.Image:
+    """The picture, read to its end and converted to RGB."""
+    with PIL.Image.open(io.BytesIO(source)) as image:
+        return image.convert("RGB")
+
+
+DECODERS: dict[str, Callable[[Encoded], Any]] = {
+    "bytes": bytes,
+    "text": text_of,
+    "npy": npy_of,
+    "image": image_of,
+}
+"""What the names that `decode` takes stand for."""

@@ -1,0 +1,271 @@
+"""`ImageFolder`: pictures in one folder per class, as torchvision has it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import Any, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.datasets.arrays import Transform
+from feedline.datasets.folder_scan import Listing, accepted, ending, kept_listing, listing
+from feedline.datasets.packed_bytes import PackedBytes
+from feedline.datasets.pictures import Called, Pictures, loaded
+from feedline.errors import ArgumentError, SampleError, note
+from feedline.gather import Keys
+from feedline.images import ImageError
+from feedline.rng import sample_rng, torch_keys
+from feedline.rows import Empty, as_indices, numpy_view, one_within, within
+
+IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""Torchvision's: what a file must end with to be taken for a picture; its content then decides what it is."""
+
+_GONE = (
+    "it was moved or deleted since the folder was listed, or is a broken link: restore it, make the dataset anew, or "
+    "pass on_error='skip' to the loader"
+)
+
+
+class Samples(Sequence[tuple[str, int]]):
+    """`(path, class index)` of each sample, made when looked at; equal to the list that torchvision holds.
+
+    Pickles as two arrays of paths and one of class indices.
+    """
+
+    def __init__(self, beginning: str, paths: PackedBytes, targets: NDArray[np.int32]) -> None:
+        self._beginning = beginning
+        self._paths, self._targets = paths, targets
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[str, int]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[str, int] | list[tuple[str, int]]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = one_within(index, len(self), "ImageFolder.samples")
+        return self._beginning + os.fsdecode(self._paths[at]), int(self._targets[at])
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return (self[at] for at in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self[:2]))
+        return f"[{shown}{', …' * (len(self) > 2)}]"
+
+    def files(self, places: NDArray[np.int64], folder: bytes) -> list[str]:
+        """The paths at these places, which have been checked, as they are read: below `folder`."""
+        return [(folder + path).decode("utf-8", "surrogateescape") for path in self._paths.many(places)]
+
+    def targets(self, places: NDArray[np.int64] | slice) -> NDArray[np.int32]:
+        """The class indices at these places."""
+        return self._targets[places]
+
+
+class ImageFolder(torch.utils.data.Dataset[Any]):
+    """Pictures in `root/class/…/name.jpg`: samples are `(picture, class index)`.
+
+    Arguments, attributes, order and class indices are torchvision's: classes are the sorted names of the folders in
+    `root`; the files of a class come sorted by folder, then by name; links to folders are followed. `transform` gets
+    what `loader(path)` gives, by default a PIL image in RGB. One of feedline's own is one step with decoding, and then
+    whole batches are gathered in one native call. The content of a file decides on its format, not its name.
+
+    `listing` names a file in which the list of paths is kept, so that the tree is walked once; it is made anew when a
+    folder has changed. Paths are held packed: 12 bytes for each and its own; `samples` and `targets` are made when
+    looked at. `samples` may be assigned, but not changed in place.
+    """
+
+    thread_safe = True
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        transform: Transform | None = None,
+        target_transform: Transform | None = None,
+        loader: Callable[[str], Any] | None = None,
+        is_valid_file: Callable[[str], bool] | None = None,
+        allow_empty: bool = False,
+        *,
+        extensions: Sequence[str] = IMG_EXTENSIONS,
+        apply_exif_orientation: bool = False,
+        listing: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if listing is not None and is_valid_file is not None:
+            raise ArgumentError("listing= cannot know what is_valid_file would say: pass extensions= instead")
+        self.root = os.path.expanduser(os.fspath(root))  # noqa: PTH111 - stays as it is written otherwise
+        self.extensions = (extensions,) if isinstance(extensions, str) else tuple(extensions)
+        self._ours = partial(loaded, apply_exif_orientation=apply_exif_orientation)
+        self.loader: Callable[[str], Any] = loader or self._ours
+        self._oriented = apply_exif_orientation
+        self.classes, self.class_to_idx = self.find_classes(self.root)
+        names = sorted(self.class_to_idx)
+        found = self._listed(names, is_valid_file, listing)
+        if not allow_empty:
+            self._refuse_empty(names, found.counts, is_valid_file is not None)
+        targets = np.repeat(np.array([self.class_to_idx[name] for name in names], np.int32), found.counts)
+        self._samples = Samples(os.path.join(self.root, ""), found.paths, targets)  # noqa: PTH118 - keeps its form
+        self._folder = os.fsencode(os.path.join(os.path.abspath(self.root), ""))  # noqa: PTH100, PTH118
+        self.transform = transform
+        self.target_transform = target_transform
+
+    def find_classes(self, directory: str | os.PathLike[str]) -> tuple[list[str], dict[str, int]]:
+        """The classes and their indices: the sorted names of the folders in `directory`. For subclasses to change."""
+        with os.scandir(directory) as entries:
+            classes = sorted(entry.name for entry in entries if entry.is_dir())
+        if not classes:
+            raise FileNotFoundError(
+                f"{os.fspath(directory)} holds no class folders: pictures lie in root/class/name.jpg, one folder for "
+                f"each class"
+            )
+        return classes, {name: number for number, name in enumerate(classes)}
+
+    def _listed(
+        self, names: Sequence[str], is_valid: Callable[[str], bool] | None, kept: str | os.PathLike[str] | None
+    ) -> Listing:
+        if kept is not None:
+            return kept_listing(os.fspath(kept), os.path.abspath(self.root), names, self.extensions)  # noqa: PTH100
+        return listing(self.root, names, ending(self.extensions) if is_valid is None else accepted(is_valid))
+
+    def _refuse_empty(self, names: Sequence[str], counts: NDArray[np.int64], by_function: bool) -> None:
+        empty = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
+        if empty:
+            wanted = "that is_valid_file accepts" if by_function else f"that ends with {', '.join(self.extensions)}"
+            raise FileNotFoundError(
+                f"no file {wanted} in the class folder{'s' * (len(empty) > 1)} {', '.join(empty)} of {self.root}: "
+                f"fill or remove {'them' if len(empty) > 1 else 'it'}, or pass allow_empty=True"
+            )
+
+    @property
+    def transform(self) -> Transform | None:
+        """What is done to each picture; may be assigned before a loader is made."""
+        return self._transform
+
+    @transform.setter
+    def transform(self, transform: Transform | None) -> None:
+        self._transform = transform
+        self._called = Called(transform)
+        self._pictures = Pictures(transform, self._ours, apply_exif_orientation=self._oriented)
+
+    @property
+    def samples(self) -> Sequence[tuple[str, int]]:
+        """`(path, class index)` of each sample."""
+        return self._samples
+
+    @samples.setter
+    def samples(self, samples: Sequence[tuple[str, int]]) -> None:
+        paths = PackedBytes.of(os.fsencode(path) for path, _ in samples)
+        self._samples = Samples("", paths, np.array([target for _, target in samples], np.int32))
+        self._folder = b""
+        self.__dict__.pop("targets", None)
+
+    imgs = samples
+
+    @cached_property
+    def targets(self) -> list[int]:
+        """The class index of each sample."""
+        targets: list[int] = self._samples.targets(slice(None)).tolist()
+        return targets
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """Sample `index`; negative indices count from the end."""
+        return self._sample(one_within(index, len(self), "ImageFolder"), None)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+        """The samples of these indices."""
+        if type(self).__getitem__ is not ImageFolder.__getitem__:  # a subclass makes samples of its own
+            return [self[index] for index in indices]
+        places = within(as_indices(indices), len(self), "ImageFolder")
+        return [self._sample(at, row) for row, at in enumerate(places.tolist())]
+
+    def _sample(self, at: int, row: int | None) -> tuple[Any, Any]:
+        place = np.array([at])
+        [path] = self._samples.files(place, self._folder)
+        with self._naming([path], place):
+            picture = self._picture(path, row)
+        target = int(self._samples.targets(place)[0])
+        return picture, target if self.target_transform is None else self.target_transform(target)
+
+    def _picture(self, path: str, row: int | None) -> Any:
+        if self.loader is self._ours:
+            return self._pictures.value(path, sample_rng(row) if self._pictures.draws else None)
+        return self._called(self.loader(path), sample_rng(row) if self._called.wants_rng else None)
+
+    @property
+    def gather(self) -> Callable[..., Any]:
+        """`gather(indices, empty)`, with `keys` where the transform draws: `[pictures, labels]`, made in place.
+
+        Several `threads` may share the work where the transform is one with decoding.
+
+        Absent without a transform of feedline's own that gives every picture one shape.
+        """
+        if self.loader is not self._ours or not self._pictures.batchable or self.target_transform is not None:
+            raise AttributeError("gather: pictures have to be made one by one")
+        if type(self).__getitem__ is not ImageFolder.__getitem__:
+            raise AttributeError("gather: a subclass makes samples of its own")
+        if self._pictures.splits:
+            return self._made
+        return self._drawn if self._pictures.draws else self._gathered
+
+    def _gathered(self, indices: NDArray[np.int64], empty: Empty) -> list[torch.Tensor]:
+        return self._made(indices, empty, None)
+
+    def _drawn(self, indices: NDArray[np.int64], empty: Empty, keys: Keys = None) -> list[torch.Tensor]:
+        return self._made(indices, empty, keys)
+
+    def _made(
+        self, indices: NDArray[np.int64], empty: Empty, keys: Keys = None, threads: int = 1
+    ) -> list[torch.Tensor]:
+        places = within(indices, len(self), "ImageFolder")
+        paths = self._samples.files(places, self._folder)
+        if keys is None and self._pictures.draws:
+            keys = torch_keys(len(places))
+        with self._naming(paths, places):
+            pictures = self._pictures.batch(paths, keys, empty, threads=threads)
+        labels = empty((len(places),), torch.int64)
+        numpy_view(labels)[...] = self._samples.targets(places)
+        return [pictures, labels]
+
+    @contextmanager
+    def _naming(self, paths: Sequence[str], places: NDArray[np.int64]) -> Iterator[None]:
+        """Errors come out naming file and sample."""
+        try:
+            yield
+        except (SampleError, OSError) as error:
+            row = _row_of(error, paths)
+            told = f"{paths[row]} (sample {places[row]} of the ImageFolder {self.root})"
+            if isinstance(error, FileNotFoundError) and not os.path.exists(paths[row]):  # noqa: PTH110
+                raise FileNotFoundError(f"{told} is not there: {_GONE}") from error
+            note(error, f"feedline: {told}")
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "targets"}
+
+    def __repr__(self) -> str:
+        return f"<ImageFolder {self.root}: {len(self)} pictures of {len(self.classes)} classes>"
+
+
+def _row_of(error: Exception, paths: Sequence[str]) -> int:
+    """Which of the files an error is about."""
+    if isinstance(error, ImageError):
+        return error.row or 0
+    name = getattr(error, "filename", None)
+    return paths.index(name) if name in paths else 0

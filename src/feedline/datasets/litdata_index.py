@@ -1,0 +1,121 @@
+"""`index.json` of a LitData folder: its chunks, the formats of the leaves, and the structure of a sample."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feedline.errors import ArgumentError, SampleError
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A file that the index promises; `dim` counts the tokens in it, where it holds tokens."""
+
+    name: str
+    nbytes: int
+    items: int
+    dim: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What `index.json` tells."""
+
+    chunks: tuple[Chunk, ...]
+    formats: tuple[str, ...]
+    tree: Tree
+    codec: str | None
+    wrapped: str
+    """What is compressed: a whole "chunk", a "batch" of samples, or each "sample"."""
+    tokens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A structure of dicts, lists and tuples: `kind` is "" for a leaf, and `keys` are those of a dict."""
+
+    kind: str
+    keys: tuple[Any, ...] = ()
+    children: tuple[Tree, ...] = ()
+
+    def filled(self, leaves: list[Any]) -> Any:
+        """The structure with these leaves, from left to right; takes them from the end of the reversed list."""
+        if not self.kind:
+            return leaves.pop()
+        parts = [child.filled(leaves) for child in self.children]
+        return _BUILD[self.kind](self.keys, parts)
+
+    def names(self) -> list[str]:
+        """The leaves by name: their key, or their place where there is none, joined by dots; "" for a bare leaf."""
+        if not self.kind:
+            return [""]
+        labels = self.keys or range(len(self.children))
+        return [
+            f"{label}.{name}" if name else str(label)
+            for label, child in zip(labels, self.children, strict=True)
+            for name in child.names()
+        ]
+
+
+_BUILD: dict[str, Callable[[Sequence[Any], list[Any]], Any]] = {
+    "builtins.dict": lambda keys, parts: dict(zip(keys, parts, strict=True)),
+    "builtins.list": lambda _, parts: parts,
+    "builtins.tuple": lambda _, parts: tuple(parts),
+    "collections.OrderedDict": lambda keys, parts: OrderedDict(zip(keys, parts, strict=True)),
+}
+
+
+def index_of(folder: Path) -> Index:
+    """The index in this folder; SampleError tells what is wrong with it, ArgumentError what cannot be read."""
+    path = folder / "index.json"
+    if not path.exists():
+        raise FileNotFoundError(f"no LitData set: {path} does not exist")
+    try:
+        told = json.loads(path.read_bytes())
+        return _index(told["config"], told["chunks"])
+    except ArgumentError as error:
+        raise ArgumentError(f"{path}: {error}") from None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise SampleError(f"{path} is no index of LitData chunks ({type(error).__name__}: {error})") from error
+
+
+def _index(config: dict[str, Any], chunks: list[dict[str, Any]]) -> Index:
+    if config.get("encryption"):
+        raise ArgumentError("the chunks are encrypted, which is not supported: write them without encryption")
+    loader = config.get("item_loader", "PyTreeLoader")
+    if loader not in ("PyTreeLoader", "TokensLoader"):
+        raise ArgumentError(
+            f"the chunks are made for {loader}, not for samples or tokens; read Parquet files with datasets.Parquet"
+        )
+    codec = config.get("compression") and str(config["compression"]).partition(":")[0]
+    formats, tree = tuple(config["data_format"]), _tree(json.loads(config["data_spec"])[1])
+    if len(formats) != len(tree.names()):
+        raise ValueError(f"{len(formats)} formats for {len(tree.names())} leaves")
+    return Index(
+        tuple(_chunk(each) for each in chunks),
+        formats,
+        tree,
+        codec or None,
+        config.get("compression_level") or "chunk",
+        loader == "TokensLoader",
+    )
+
+
+def _chunk(told: dict[str, Any]) -> Chunk:
+    name = str(told["filename"])
+    if Path(name).name != name or name in (".", ".."):
+        raise ValueError(f"the file name {name!r} leads out of the folder")
+    return Chunk(name, int(told["chunk_bytes"]), int(told["chunk_size"]), told.get("dim"))
+
+
+def _tree(told: dict[str, Any]) -> Tree:
+    kind = told["type"] or ""
+    if kind and kind not in _BUILD:
+        raise ArgumentError(f"samples hold a {kind}, of which only dicts, lists and tuples can be built")
+    context = json.loads(told["context"]) if told["context"] else None
+    return Tree(kind, tuple(context or ()), tuple(map(_tree, told["children_spec"])))

@@ -1,0 +1,211 @@
+"""`LMDB`: the values of an LMDB environment, decoded out of its memory map."""
+
+from __future__ import annotations
+
+import gc
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.datasets.arrays import Transform
+from feedline.datasets.decoding import Decode, Decoding
+from feedline.datasets.files import Pathlike
+from feedline.datasets.handles import PerProcess
+from feedline.datasets.lmdb_environments import Environment, open_environment
+from feedline.datasets.packed_bytes import PackedBytes
+from feedline.datasets.records import DecodedRecords, Keys
+from feedline.datasets.sidecars import Columns, SideCar
+from feedline.errors import ArgumentError, SampleError
+from feedline.rows import Empty, as_indices, within
+
+_BIG_ENDIAN = {"uint32": ">I", "uint64": ">Q"}
+
+
+class LMDB(DecodedRecords):
+    """The values of an LMDB environment, each decoded where it lies in the memory map.
+
+    `keys` says which value is sample i: a pattern for its number such as `"{:08d}"`; "uint32" or "uint64" for numbers
+    in big-endian bytes; a list of keys; or None for all in the order of the environment, enumerated once and kept in a
+    side-car at `index` (beside the data unless given). With patterns and numbers, `length` is the number of entries
+    unless given. `decode` is "bytes", "text", "npy", "image" or a function of a memoryview that does not keep it.
+
+    The environment is opened read-only and without locks, once in each process. `readahead` suits reading in order.
+    """
+
+    def __init__(
+        self,
+        path: Pathlike,
+        keys: str | Sequence[bytes | str] | None = None,
+        *,
+        decode: Decode = "bytes",
+        transform: Transform | None = None,
+        length: int | None = None,
+        database: str | None = None,
+        readahead: bool = False,
+        index: Pathlike | None = None,
+    ) -> None:
+        self.path = str(Path(path).resolve())
+        self._decoding = Decoding(_Transient(decode) if callable(decode) else decode, transform)
+        self._environment = PerProcess(partial(open_environment, self.path, database, readahead))
+        if keys is None:
+            self._keys: _Names = _EnumeratedKeys(self.path, database, index, self._environment)
+        elif isinstance(keys, str):
+            self._keys = _numbered(keys, self._environment().entries() if length is None else length)
+        else:
+            self._keys = PackedBytes.of(key.encode() if isinstance(key, str) else bytes(key) for key in keys)
+        self._refuse_wrong_keys()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def _sample(self, at: int, row: int | None) -> Any:
+        return self._samples(np.array([at]), [row])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of these indices, in one transaction."""
+        places = within(as_indices(indices), len(self), "LMDB")
+        return self._samples(places, range(len(places)))
+
+    def _samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[Any]:
+        keys = self._keys.many(places)
+        with self._environment().reading() as transaction:
+            get, decoded = transaction.get, self._decoding
+            return [
+                decoded(self._missing(key) if (value := get(key)) is None else value, row, partial(self._named, key))
+                for key, row in zip(keys, rows, strict=True)
+            ]
+
+    def _batch(self, places: NDArray[np.int64], empty: Empty, keys: Keys) -> torch.Tensor:
+        names = self._keys.many(places)
+        with self._environment().reading() as transaction:
+            values = [self._missing(name) if (v := transaction.get(name)) is None else v for name in names]
+            return self._decoding.batch(values, keys, empty, lambda row: self._named(names[row]))
+
+    def _named(self, key: bytes) -> str:
+        return f"the value of key {key!r} in {self.path}"
+
+    def _missing(self, key: bytes) -> bytes:
+        raise SampleError(
+            f"{self.path} has no key {key!r}: it was deleted, or keys= does not fit the environment;"
+            " correct keys=, or pass on_error='skip' to the loader"
+        )
+
+    def _refuse_wrong_keys(self) -> None:
+        """The first and the last key must be there: most patterns that do not fit show themselves so."""
+        ends = self._keys.many(np.array([0, len(self) - 1][: len(self)]))
+        with self._environment().reading() as transaction:
+            for key in ends:
+                if transaction.get(key) is None:
+                    self._missing(key)
+
+
+class _Transient:
+    """A function of a view that ends with its transaction: ValueError if anything still refers to it afterwards.
+
+    Reading it then would read what another page holds by now, or kill the process.
+    """
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def __call__(self, view: memoryview) -> Any:
+        # All that is cut out of `holder`, by whatever library, keeps a reference to it; the function gets one more.
+        holder = np.frombuffer(view, np.uint8)
+        alone = sys.getrefcount(holder)
+        value = self._function(holder.data)
+        if sys.getrefcount(holder) > alone:
+            gc.collect()  # it may be rubbish already, in a cycle
+            if sys.getrefcount(holder) > alone:
+                raise ValueError("the function kept a part of the memory that it was given: return a copy")
+        return value
+
+
+class _Names(Protocol):
+    """The key of each sample."""
+
+    def __len__(self) -> int: ...
+    def many(self, places: NDArray[np.int64]) -> list[bytes]: ...
+
+
+class _PatternKeys:
+    """Numbers as text."""
+
+    def __init__(self, pattern: str, length: int) -> None:
+        self._pattern, self._length = pattern, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def many(self, places: NDArray[np.int64]) -> list[bytes]:
+        return [self._pattern.format(at).encode() for at in places.tolist()]
+
+
+class _NumberKeys:
+    """Numbers as big-endian bytes, in whose order LMDB keeps them."""
+
+    def __init__(self, layout: str, length: int) -> None:
+        self._layout, self._length = layout, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def many(self, places: NDArray[np.int64]) -> list[bytes]:
+        return [struct.pack(self._layout, at) for at in places.tolist()]
+
+
+class _EnumeratedKeys:
+    """All keys of an environment, in a side-car."""
+
+    def __init__(
+        self, path: str, database: str | None, index: Pathlike | None, environment: PerProcess[Environment]
+    ) -> None:
+        data = Path(path, "data.mdb") if Path(path).is_dir() else Path(path)
+        environment()  # what is wrong with the path is said here
+        beside = f"{data}.{database or 'main'}.keys" if index is None else index
+        self._sidecar = SideCar(beside, data, partial(_enumerated, environment))
+        self._packed = self._opened()
+
+    def _opened(self) -> PackedBytes:
+        arrays = self._sidecar.arrays
+        return PackedBytes(arrays["offsets"].view(np.int64), arrays["keys"].view(np.uint8))
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def many(self, places: NDArray[np.int64]) -> list[bytes]:
+        return self._packed.many(places)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_sidecar": self._sidecar}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._sidecar = state["_sidecar"]
+        self._packed = self._opened()
+
+
+def _enumerated(environment: PerProcess[Environment]) -> Columns:
+    with environment().reading() as transaction, transaction.cursor() as cursor:
+        packed = PackedBytes.of(cursor.iternext(keys=True, values=False))
+    return {"offsets": packed.offsets, "keys": packed.buffer}
+
+
+def _numbered(keys: str, length: int) -> _Names:
+    if keys in _BIG_ENDIAN:
+        return _NumberKeys(_BIG_ENDIAN[keys], length)
+    try:
+        fits = keys.format(1) != keys.format(2)
+    except (ValueError, LookupError):
+        fits = False
+    if not fits:
+        raise ArgumentError(
+            f"keys={keys!r} is no pattern for a number, such as '{{:08d}}', nor one of {', '.join(_BIG_ENDIAN)}"
+        )
+    return _PatternKeys(keys, length)

@@ -1,0 +1,146 @@
+"""The encodings of MDS columns, but pickle: from the bytes of a value to what Mosaic's own reader gives."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+import PIL.Image
+from numpy.typing import NDArray
+
+from feedline.datasets.decoding import text_of
+from feedline.errors import ArgumentError
+
+Decoder = Callable[[memoryview], Any]
+
+_SCALARS = (
+    *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64"),
+)
+_DTYPES = dict(
+    zip(
+        (8, 9, 16, 17, 18, 32, 33, 34, 64, 65, 66),
+        ["uint8", "int8", "uint16", "int16", "float16", "uint32", "int32", "float32", "uint64", "int64", "float64"],
+        strict=True,
+    )
+)
+"""The first byte of an array whose column does not say the dtype."""
+_SHAPE_DTYPES = ("u1", "<u2", "<u4", "<u8")
+_PIXELS_MOST = 1 << 28
+
+
+def decoder(encoding: str) -> Decoder:
+    """What decodes values of a column; ArgumentError for pickle, and for what is not known."""
+    if encoding.startswith("ndarray"):
+        return _ndarray(encoding.partition(":")[2])
+    if encoding in _SCALARS:
+        return partial(_scalar, np.dtype(encoding).newbyteorder("<"))
+    if encoding == "pkl":
+        raise ArgumentError("pickle, which may run any code and is never read")
+    try:
+        return _DECODERS[encoding]
+    except KeyError:
+        raise ArgumentError(f"{encoding!r}, which is not known") from None
+
+
+def is_picture(encoding: str) -> bool:
+    """Whether values are the bytes of one image file."""
+    return encoding in ("jpeg", "png")
+
+
+def fixed_nbytes(encoding: str) -> int | None:
+    """How long every value is, or None where each says its own length."""
+    if encoding == "int":
+        return 8
+    if encoding in _SCALARS:
+        return np.dtype(encoding).itemsize
+    dtype, _, shape = encoding.partition(":")[2].partition(":")
+    return np.dtype(dtype).itemsize * prod(map(int, shape.split(","))) if shape else None
+
+
+def _scalar(dtype: np.dtype[Any], data: memoryview) -> Any:
+    return np.frombuffer(data, dtype, 1)[0]
+
+
+def _ndarray(described: str) -> Decoder:
+    dtype, _, shape = described.partition(":")
+    sides = tuple(map(int, shape.split(","))) if shape else None
+    return partial(_array, np.dtype(dtype).newbyteorder("<") if dtype else None, sides)
+
+
+def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, data: memoryview) -> NDArray[Any]:
+    """An array of its own memory; dtype and shape stand first in the data where the column does not say them."""
+    if dtype is None:
+        dtype, data = np.dtype(_DTYPES[data[0]]).newbyteorder("<"), data[1:]
+    if shape is None:
+        sides = np.frombuffer(data, _SHAPE_DTYPES[data[0] & 3], data[0] >> 2, 1)
+        shape, data = tuple(sides.tolist()), data[1 + sides.nbytes :]
+    array: NDArray[Any] = np.frombuffer(data, dtype).reshape(shape)
+    return array.astype(dtype.newbyteorder("="))
+
+
+def image(data: memoryview) -> PIL.Image.Image:
+    image = PIL.Image.open(io.BytesIO(data))
+    image.load()
+    return image
+
+
+def bare_image(data: memoryview) -> PIL.Image.Image:
+    width, height, letters = struct.unpack_from("<III", data)
+    if width * height > _PIXELS_MOST:
+        raise ValueError(f"a picture of {width} x {height} pixels")
+    mode, pixels = str(data[12 : 12 + letters], "ascii"), data[12 + letters :]
+    return PIL.Image.frombytes(mode, (width, height), bytes(pixels))
+
+
+def images(data: memoryview) -> list[PIL.Image.Image]:
+    """Their number, the size of each, then the files."""
+    return _several(image, data)
+
+
+def _list(each: Decoder, data: memoryview) -> list[Any]:
+    """As before, after four bytes that mean nothing yet."""
+    return _several(each, data[4:])
+
+
+def _several(each: Decoder, data: memoryview) -> list[Any]:
+    (count,) = struct.unpack_from("<I", data)
+    sizes = np.frombuffer(data, "<u4", count, 4)
+    stops = 4 + 4 * count + np.cumsum(sizes, dtype=np.int64)
+    if count and stops[-1] > len(data):
+        raise ValueError(f"{count} values of {stops[-1]} bytes in {len(data)}")
+    return [each(data[stop - size : stop]) for size, stop in zip(sizes.tolist(), stops.tolist(), strict=True)]
+
+
+def _integer(data: memoryview) -> int:
+    return int(struct.unpack("<q", data)[0])
+
+
+def _parsed(kind: Callable[[str], Any], data: memoryview) -> Any:
+    return kind(text_of(data))
+
+
+_DECODERS: dict[str, Decoder] = {
+    "bytes": bytes,
+    "str": text_of,
+    "int": _integer,
+    "str_int": partial(_parsed, int),
+    "str_float": partial(_parsed, float),
+    "str_decimal": partial(_parsed, Decimal),
+    "json": partial(_parsed, json.loads),
+    "pil": bare_image,
+    "jpeg": image,
+    "png": image,
+    "jpeg_array": images,
+    "jpegarray": images,
+    "list[pil]": partial(_list, bare_image),
+    "list[jpeg]": partial(_list, image),
+    "list[png]": partial(_list, image),
+}

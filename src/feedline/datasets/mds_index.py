@@ -1,0 +1,76 @@
+"""`index.json` of an MDS folder: what its shards hold, read without trust."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feedline.datasets.mds_encodings import fixed_nbytes
+from feedline.errors import ArgumentError, SampleError
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that the index promises."""
+
+    name: str
+    nbytes: int
+    hashes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns in the order in which they are stored; a size is None where each value has its own."""
+
+    names: tuple[str, ...]
+    encodings: tuple[str, ...]
+    sizes: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard; those with equal columns share them."""
+
+    samples: int
+    columns: Columns
+    raw: File
+    zipped: File | None
+    codec: str | None
+
+
+def shards_of(folder: Path) -> list[Shard]:
+    """The shards that the index in this folder names; SampleError tells what is wrong with it."""
+    path = folder / "index.json"
+    if not path.exists():
+        raise FileNotFoundError(f"no MDS data set: {path} does not exist (give the folder of one split)")
+    try:
+        known: dict[Columns, Columns] = {}
+        return [_shard(each, known) for each in json.loads(path.read_bytes())["shards"]]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, ArgumentError):
+            raise ArgumentError(f"{path}: {error}") from None
+        raise SampleError(f"{path} is no index of MDS shards ({type(error).__name__}: {error})") from error
+
+
+def _shard(told: dict[str, Any], known: dict[Columns, Columns]) -> Shard:
+    if told["format"] != "mds" or told["version"] != 2:
+        raise ArgumentError(f"shards of format {told['format']} version {told['version']}; MDS reads mds version 2")
+    encodings, sizes = tuple(told["column_encodings"]), tuple(told["column_sizes"])
+    names = tuple(told["column_names"])
+    if not len(names) == len(encodings) == len(sizes) or sizes != tuple(map(fixed_nbytes, encodings)):
+        raise ValueError("column names, encodings and sizes do not agree")
+    zipped = told["zip_data"] and _file(told["zip_data"])
+    codec = told["compression"] and str(told["compression"]).partition(":")[0]
+    columns = Columns(names, encodings, sizes)
+    columns = known.setdefault(columns, columns)
+    return Shard(int(told["samples"]), columns, _file(told["raw_data"]), zipped or None, codec or None)
+
+
+def _file(told: dict[str, Any]) -> File:
+    name = str(told["basename"])
+    if Path(name).name != name or name in (".", ".."):
+        raise ValueError(f"the file name {name!r} leads out of the folder")
+    return File(name, int(told["bytes"]), dict(told["hashes"]))

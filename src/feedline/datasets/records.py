@@ -1,0 +1,129 @@
+"""What datasets of single records share: checked indices, many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline import collate
+from feedline.datasets.arrays import Transform
+from feedline.datasets.decoding import Decoding, Step, Where
+from feedline.rng import torch_keys
+from feedline.rows import Empty, as_indices, one_within, within
+
+Keys = NDArray[np.uint64] | None
+
+
+class Records(torch.utils.data.Dataset[Any]):
+    """A map-style dataset of which a subclass tells its length and how to read the record of a checked index."""
+
+    thread_safe = True
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def _sample(self, at: int, row: int | None) -> Any:
+        """Sample `at`, in memory of its own; `row` is its place in a batch that is fetched at once, None alone."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> Any:
+        """Sample `index`; negative indices count from the end."""
+        return self._sample(one_within(index, len(self), type(self).__name__), None)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of these indices."""
+        places = within(as_indices(indices), len(self), type(self).__name__)
+        return [self._sample(at, row) for row, at in enumerate(places.tolist())]
+
+
+class DecodedRecords(Records):
+    """Records that are one thing each, decoded by `_decoding`: pictures can be made as whole batches."""
+
+    _decoding: Decoding
+
+    def _batch(self, places: NDArray[np.int64], empty: Empty, keys: Keys) -> torch.Tensor:
+        """`_decoding.batch` of the records of checked indices."""
+        raise NotImplementedError
+
+    @property
+    def gather(self) -> Callable[..., Any]:
+        """`gather(indices, empty)`, with `keys` where the transform draws: pictures as one batch. Else absent."""
+        if not self._decoding.batchable:
+            raise AttributeError("gather: samples have to be made one by one")
+        return self._drawn if self._decoding.draws else self._gathered
+
+    def _gathered(self, indices: NDArray[np.int64], empty: Empty) -> torch.Tensor:
+        return self._drawn(indices, empty, None)
+
+    def _drawn(self, indices: NDArray[np.int64], empty: Empty, keys: Keys) -> torch.Tensor:
+        return self._batch(within(indices, len(self), type(self).__name__), empty, keys)
+
+
+class Field(NamedTuple):
+    """One field of a record: its bytes, how they are decoded, and what an error calls it."""
+
+    decoding: Decoding
+    source: Any
+    where: Where
+
+
+class FieldRecords(Records):
+    """Records of fields that are decoded each by itself: samples are dicts.
+
+    A subclass says which decodings every record has, and gives the fields of one record in their order.
+    """
+
+    def __init__(self, transform: Transform | None) -> None:
+        self._step = Step(transform)
+
+    def _decodings(self) -> Collection[Decoding]:
+        raise NotImplementedError
+
+    def _fields(self, at: int) -> Mapping[str, Field]:
+        raise NotImplementedError
+
+    def _sample(self, at: int, row: int | None) -> Any:
+        fields = self._fields(at).items()
+        return self._step({name: decoding(source, row, where) for name, (decoding, source, where) in fields}, row)
+
+    @property
+    def gather(self) -> Callable[..., Any]:
+        """`gather(indices, empty)`, with `keys` where transforms draw: the collated batch, pictures made in place.
+
+        Absent unless there are pictures to make, and with a transform of anything else.
+        """
+        decodings = self._decodings()
+        if self._step.transform is not None or any(each.step.transform and not each.batchable for each in decodings):
+            raise AttributeError("gather: a transform has to see each sample")
+        if not any(each.batchable for each in decodings):
+            raise AttributeError("gather: there is nothing that is made faster many at once")
+        return self._drawn if any(each.draws for each in decodings) else self._gathered
+
+    def _gathered(self, indices: NDArray[np.int64], empty: Empty) -> dict[str, Any]:
+        return self._drawn(indices, empty, None)
+
+    def _drawn(self, indices: NDArray[np.int64], empty: Empty, keys: Keys) -> dict[str, Any]:
+        records = [self._fields(at) for at in within(indices, len(self), type(self).__name__).tolist()]
+        names = list(records[0])
+        drawing = [name for name in names if records[0][name].decoding.draws]
+        drawn = _keys_of(keys, len(records), drawing)
+        return {name: _column([record[name] for record in records], drawn.get(name), empty) for name in names}
+
+
+def _keys_of(keys: Keys, count: int, names: Sequence[str]) -> dict[str, Keys]:
+    """The keys of each field: those of the samples, or what one sample after the other would draw without."""
+    if keys is not None:
+        return dict.fromkeys(names, keys)
+    drawn = torch_keys(count * len(names)).reshape(count, -1) if names else np.empty((count, 0), np.uint64)
+    return {name: np.ascontiguousarray(drawn[:, number]) for number, name in enumerate(names)}
+
+
+def _column(fields: Sequence[Field], keys: Keys, empty: Empty) -> Any:
+    decoding = fields[0].decoding
+    if decoding.batchable:
+        return decoding.batch([field.source for field in fields], keys, empty, lambda row: fields[row].where())
+    return collate.default([field.decoding(field.source, None, field.where) for field in fields], empty=empty)

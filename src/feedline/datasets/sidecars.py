@@ -1,0 +1,99 @@
+"""Side-cars: arrays worked out once from a file and kept beside it, mapped by whoever opens the file next."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.datasets.files import Pathlike
+from feedline.errors import SampleError, StateError
+from feedline.shards import arrays as files
+
+Columns = Mapping[str, NDArray[np.integer[Any]]]
+
+
+class SideCarWarning(RuntimeWarning):
+    """A side-car could not be kept, so that its arrays must be worked out again each time."""
+
+
+class SideCar:
+    """Arrays that `build()` works out from the file `source`, kept at `path` for as long as the file stays as it is.
+
+    A side-car that is missing, damaged or of another state of the file is written anew, whole or not at all. Where it
+    cannot be written a warning says so, and the arrays are held. Pickles as its path; as arrays where there is no file.
+    """
+
+    def __init__(self, path: Pathlike, source: Pathlike, build: Callable[[], Columns]) -> None:
+        self._path = str(Path(path).absolute())
+        self._source, self._stamp = str(source), stamp(source)
+        self._held: Columns | None = None
+        self._arrays: Columns | None = None
+        shapes = _kept(self._path, self._stamp)
+        if shapes is None:
+            arrays = build()
+            shapes = {name: array.shape for name, array in arrays.items()}
+            self._keep(arrays)
+        self.shapes = shapes
+
+    @property
+    def arrays(self) -> Columns:
+        """The arrays, mapped on first use; StateError if the side-car is not the one that it was."""
+        arrays = self._arrays
+        if arrays is None:
+            arrays = self._arrays = self.opened()  # two threads may both have mapped them: either result serves
+        return arrays
+
+    def opened(self) -> Columns:
+        """As `arrays`, but mapped anew with each call: of many side-cars, few can be open at once."""
+        if self._held is not None:
+            return self._held
+        with suppress(OSError, SampleError):
+            found = files.opened(self._path)
+            if found.told.get("stamp") == self._stamp:
+                return found.arrays
+        raise StateError(f"the index {self._path} was removed or replaced while a dataset used it; make it anew")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_arrays": None}
+
+    def refuse_changed(self) -> None:
+        """StateError if the file is not the one that the arrays were worked out from."""
+        if stamp(self._source) != self._stamp:
+            raise StateError(f"{self._source} has changed since this dataset was made; make it anew")
+
+    def _keep(self, arrays: Columns) -> None:
+        try:
+            Path(self._path).parent.mkdir(parents=True, exist_ok=True)
+            files.write(self._path, files.packed({"stamp": self._stamp}, arrays))
+        except OSError as error:
+            warnings.warn(
+                f"the index {self._path} could not be written ({error.strerror}), so that it is worked out again each"
+                " time; give index=, a place that can be written to",
+                SideCarWarning,
+                stacklevel=4,
+            )
+            self._held = arrays
+
+
+def stamp(source: Pathlike) -> list[int]:
+    """The size of a file and the time of its last change."""
+    found = os.stat(source)  # noqa: PTH116 - asked for every shard
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _kept(path: str, wanted: list[int]) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of the arrays in the side-car, or None where there is none that fits."""
+    try:
+        table = files.table_of(path)
+    except (OSError, SampleError):
+        return None
+    if table.told.get("stamp") != wanted:
+        return None
+    return {name: shape for name, (_, shape, _) in table.arrays.items()}

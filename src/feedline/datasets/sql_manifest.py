@@ -1,0 +1,159 @@
+"""`SQLManifest`: files and labels that a database lists, asked once and read lazily."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from feedline.datasets.arrays import Transform
+from feedline.datasets.decoding import Decode, Decoding, split_transform
+from feedline.datasets.file_contents import FileDecoding, Root
+from feedline.datasets.files import Pathlike
+from feedline.datasets.records import Field, FieldRecords
+from feedline.datasets.sql_columns import Column
+from feedline.datasets.sql_query import Connect, Params, Query
+from feedline.errors import ArgumentError, SampleError, StateError
+
+
+class SQLManifest(FieldRecords):
+    """Rows of one query as samples: a dict of its columns, and under `into` the content of the file that `path` names.
+
+    `source` is a SQLite file, a `sqlite:///` or `postgresql://` address without a password, `env:NAME` for a variable
+    that holds one, or a function that returns a DB-API connection. Values go into the query through `params` alone.
+    The query is asked once, here; its rows, in the order of the unique column `key`, are held packed, and travel to
+    worker processes with the dataset. Files are read below `root`, a folder or the address of a store, and `decode` is
+    "bytes", "text", "npy", "image" or a function. `transform` is a function of the sample, or functions by column.
+    """
+
+    def __init__(
+        self,
+        source: Pathlike | Connect,
+        query: str,
+        *,
+        root: Pathlike,
+        key: str,
+        path: str = "path",
+        params: Params = (),
+        decode: Decode = "bytes",
+        into: str = "data",
+        transform: Transform | Mapping[str, Transform] | None = None,
+    ) -> None:
+        self._query = Query(source if callable(source) else _address(source), query, params)
+        self._key, self._path, self._into, self._transform = key, path, into, transform
+        self._columns = _ordered(self._query.columns(), key, path, into, self._query)
+        by_column, whole = split_transform(transform, [*self._columns, into])
+        super().__init__(whole)
+        self._values = {name: Decoding(_same, by_column.get(name)) for name in self._columns}
+        self._files = FileDecoding(Root(root), decode, by_column.get(into))
+
+    def __len__(self) -> int:
+        return len(self._columns[self._key])
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that the rows take."""
+        return sum(part.nbytes for column in self._columns.values() for part in column.parts())
+
+    def column(self, name: str) -> Column:
+        """The values of a column, in the order of the samples: labels for a sampler, say."""
+        return self._columns[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many rows there are, and what tells them from others; for `as_of`."""
+        return {"rows": len(self), "fingerprint": _fingerprint(self._columns)}
+
+    def refreshed(self) -> Self:
+        """The query asked anew: rows that came since are there, at the places that their keys give them.
+
+        This dataset, and any epoch that runs over it, stays as it is; the loader of the next epoch takes the new one.
+        """
+        return self._with(_ordered(self._query.columns(), self._key, self._path, self._into, self._query))
+
+    def as_of(self, state: Mapping[str, Any]) -> Self:
+        """The rows that there were when `state_dict` gave this state: to resume within an epoch, before new rows came.
+
+        StateError if those rows are not the first ones now: some were changed or deleted, or new keys are not greater.
+        """
+        rows = int(state["rows"])
+        first = {name: column.taken(np.arange(min(rows, len(self)))) for name, column in self._columns.items()}
+        if rows > len(self) or _fingerprint(first) != state["fingerprint"]:
+            raise StateError(
+                f"{self._query} gives {len(self)} rows, of which the first {rows} are not those of the state: some were"
+                f" changed or deleted, or came with a {self._key} that is not greater than those before; restore them,"
+                " or begin the epoch anew"
+            )
+        return self._with(first)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_query": self._query.travelling()}
+
+    def __repr__(self) -> str:
+        return f"<SQLManifest: {len(self)} rows of {self._query}>"
+
+    def _with(self, columns: dict[str, Column]) -> Self:
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__, _columns=columns)
+        return other
+
+    def _decodings(self) -> list[Decoding]:
+        return [*self._values.values(), self._files]
+
+    def _fields(self, at: int) -> dict[str, Field]:
+        where = partial(self._where, at)
+        fields = {name: Field(self._values[name], column[at], where) for name, column in self._columns.items()}
+        path = self._columns[self._path][at]
+        if not isinstance(path, str):
+            raise SampleError(
+                f"{where()} has {path!r} for its path; leave such rows out: WHERE {self._path} IS NOT NULL"
+            )
+        return {**fields, self._into: Field(self._files, path, where)}
+
+    def _where(self, at: int) -> str:
+        """The file that a row names."""
+        path, key = self._columns[self._path][at], self._columns[self._key][at]
+        return f"the file {path!r} of row {at} ({self._key} = {key!r}) of {self._query}"
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _address(source: Pathlike) -> str:
+    text = str(source)
+    return text if "://" in text or text.startswith("env:") else str(Path(text).absolute())
+
+
+def _ordered(columns: dict[str, Column], key: str, path: str, into: str, query: Query) -> dict[str, Column]:
+    """The rows in the order of their keys, so that the same rows are the same samples whatever order they came in."""
+    for name, argument in ((key, "key"), (path, "path")):
+        if name not in columns:
+            raise ArgumentError(f"{query} gives no column {name!r} for {argument}=; it gives {', '.join(columns)}")
+    if into in columns:
+        raise ArgumentError(f"{query} gives a column {into!r}, where the content of files goes: give another into=")
+    if not len(columns[key]):
+        raise ArgumentError(f"{query} gives no rows: check its conditions and params=")
+    order = columns[key].order()
+    if (np.diff(order) != 1).any():
+        columns = {name: column.taken(order) for name, column in columns.items()}
+    repeated = columns[key].repeated()
+    if repeated is not None:
+        raise ArgumentError(
+            f"{query} gives rows whose {key} is {columns[key][repeated]!r}, which is no unique key: name a column that"
+            " is, so that the order of samples is certain"
+        )
+    return columns
+
+
+def _fingerprint(columns: Mapping[str, Column]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, column in columns.items():
+        digest.update(name.encode())
+        for part in column.parts():
+            digest.update(f" {part.dtype.str} {len(part)} ".encode())
+            digest.update(np.ascontiguousarray(part).data)
+    return digest.hexdigest()

@@ -1,0 +1,98 @@
+"""What datasets of tables share: rows of chunks as samples, whole batches in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.datasets.arrays import Transform
+from feedline.datasets.chunks import StructChunk
+from feedline.datasets.columns import CellError, Nulls, StructColumn
+from feedline.datasets.decoding import Step
+from feedline.datasets.kinds import Struct
+from feedline.datasets.spans import Int64s
+from feedline.errors import SampleError
+from feedline.rows import Empty, as_indices, one_within, within
+
+Locate = Callable[[int, int], str]
+
+
+class ChunkRows:
+    """Rows of some chunks; `locate(chunk, row)` names one for errors, by the numbers that `which` holds."""
+
+    def __init__(self, kind: Struct, chunks: Sequence[StructChunk], nulls: Nulls, locate: Locate) -> None:
+        self._columns = StructColumn("", kind, chunks, nulls)
+        self._locate = locate
+
+    @property
+    def columns(self) -> StructColumn:
+        """The columns themselves."""
+        return self._columns
+
+    def samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
+        """A dict for each row; `which` says in which chunk it lies."""
+        try:
+            return self._columns.samples(which, rows)
+        except CellError as error:
+            raise self._located(error, which, rows) from error
+
+    def batch(self, which: Int64s, rows: Int64s, empty: Empty) -> dict[str, Any]:
+        """What default-collating the samples gives, tensors in memory from `empty`."""
+        try:
+            return self._columns.batch(which, rows, empty)
+        except CellError as error:
+            raise self._located(error, which, rows) from error
+
+    def _located(self, error: CellError, which: Int64s, rows: Int64s) -> SampleError:
+        where = self._locate(int(which[error.at]), int(rows[error.at]))
+        return SampleError(f"{where}: column {error.column!r} {error.problem}")
+
+
+class TableDataset(torch.utils.data.Dataset[Any]):
+    """Rows of chunks as samples: dicts by column. `shard_sizes` are the rows of each chunk."""
+
+    thread_safe = True
+
+    def __init__(self, shard_sizes: NDArray[np.int64], transform: Transform | None) -> None:
+        self.shard_sizes = shard_sizes
+        self._step = Step(transform)
+        self._bounds = np.concatenate(([0], np.cumsum(shard_sizes, dtype=np.int64)))
+
+    def _samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def _batch(self, which: Int64s, rows: Int64s, empty: Empty) -> Any:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return int(self._bounds[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        """Row `index`, in memory of its own; negative indices count from the end."""
+        at = one_within(index, len(self), type(self).__name__)
+        return self._step(self._samples(*self._places(np.array([at])))[0], None)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The rows of these indices, each chunk read once; they share memory with each other only."""
+        inside = within(as_indices(indices), len(self), type(self).__name__)
+        samples = self._samples(*self._places(inside))
+        return [self._step(sample, row) for row, sample in enumerate(samples)] if self._step.transform else samples
+
+    @property
+    def gather(self) -> Callable[[NDArray[np.int64], Empty], Any]:
+        """`gather(indices, empty)`: the collated batch in one pass. Absent with a transform, which must see samples."""
+        if self._step.transform is not None:
+            raise AttributeError("gather: a transform has to see each sample")
+        return self._gathered
+
+    def _gathered(self, indices: NDArray[np.int64], empty: Empty) -> Any:
+        return self._batch(*self._places(within(indices, len(self), type(self).__name__)), empty)
+
+    def _places(self, inside: Int64s) -> tuple[Int64s, Int64s]:
+        """The chunk of each row, and its place there."""
+        which = np.searchsorted(self._bounds, inside, side="right") - 1
+        return which, inside - self._bounds[which]

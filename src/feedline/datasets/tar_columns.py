@@ -1,0 +1,186 @@
+"""The columns of tar samples: from the bytes of a member to a value, and from those of many to a batch."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline import collate
+from feedline.datasets import fields
+from feedline.datasets.arrays import Transform
+from feedline.datasets.decoding import DAMAGE
+from feedline.datasets.pictures import Grid, Pictures, rgb
+from feedline.errors import ArgumentError, SampleError
+from feedline.gather import Keys
+from feedline.images import ImageError
+from feedline.rng import SampleRng
+from feedline.rows import Empty
+from feedline.shards import Cell, OpenShard, names, npy
+
+_PSEUDO = ("__key__", "__shard__")
+
+
+class Part(NamedTuple):
+    """The rows of a batch that come from one shard: their places in the batch, and in the shard's index."""
+
+    shard: OpenShard
+    places: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+
+class Place(NamedTuple):
+    """A member of an open shard."""
+
+    shard: OpenShard
+    cell: Cell
+
+    @property
+    def field(self) -> str:
+        return self.shard.index.fields[self.cell.column]
+
+    def __str__(self) -> str:
+        return f"{self.shard.tar}: member {self.shard.index.member(self.cell.row, self.cell.column)!r}"
+
+
+class Settings(NamedTuple):
+    """How members are decoded: not at all, by the user's own decoders, with the EXIF orientation."""
+
+    decode: bool
+    own: fields.Own
+    apply_exif_orientation: bool
+
+
+class TarColumn:
+    """One field of samples, or the first that there is of several: `jpg;png`.
+
+    `__key__` and `__shard__` are the sample's key and the path of its tar. Thread-safe.
+    """
+
+    def __init__(self, spec: str, transform: Transform | None, settings: Settings) -> None:
+        self.spec = spec
+        self.names = tuple(name.strip().lower() for name in spec.split(";"))
+        if not all(self.names):
+            raise ArgumentError(f"field {spec!r} names nothing; alternatives look like 'jpg;png'")
+        self._settings = settings
+        load = self._loaded if settings.decode else bytes
+        self._pictures = Pictures(transform, load, apply_exif_orientation=settings.apply_exif_orientation)
+        self._decoders = {name: self._decoder(name) for name in self.names}
+        pictured = [decode is None for decode in self._decoders.values()]
+        self.pictured = any(pictured)
+        """Whether there are encoded pictures among the alternatives."""
+        stored = [decode is fields.array for decode in self._decoders.values()]
+        self._fused = (
+            settings.decode and self._pictures.fused and all(a or b for a, b in zip(pictured, stored, strict=True))
+        )
+
+    def _decoder(self, name: str) -> fields.Decode | None:
+        if not self._settings.decode or name in _PSEUDO:
+            return bytes
+        return fields.decoder(name, self._settings.own)
+
+    @property
+    def batchable(self) -> bool:
+        """Whether a batch of the column is what default-collating its values gives, whatever they are."""
+        if self._fused:
+            return self._pictures.batchable
+        return not self.pictured and self._pictures.called.transform is None
+
+    @property
+    def draws(self) -> bool:
+        """Whether values depend on the sample's generator."""
+        return self._pictures.draws if self._fused else self._pictures.called.wants_rng
+
+    def value(self, shard: OpenShard, row: int, rng: SampleRng | None) -> Any:
+        """The value of one sample; SampleError names tar and member."""
+        if self.spec in _PSEUDO:
+            return self._pictures.called(shard.index.key(row) if self.spec == "__key__" else shard.tar, rng)
+        place = Place(shard, shard.cells(np.array([row]), self.names)[0])
+        if self._fused:
+            with _located([place]):
+                return self._pictures.value(_source(place), rng, shard.index.grid(row, place.cell.column))
+        return self._pictures.called(self._decoded(place), rng)
+
+    @property
+    def splits(self) -> bool:
+        """Whether several threads can share the work on a batch of the column."""
+        return self._fused and self._pictures.splits
+
+    def batch(self, parts: Sequence[Part], count: int, keys: Keys, empty: Empty, threads: int = 1) -> Any:
+        """What default-collating the values of all parts gives, in memory from `empty`."""
+        if self.spec in _PSEUDO:
+            return tuple(self._told(parts, count))
+        places = self._places(parts, count)
+        if not self._fused:
+            return collate.default(tuple(map(self._decoded, places)), empty=empty)
+        grids = _grids(places) if any(part.shard.index.has_grids for part in parts) else None
+        with _located(places):
+            return self._pictures.batch(list(_sources(places)), keys, empty, grids, threads)
+
+    def _told(self, parts: Sequence[Part], count: int) -> list[str]:
+        told = [""] * count
+        for part in parts:
+            for place, row in zip(part.places.tolist(), part.rows.tolist(), strict=True):
+                told[place] = self.value(part.shard, row, None)
+        return told
+
+    def _places(self, parts: Sequence[Part], count: int) -> list[Place]:
+        found: list[Any] = [None] * count
+        for shard, places, rows in parts:
+            cells = shard.cells(rows, self.names)
+            shard.prefetch(cells)
+            for place, cell in zip(places.tolist(), cells, strict=True):
+                found[place] = Place(shard, cell)
+        return found
+
+    def _decoded(self, place: Place) -> Any:
+        decode = self._decoders[place.field] or self._loaded
+        try:
+            return decode(place.cell.data)
+        except DAMAGE as error:
+            raise SampleError(
+                f"{place} cannot be decoded as {names.extension(place.field)} ({type(error).__name__}: {error}); "
+                f"repair it, or pass on_error='skip' to the loader"
+            ) from error
+
+    def _loaded(self, data: memoryview) -> Any:
+        return rgb(io.BytesIO(data), apply_exif_orientation=self._settings.apply_exif_orientation)
+
+
+def _source(place: Place) -> Any:
+    """What the kernels read: encoded bytes, or the ready pixels of a `.npy` member, both where they lie in the tar."""
+    if names.extension(place.field) != "npy":
+        return place.cell.data
+    try:
+        pixels = npy.array(place.cell.data)
+    except ValueError as error:
+        raise ImageError(str(error)) from error
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+        raise ImageError(f"{pixels.dtype} of shape {pixels.shape} is no picture, which is uint8 (height, width, 3)")
+    return pixels
+
+
+def _sources(places: Iterable[Place]) -> Iterator[Any]:
+    for row, place in enumerate(places):
+        try:
+            yield _source(place)
+        except ImageError as error:
+            error.row = row
+            raise
+
+
+def _grids(places: Sequence[Place]) -> list[Grid | None]:
+    return [shard.index.grid(cell.row, cell.column) for shard, cell in places]
+
+
+@contextmanager
+def _located(places: Sequence[Place]) -> Iterator[None]:
+    """What is wrong with a picture comes out with the name of its tar and member."""
+    try:
+        yield
+    except ImageError as error:
+        raise SampleError(f"{places[error.row or 0]}: {error}") from error

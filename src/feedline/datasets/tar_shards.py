@@ -1,0 +1,227 @@
+"""`TarShards`: the samples of WebDataset tars, at random access."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.datasets.arrays import Transform
+from feedline.datasets.fields import Own
+from feedline.datasets.paths import Paths, listed, matching
+from feedline.datasets.pictures import Called
+from feedline.datasets.strings import PackedStrings
+from feedline.datasets.tar_columns import Part, Settings, TarColumn
+from feedline.errors import ArgumentError
+from feedline.gather import Keys
+from feedline.rng import SampleRng, sample_rng, torch_keys
+from feedline.rows import Empty, as_indices, one_within, within
+from feedline.shards import Head, OpenShard, OpenShards, glance, is_image, open_index
+from feedline.transforms import plan
+
+_OPEN = 128
+
+
+class TarShards(torch.utils.data.Dataset[Any]):
+    """Samples of local WebDataset tars, read by index from their mappings.
+
+    `shards` is a path, a folder, a pattern (`train-*.tar`, `train-{0000..0127}.tar`) or a list of these; samples keep
+    the order of the shards, and in a shard that in which their keys first appear. Without `fields` they are dicts:
+    `__key__` and every field that the sample has. With it they are tuples: `("jpg;png", "cls")` takes the first of the
+    alternatives that a sample has; `__key__` and `__shard__` may be among them.
+
+    Members are decoded by their extension (`datasets.fields.DECODERS`; pictures become PIL images in RGB);
+    `decoders={"flac": function_of_the_bytes}` adds to that or replaces it, `decode=False` leaves all bytes as they are.
+    `transform` takes the whole sample, or is a dict of transforms by field. An image transform of feedline's own, given
+    for a field or by itself for all pictures, is one step with decoding, and sees `.npy` members of uint8 (height,
+    width, 3) as pictures that need none; the pictures of one sample share its random key, hence boxes and flips.
+
+    The index of each tar is built on first use and kept beside it (see `shards.open_index`). At most `open_shards` tars
+    are mapped at a time in each process. Pickles by path.
+    """
+
+    thread_safe = True
+
+    def __init__(
+        self,
+        shards: Paths,
+        fields: Sequence[str] | None = None,
+        transform: Transform | Mapping[str, Transform] | None = None,
+        *,
+        decode: bool = True,
+        decoders: Own | None = None,
+        apply_exif_orientation: bool = False,
+        allow_truncated: bool = False,
+        open_shards: int = _OPEN,
+    ) -> None:
+        if open_shards < 1:
+            raise ArgumentError(f"open_shards={open_shards}: at least one tar has to be open to be read")
+        paths = _found(shards)
+        heads = [_head(path, allow_truncated) for path in paths]
+        self.paths = PackedStrings(paths)
+        """The tars."""
+        self.shard_sizes = np.array([head.samples for head in heads], np.int64)
+        """Samples in each, as `samplers.ShardShuffled` wants them."""
+        self._stops = np.cumsum(self.shard_sizes)
+        if not len(self):
+            raise ArgumentError(f"there are no samples in {paths[0]}{' and the other tars' * (len(paths) > 1)}")
+        prints = PackedStrings(head.fingerprint for head in heads)
+        self._shards = OpenShards(self.paths, prints, open_shards, allow_truncated)
+        self.fields = None if fields is None else _checked(fields)
+        self.transform = transform
+        self._settings = Settings(decode, decoders or {}, apply_exif_orientation)
+        self._known: dict[tuple[str, bool], TarColumn] = {}
+        self._prepare(transform)
+
+    def _prepare(self, transform: Transform | Mapping[str, Transform] | None) -> None:
+        """Divide the transform into those of fields and that of whole samples."""
+        self._of_fields: Mapping[str, Transform] = {}
+        self._of_pictures: Transform | None = None
+        whole: Transform | None = None
+        if isinstance(transform, Mapping):
+            self._of_fields = transform
+        elif transform is not None and not callable(transform):
+            raise ArgumentError(f"transform is a callable or a dict of them by field, not {type(transform).__name__}")
+        elif plan(transform) is not None:
+            self._of_pictures = transform
+        else:
+            whole = transform
+        self._whole = Called(whole)
+        named = self.fields if self.fields is not None else tuple(self._of_fields)
+        self._columns = [self._column(name, named) for name in named]
+        _refuse_unused(self._of_fields, self._columns)
+        free = plan(self._of_pictures) if self.fields is None else None
+        self._draws = self._whole.wants_rng or any(c.draws for c in self._columns) or (free is not None and free.draws)
+
+    def _column(self, name: str, beside: Sequence[str]) -> TarColumn:
+        """The column of a field; `beside` are all fields of the sample."""
+        pictured = self._of_pictures is not None and _is_picture(name, beside)
+        column = self._known.get((name, pictured))
+        if column is None:
+            given = (self._of_fields[each] for each in _spellings(name) if each in self._of_fields)
+            transform = self._of_pictures if pictured else next(given, None)
+            column = self._known[name, pictured] = TarColumn(name, transform, self._settings)
+        return column
+
+    def __len__(self) -> int:
+        return int(self._stops[-1])
+
+    def address(self, index: int) -> tuple[str, str]:
+        """The tar and the key of sample `index`."""
+        shard, row = self._at(one_within(index, len(self), "TarShards"))
+        return shard.tar, shard.index.key(row)
+
+    def __getitem__(self, index: int) -> Any:
+        """Sample `index`, in memory of its own; negative indices count from the end."""
+        return self._sample(one_within(index, len(self), "TarShards"), None)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of these indices."""
+        if type(self).__getitem__ is not TarShards.__getitem__:  # a subclass makes samples of its own
+            return [self[index] for index in indices]
+        places = within(as_indices(indices), len(self), "TarShards")
+        return [self._sample(at, row) for row, at in enumerate(places.tolist())]
+
+    def _at(self, at: int) -> tuple[OpenShard, int]:
+        number = int(self._stops.searchsorted(at, side="right"))
+        return self._shards[number], at - int(self._stops[number] - self.shard_sizes[number])
+
+    def _sample(self, at: int, batch_row: int | None) -> Any:
+        shard, row = self._at(at)
+        rng = sample_rng(batch_row) if self._draws else None
+        if self.fields is None:
+            return self._whole(self._named(shard, row, rng), rng)
+        return self._whole(tuple(column.value(shard, row, rng) for column in self._columns), rng)
+
+    def _named(self, shard: OpenShard, row: int, rng: SampleRng | None) -> dict[str, Any]:
+        present = shard.index.present(row)
+        values = {name: self._column(name, present).value(shard, row, rng) for name in present}
+        return {"__key__": shard.index.key(row), **values}
+
+    @property
+    def gather(self) -> Callable[..., Any]:
+        """`gather(indices, empty)`, with `keys` where transforms draw: the collated batch, pictures made in place.
+
+        Absent without `fields`, and where a transform or PIL images have to be seen sample by sample.
+        """
+        if type(self).__getitem__ is not TarShards.__getitem__:
+            raise AttributeError("gather: a subclass makes samples of its own")
+        if self.fields is None or self._whole.transform is not None:
+            raise AttributeError("gather: samples have to be made one by one")
+        if not self._settings.decode or not all(column.batchable for column in self._columns):
+            raise AttributeError("gather: a field has to be made sample by sample")
+        if any(column.splits for column in self._columns):
+            return self._made
+        return self._drawn if self._draws else self._gathered
+
+    def _gathered(self, indices: NDArray[np.int64], empty: Empty) -> list[Any]:
+        return self._made(indices, empty, None)
+
+    def _drawn(self, indices: NDArray[np.int64], empty: Empty, keys: Keys = None) -> list[Any]:
+        return self._made(indices, empty, keys)
+
+    def _made(self, indices: NDArray[np.int64], empty: Empty, keys: Keys = None, threads: int = 1) -> list[Any]:
+        places = within(indices, len(self), "TarShards")
+        if keys is None and self._draws:
+            keys = torch_keys(len(places))
+        parts = self._parts(places)
+        return [column.batch(parts, len(places), keys, empty, threads) for column in self._columns]
+
+    def _parts(self, places: NDArray[np.int64]) -> list[Part]:
+        """The samples by shard, each of which is opened once."""
+        numbers = self._stops.searchsorted(places, side="right")
+        order = np.argsort(numbers, kind="stable")
+        opened, starts = np.unique(numbers[order], return_index=True)
+        parts = []
+        for number, at in zip(opened.tolist(), np.split(order, starts[1:]), strict=True):
+            first = int(self._stops[number] - self.shard_sizes[number])
+            parts.append(Part(self._shards[number], at, places[at] - first))
+        return parts
+
+    def __repr__(self) -> str:
+        return f"<TarShards: {len(self)} samples in {len(self.paths)} tars>"
+
+
+def _found(shards: Paths) -> list[str]:
+    given = listed(shards)
+    remote = next((os.fspath(path) for path in given if "://" in os.fspath(path)), None)
+    if remote is not None:
+        raise ArgumentError(f"TarShards reads local tars, not {remote}: copy them to a disk of this machine first")
+    paths = matching(shards, "*.tar")
+    if len(set(paths)) < len(paths):
+        twice = next(path for number, path in enumerate(paths) if path in paths[:number])
+        raise ArgumentError(f"{twice} is named twice, so that its samples would be, too")
+    return paths
+
+
+def _head(path: str, allow_truncated: bool) -> Head:
+    return glance(path, allow_truncated=allow_truncated) or open_index(path, allow_truncated=allow_truncated).head
+
+
+def _checked(fields: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(fields, str) or not fields or not all(isinstance(name, str) for name in fields):
+        raise ArgumentError(f"fields={fields!r}: give a tuple of names, such as ('jpg;png', 'cls')")
+    return tuple(fields)
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """What a transform for this field may be called: as the field is written, or by one of its alternatives."""
+    return name, *(each.strip() for each in name.split(";"))
+
+
+def _is_picture(name: str, beside: Sequence[str]) -> bool:
+    """Whether a transform for all pictures takes this field: pictures, or arrays where there are none."""
+    if any(is_image(each) for spec in beside for each in _spellings(spec)):
+        return any(map(is_image, _spellings(name)))
+    return any(each.rpartition(".")[2] == "npy" for each in _spellings(name))
+
+
+def _refuse_unused(transforms: Mapping[str, Transform], columns: Sequence[TarColumn]) -> None:
+    known = {each for column in columns for each in _spellings(column.spec)}
+    for name in transforms:
+        if name not in known:
+            raise ArgumentError(f"transform names the field {name!r}; fields are {', '.join(sorted(known))}")

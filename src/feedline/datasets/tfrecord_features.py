@@ -1,0 +1,127 @@
+"""What the features of an example become: tensors of the dtype and shape that were asked for, or decoded bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+
+from feedline.datasets.arrays import Transform
+from feedline.datasets.decoding import DECODERS, Decode, Decoding, Step
+from feedline.datasets.examples import Value, parsed
+from feedline.errors import ArgumentError, SampleError
+from feedline.rows import torch_dtype
+
+Feature = Decode | DTypeLike | torch.dtype | tuple[DTypeLike | torch.dtype, tuple[int, ...]]
+Where = Callable[[], str]
+
+
+class Field(Protocol):
+    """Makes the value of one feature."""
+
+    def __call__(self, value: Value, row: int | None, where: Where) -> Any: ...
+
+
+class EveryFeature:
+    """All features as they are: numbers as 1-D tensors, bytes as lists."""
+
+    def __call__(self, record: bytes, row: int | None, where: Where) -> dict[str, Any]:  # noqa: ARG002 - as its twin
+        """The sample in these bytes."""
+        found = _parsed(record, None, where)
+        # Sorted, because the format leaves the order to chance.
+        return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in sorted(found.items())}
+
+
+class ChosenFeatures:
+    """The features that were asked for, each as what it should be."""
+
+    def __init__(self, features: Mapping[str, Feature], transforms: Mapping[str, Transform]) -> None:
+        self._fields = {name: _field(name, feature, transforms.get(name)) for name, feature in features.items()}
+
+    def __call__(self, record: bytes, row: int | None, where: Where) -> dict[str, Any]:
+        """The sample in these bytes."""
+        found = _parsed(record, self._fields, where)
+        if len(found) < len(self._fields):
+            missing = next(name for name in self._fields if name not in found)
+            there = ", ".join(sorted(_parsed(record, None, where))) or "none"
+            raise SampleError(f"{where()} has no feature {missing!r}; it has {there}")
+        return {
+            name: field(found[name], row, lambda name=name: f"feature {name!r} of {where()}")  # type: ignore[misc]
+            for name, field in self._fields.items()
+        }
+
+
+def _parsed(record: bytes, wanted: Mapping[str, Any] | None, where: Where) -> dict[str, Value]:
+    try:
+        return parsed(record, wanted)
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise SampleError(
+            f"{where()} is no tf.train.Example ({error}); give decode='bytes' for other records"
+        ) from error
+
+
+def _field(name: str, feature: Feature, transform: Transform | None) -> Field:
+    if (isinstance(feature, str) and feature in DECODERS) or (callable(feature) and not isinstance(feature, type)):
+        return _Encoded(Decoding(feature, transform))
+    dtype, shape = feature if isinstance(feature, tuple) else (feature, ())
+    try:
+        numbers = torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else np.dtype(dtype)
+    except TypeError:
+        numbers = None
+    if numbers is None or torch_dtype(numbers) is None or shape.count(-1) > 1:
+        raise ArgumentError(
+            f"features[{name!r}]={feature!r} is no dtype, (dtype, shape) with at most one -1, function, nor one of"
+            f" {', '.join(DECODERS)}"
+        )
+    return _Numbers(numbers, tuple(shape), Step(transform))
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """One value of bytes, decoded."""
+
+    decoding: Decoding
+
+    def __call__(self, value: Value, row: int | None, where: Where) -> Any:
+        if isinstance(value, np.ndarray) or len(value) != 1:
+            raise SampleError(f"{where()} holds {_told(value)}, not one value of bytes")
+        return self.decoding(value[0], row, where)
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """A tensor; its numbers are listed, or lie bare (little endian) in one value of bytes."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    step: Step
+
+    def __call__(self, value: Value, row: int | None, where: Where) -> Any:
+        numbers = value if isinstance(value, np.ndarray) else self._bare(value, where)
+        if not self._fits(len(numbers)):
+            raise SampleError(f"{where()} holds {_told(value)}, which do not make {self.dtype} of shape {self.shape}")
+        converted = numbers.astype(self.dtype)
+        if numbers.dtype.kind == "i" and (converted != numbers).any():
+            raise SampleError(f"{where()} holds numbers that {self.dtype} does not; ask for a wider dtype")
+        return self.step(torch.from_numpy(converted.reshape(self.shape)), row)
+
+    def _bare(self, value: list[bytes], where: Where) -> NDArray[Any]:
+        joined = value[0] if len(value) == 1 else b""
+        if not joined or len(joined) % self.dtype.itemsize:
+            raise SampleError(f"{where()} holds {_told(value)}, which do not make {self.dtype} of shape {self.shape}")
+        return np.frombuffer(joined, self.dtype.newbyteorder("<"))
+
+    def _fits(self, count: int) -> bool:
+        known = prod(side for side in self.shape if side != -1)
+        return count % known == 0 if -1 in self.shape and known else count == known
+
+
+def _told(value: Value) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{len(value)} x {value.dtype}"
+    return f"{len(value)} values of bytes" if len(value) != 1 else f"{len(value[0])} bytes"

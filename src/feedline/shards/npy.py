@@ -1,0 +1,52 @@
+"""Arrays in the `.npy` format that lie in a larger file: seen where they are, without a copy."""
+
+from __future__ import annotations
+
+import io
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+_MAGIC = b"\x93NUMPY"
+
+
+class Layout(NamedTuple):
+    """What the header of a `.npy` file says, and where the numbers begin."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    offset: int
+
+
+def layout(data: memoryview) -> Layout:
+    """The layout of an array; ValueError for what is none, holds Python objects, or is shorter than it says."""
+    if len(data) < 12 or data[:6] != _MAGIC:
+        raise ValueError("not a .npy array")
+    nbytes = 10 + int.from_bytes(data[8:10], "little") if data[6] == 1 else 12 + int.from_bytes(data[8:12], "little")
+    told = _parsed(bytes(data[: min(nbytes, len(data))]))
+    wanted = told.offset + prod(told.shape) * told.dtype.itemsize
+    if len(data) < wanted:
+        raise ValueError(f"the .npy array is truncated: {len(data):,} bytes, its header wants {wanted:,}")
+    return told
+
+
+def array(data: memoryview) -> NDArray[Any]:
+    """The array: a read-only view of `data`, valid as long as that is."""
+    told = layout(data)
+    flat: NDArray[Any] = np.frombuffer(data, told.dtype, prod(told.shape), told.offset)
+    return flat.reshape(told.shape, order="F" if told.fortran else "C")
+
+
+@lru_cache(maxsize=4096)  # pictures of one shape have one header
+def _parsed(header: bytes) -> Layout:
+    file = io.BytesIO(header)
+    version = npy.read_magic(file)
+    shape, fortran, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
+    if dtype.hasobject:
+        raise ValueError("the .npy array holds Python objects, which only pickle could read; save it as numbers")
+    return Layout(dtype, shape, fortran, file.tell())

@@ -1,0 +1,112 @@
+"""Manifests out of a real PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import adbc_driver_postgresql.dbapi
+import pytest
+
+import feedline as fl
+from feedline.datasets import SQLManifest
+from feedline.errors import ArgumentError, SampleError, StateError
+
+COUNT = 40
+QUERY = "SELECT id, path, label, weight FROM samples WHERE split = $1 AND label < $2"
+
+
+@pytest.fixture
+def database(postgres: str, tmp_path: Path) -> Iterator[str]:
+    """A database with a table of samples, whose files lie in the test's folder."""
+    run(
+        postgres,
+        "CREATE TABLE samples (id bigint PRIMARY KEY, path text, label integer, weight double precision, split text,"
+        " made timestamp DEFAULT now())",
+        *(
+            f"INSERT INTO samples VALUES ({i}, '{i:02}.txt', {i % 3}, {i / 2}, '{'val' if i % 4 == 0 else 'train'}')"
+            for i in reversed(range(COUNT))
+        ),
+    )
+    for i in range(COUNT):
+        (tmp_path / f"{i:02}.txt").write_text(f"text {i}")
+    yield postgres
+    run(postgres, "DROP TABLE samples")
+
+
+def run(address: str, *statements: str) -> None:
+    with adbc_driver_postgresql.dbapi.connect(address) as connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+        connection.commit()
+
+
+def manifest(source: Any, folder: Path, query: str = QUERY, params: Any = ("train", 9)) -> SQLManifest:
+    return SQLManifest(source, query, params=params, root=folder, key="id", decode="text")
+
+
+def test_rows_come_in_the_order_of_their_keys(database: str, tmp_path: Path) -> None:
+    dataset = manifest(database, tmp_path)
+    assert len(dataset) == 30
+    assert dataset[1] == {"id": 2, "path": "02.txt", "label": 2, "weight": 1.0, "data": "text 2"}
+    assert len(manifest(database, tmp_path, params=("train", 1))) == 10
+
+
+def test_a_connection_of_the_users_own(database: str, tmp_path: Path) -> None:
+    ours = manifest(lambda: adbc_driver_postgresql.dbapi.connect(database), tmp_path)
+    assert ours.state_dict() == manifest(database, tmp_path).state_dict()
+
+
+def test_workers_of_every_kind_agree(database: str, tmp_path: Path) -> None:
+    dataset, seen = manifest(database, tmp_path), []
+    for settings in ({}, {"num_workers": 2, "worker_method": "thread"}, {"num_workers": 2, "worker_method": "process"}):
+        with fl.DataLoader(dataset, 4, shuffle=True, seed=1, **settings) as loader:
+            seen.append(str(list(loader)))
+    assert len(set(seen)) == 1
+
+
+def test_new_rows_are_for_the_next_epoch(database: str, tmp_path: Path) -> None:
+    dataset = manifest(database, tmp_path)
+    state = dataset.state_dict()
+    run(database, "INSERT INTO samples VALUES (99, '00.txt', 1, 0.5, 'train')")
+    new = dataset.refreshed()
+    assert (len(dataset), len(new), len(new.as_of(state))) == (30, 31, 30)
+    run(database, "UPDATE samples SET label = 2 WHERE id = 1")
+    with pytest.raises(StateError, match=r"the first 30 are not those of the state"):
+        dataset.refreshed().as_of(state)
+
+
+def test_values_go_through_parameters_alone(database: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="gives no rows"):
+        manifest(database, tmp_path, params=("train' OR '1'='1", 9))
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("SELECT * FROM nowhere", r'the database refused the query .*relation "nowhere" does not exist'),
+        ("SELECT id, pfad FROM samples", r'the database refused the query .*column "pfad" does not exist'),
+        ("SELECT id, path, made FROM samples", r"column 'made' of the query holds a datetime, .*CAST\(made AS TEXT\)"),
+    ],
+)
+def test_queries_that_do_not_work(database: str, tmp_path: Path, query: str, message: str) -> None:
+    with pytest.raises(SampleError, match=message):
+        manifest(database, tmp_path, query, ())
+
+
+def test_a_password_shows_nowhere(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = urlsplit(database)
+    monkeypatch.setenv("MANIFEST_URL", f"postgresql://postgres:hunter2@{parts.hostname}:{parts.port}/postgres")
+    dataset = manifest("env:MANIFEST_URL", tmp_path)
+    assert len(dataset) == 30
+    assert b"hunter2" not in pickle.dumps(dataset)
+    assert "hunter2" not in repr(dataset)
+    monkeypatch.setenv("MANIFEST_URL", os.environ["MANIFEST_URL"].replace("/postgres", "/nowhere"))
+    with pytest.raises(SampleError, match="could not connect to the database") as caught:
+        manifest("env:MANIFEST_URL", tmp_path)
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))

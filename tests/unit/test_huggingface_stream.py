@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import datasets
+import pytest
+
+import feedline as fl
+from feedline.datasets import HuggingFaceStream
+from feedline.datasets.huggingface_stream import forgets
+from feedline.errors import ArgumentError
+
+N = 48
+
+
+@pytest.fixture(autouse=True)
+def _no_progress_bars() -> Iterator[None]:
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+
+
+def plain() -> Any:
+    return datasets.Dataset.from_dict({"a": list(range(N))}).to_iterable_dataset(num_shards=3)
+
+
+def incremented(example: Any) -> Any:
+    return {"a": example["a"] + 100}
+
+
+def repeated(batch: Any) -> Any:
+    return {"a": [value for value in batch["a"] for _ in range(2)]}
+
+
+def not_third(example: Any) -> bool:
+    return bool(example["a"] % 3)
+
+
+PIPELINES: dict[str, Callable[[], Any]] = {
+    "plain": plain,
+    "map": lambda: plain().map(incremented),
+    "batched map": lambda: plain().map(repeated, batched=True, batch_size=5),
+    "filter": lambda: plain().filter(not_third),
+    "torch": lambda: plain().with_format("torch"),
+    "shuffled": lambda: plain().shuffle(seed=1, buffer_size=7),
+    "shuffled and mapped": lambda: plain().shuffle(seed=1, buffer_size=7).map(incremented),
+    "take": lambda: plain().take(20),
+    "skip": lambda: plain().skip(20),
+}
+
+
+def values(batches: Any) -> list[list[int]]:
+    return [batch["a"].tolist() for batch in batches]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [value for batch in batches for value in batch]
+
+
+@pytest.mark.parametrize("buffer", [None, 5])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_stream_resumes_exactly_wherever_it_is_cut(name: str, buffer: int | None) -> None:
+    stream = HuggingFaceStream(PIPELINES[name](), buffer)
+    whole = values(fl.DataLoader(stream, 4))
+    assert sorted(flat(whole)) == sorted(example["a"] for example in PIPELINES[name]())
+    for cut in range(1, len(whole), 3):
+        loader = fl.DataLoader(stream, 4)
+        batches = iter(loader)
+        seen = [next(batches)["a"].tolist() for _ in range(cut)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        resumed = fl.DataLoader(HuggingFaceStream(PIPELINES[name](), buffer), 4)
+        resumed.load_state_dict(state)
+        assert seen + values(resumed) == whole
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing(workers: int) -> None:
+    stream = HuggingFaceStream(plain(), 5)
+    with fl.DataLoader(stream, 4, num_workers=workers, worker_method="process") as loader:
+        assert values(loader) == values(fl.DataLoader(stream, 4))
+
+
+def test_each_epoch_mixes_anew_and_the_seed_decides() -> None:
+    loader = fl.DataLoader(HuggingFaceStream(plain(), 8), 4)
+    first, second = flat(values(loader)), flat(values(loader))
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(N))
+    assert flat(values(fl.DataLoader(HuggingFaceStream(plain(), 8, seed=1), 4))) != first
+    assert flat(values(fl.DataLoader(HuggingFaceStream(plain()), 4))) != first
+
+
+def test_shards_are_lanes_unless_examples_are_counted() -> None:
+    assert HuggingFaceStream(plain()).num_lanes == 3
+    assert HuggingFaceStream(plain().take(5)).num_lanes == 1
+    assert [example["a"] for example in HuggingFaceStream(plain())] == list(range(N))
+
+
+def test_ranks_divide_the_shards() -> None:
+    seen = [flat(values(fl.DataLoader(HuggingFaceStream(plain()), 4, distributed=(rank, 3)))) for rank in range(3)]
+    assert sorted(flat(seen)) == list(range(N))
+    assert [min(part) for part in seen] == [0, 16, 32]
+
+
+def test_a_shuffle_buffer_of_datasets_is_noticed() -> None:
+    assert forgets(PIPELINES["shuffled and mapped"]())
+    assert not forgets(PIPELINES["batched map"]())
+    assert not forgets([1, 2])
+
+
+def test_what_is_no_stream_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"reads datasets\.IterableDataset, not list"):
+        HuggingFaceStream([1])
+    with pytest.raises(ArgumentError, match="shuffle_buffer=0 must be at least 1"):
+        HuggingFaceStream(plain(), 0)

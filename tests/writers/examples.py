@@ -1,0 +1,18 @@
+"""A TFRecord file, written by the package `tfrecord`: `examples.py FOLDER`; what is in it is `values.py`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tfrecord.writer import TFRecordWriter
+from values import examples
+
+writer = TFRecordWriter(str(Path(sys.argv[1], "two.tfrecord")))
+for example in examples()[8:]:
+    writer.write(example)
+writer.close()
+writer = TFRecordWriter(str(Path(sys.argv[1], "one.tfrecord")))
+for example in examples()[:8]:
+    writer.write(example)
+writer.close()

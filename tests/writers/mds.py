@@ -1,0 +1,35 @@
+"""Folders of MDS shards, written by Mosaic's own writer: `mds.py FOLDER`; what is in them is `values.py`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from slim import without_init
+from values import MDS_COLUMNS, mds_samples
+
+without_init("streaming", "streaming.base")
+
+from streaming.base.format.mds.writer import MDSWriter  # noqa: E402 - the packages had to be made importable first
+
+SETTINGS = {
+    "plain": {},
+    "hashed": {"hashes": ["sha1", "xxh3_64"]},
+    "zstd": {"compression": "zstd:7", "hashes": ["sha1", "xxh64"]},
+    "gz": {"compression": "gz"},
+    "br": {"compression": "br:1"},
+    "bz2": {"compression": "bz2"},
+    "snappy": {"compression": "snappy"},
+}
+
+
+def main(folder: Path) -> None:
+    for name, settings in SETTINGS.items():
+        with MDSWriter(out=str(folder / name), columns=MDS_COLUMNS, size_limit=9000, **settings) as writer:
+            for sample in mds_samples():
+                writer.write(sample)
+    with MDSWriter(out=str(folder / "pickled"), columns={"id": "int", "any": "pkl"}) as writer:
+        writer.write({"id": 7, "any": {1}})
+
+
+main(Path(sys.argv[1]))
