@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
 from importlib.metadata import version as installed_version
@@ -13,10 +14,14 @@ from rich.console import Console
 from rich.text import Text
 
 from feedline.cli import doctor as checks
+from feedline.cli import index as indexing
+from feedline.cli import pack as packer
 from feedline.cli.demo import command
 from feedline.cli.demo.comparison import Settings
+from feedline.cli.inspect import command as inspecting
 from feedline.cpus import usable_cpus
 from feedline.errors import FeedlineError
+from feedline.packing import Options, ShardSize
 
 app = typer.Typer(
     help="Feeds PyTorch training loops: see it run, and see what this machine gives it.",
@@ -25,9 +30,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+Workers = Annotated[int | None, typer.Option(min=1, help="Threads; default: one per CPU.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object to standard output, and the rest to standard error.")
 ]
+
+
+class OnError(enum.StrEnum):
+    """What a bad sample does to `feedline pack`."""
+
+    RAISE = "raise"
+    SKIP = "skip"
 
 
 def main() -> None:
@@ -91,3 +104,102 @@ def doctor(as_json: AsJson = False) -> None:
     else:
         Console().print(checks.shown(findings))
     raise typer.Exit(1 if any(finding.verdict is checks.Verdict.BAD for finding in findings) else 0)
+
+
+@app.command()
+def pack(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="SOURCE... DEST", help="Folders or tar shards; last, where the shards go.")
+    ],
+    shard_size: Annotated[str, typer.Option(help="Bytes (256MB, 1GiB) or samples (10000) of a shard.")] = "256MB",
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Rewrite JPEGs, losslessly, so that a crop reads and decodes its part only.")
+    ] = False,
+    shorter_side: Annotated[
+        int | None, typer.Option(min=1, help="Shrink pictures to this shorter side, in pixels.")
+    ] = None,
+    quality: Annotated[int | None, typer.Option(min=1, max=100, help="Re-encode pictures as JPEG.")] = None,
+    decoded: Annotated[
+        bool, typer.Option("--decoded", help="Store pixels, ready to be mapped: several times the disk, no decoding.")
+    ] = False,
+    field: Annotated[
+        list[str] | None, typer.Option(help="The pictures to change, where samples have several; may be repeated.")
+    ] = None,
+    shuffle: Annotated[
+        bool | None, typer.Option("--shuffle/--no-shuffle", help="Default: shuffle folders of classes only.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides the shuffled order.")] = 0,
+    on_error: Annotated[
+        OnError,
+        typer.Option(help="Samples that cannot be read: stop, or leave them out and list them."),
+    ] = OnError.RAISE,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pack folders of files, or existing shards, as tar shards that any WebDataset reader reads.
+
+    A run that was interrupted goes on where it stopped when it is started again.
+    """
+    options = Options(
+        ShardSize.parsed(shard_size),
+        shorter_side=shorter_side,
+        quality=quality,
+        grid=grid,
+        decoded=decoded,
+        fields=tuple(field or ()),
+        shuffle=shuffle,
+        seed=seed,
+        skip=on_error is OnError.SKIP,
+    )
+    outcome = packer.run(paths, options, workers or usable_cpus(), Console(stderr=as_json))
+    if as_json:
+        typer.echo(json.dumps(packer.summary(outcome), indent=2))
+
+
+@app.command()
+def index(
+    paths: Annotated[list[str], typer.Argument(metavar="SHARDS...", help="Tar shards, or folders of them.")],
+    check: Annotated[bool, typer.Option("--check", help="Only compare tars with their indexes.")] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Make indexes anew, even those that fit.")] = False,
+    checksum: Annotated[bool, typer.Option("--checksum", help="Store a checksum of the tar in its index.")] = False,
+    allow_truncated: Annotated[
+        bool, typer.Option("--allow-truncated", help="Index the samples before the end of a tar that was cut off.")
+    ] = False,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make the index beside each tar shard, where there is none that fits.
+
+    Exit code 1 when a shard cannot be indexed, or its index does not fit.
+    """
+    settings = indexing.Settings(check, rebuild, checksum, allow_truncated)
+    judged = indexing.run(paths, settings, workers or usable_cpus(), Console(stderr=as_json))
+    if as_json:
+        typer.echo(json.dumps([one.summary() for one in judged], indent=2))
+    raise typer.Exit(1 if any(one.state == indexing.BAD for one in judged) else 0)
+
+
+@app.command()
+def inspect(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Folders, or tar shards.")],
+    limit: Annotated[int, typer.Option(min=0, help="How many samples to look into, spread evenly; 0: all.")] = 20_000,
+    contact_sheet: Annotated[
+        Path | None, typer.Option(help="Write a picture of samples with their classes here (.png).")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, max=600, help="How many samples the contact sheet shows.")] = 24,
+    order: Annotated[
+        bool, typer.Option("--order", help="Say how well windows of shards mix samples, and what is read.")
+    ] = False,
+    window: Annotated[int, typer.Option(min=1, help="The window, in shards, for --order.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="The batch size for --order.")] = 256,
+    as_json: AsJson = False,
+) -> None:
+    """Say what folders or tar shards hold: samples, fields, classes, sizes, formats, and what is broken.
+
+    Exit code 1 when a shard or a picture cannot be read.
+    """
+    wanted = inspecting.Wanted(limit, contact_sheet, samples, (window, batch_size) if order else None)
+    told, healthy = inspecting.run(paths, wanted, Console(stderr=as_json))
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+    raise typer.Exit(0 if healthy else 1)

@@ -1,0 +1,76 @@
+"""JPEGs with a grid: how much they grow, and how much faster a crop comes from them, on one core, files in memory.
+
+The plain path decodes no pixel that a crop does not show, but has to go through the stream from the top to the crop's
+last row. With a grid (`feedline pack --grid`) it goes through the intervals that the crop touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from feedline import images
+from feedline.images import RandomBox, Recipe
+from feedline.packing.grids import Lengths, rewritten
+from harness import Contest
+from images.corpus import CORPORA, drawn, encoded, pictures
+
+PICTURES = {"500x375": 256, "12-megapixel": 8}
+SMALL = RandomBox((0.005, 0.02))
+
+
+class Gridded(NamedTuple):
+    """The pictures of a corpus as they were, with a grid, and the lengths of its intervals."""
+
+    plain: Sequence[bytes]
+    jpegs: Sequence[bytes]
+    lengths: Sequence[Lengths]
+
+
+def gridded(corpus_name: str) -> Gridded:
+    corpus = CORPORA[corpus_name]
+    plain = [encoded(drawn(corpus, picture)) for picture in pictures(corpus)[: PICTURES[corpus_name]]]
+    made = [rewritten(jpeg) for jpeg in plain]
+    lengths = [one.lengths for one in made if one.lengths is not None]
+    assert len(lengths) == len(plain), next(one.reason for one in made if one.lengths is None)
+    return Gridded(plain, [one.jpeg for one in made], lengths)
+
+
+def growth(corpus_name: str, corpus: Gridded) -> None:
+    number = len(corpus.plain)
+    plain, grid = (sum(map(len, jpegs)) / number for jpegs in (corpus.plain, corpus.jpegs))
+    index = sum(lengths.nbytes for lengths in corpus.lengths) / number
+    contest = Contest(f"grid size {corpus_name}", unit="bytes a picture", baseline="plain")
+    contest.measure("plain", lambda: plain)
+    contest.measure("grid", lambda: grid)
+    contest.measure("grid and its index", lambda: grid + index)
+    contest.run(rounds=1, warm_up=0).publish()
+
+
+def crops(title: str, corpus: Gridded, law: RandomBox) -> None:
+    recipe = Recipe((224, 224), law, flip=0.5)
+    number = len(corpus.plain)
+    out = np.empty((number, *recipe.shape), np.uint8)
+    keys = np.arange(number, dtype=np.uint64)
+    contest = Contest(f"grid {title}, one core", unit="images/s", baseline="plain")
+    contest.add("plain", lambda: images.read_batch(corpus.plain, recipe, out, keys), number)
+    contest.add("grid", lambda: images.read_batch(corpus.jpegs, recipe, out, keys, grids=corpus.lengths), number)
+    contest.run().publish()
+
+
+def rewriting(corpus_name: str, corpus: Gridded) -> None:
+    contest = Contest(f"grid rewriting {corpus_name}, one core", unit="images/s", baseline="rewrite")
+    contest.add("rewrite", lambda: [rewritten(jpeg) for jpeg in corpus.plain], len(corpus.plain))
+    contest.run(rounds=3).publish()
+
+
+if __name__ == "__main__":
+    for name in PICTURES:
+        corpus = gridded(name)
+        growth(name, corpus)
+        rewriting(name, corpus)
+        crops(f"{name}, RandomResizedCrop(224)", corpus, RandomBox())
+        if name == "12-megapixel":
+            crops(f"{name}, crops of 0.5 to 2 % of the area", corpus, SMALL)

@@ -1,0 +1,156 @@
+"""What is in folders or shards: counted over all samples, and looked at in the headers of some."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from feedline import images
+from feedline.errors import SampleError
+from feedline.images import Header
+from feedline.packing import listed, tars_of
+from feedline.packing.samples import Listing, Part, Sample
+from feedline.packing.tars import listed as tars_listed
+from feedline.shards import is_image
+
+Step = Callable[[str, int, int], None]
+
+_HEADER_NBYTES = 1 << 16
+"""What is read of a picture in a tar at first; headers with large profiles need all of it."""
+
+
+@dataclass(slots=True)
+class Pictures:
+    """What headers say of those pictures that were looked at; sizes are (width, height) as stored."""
+
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    formats: Counter[str] = field(default_factory=Counter)
+    jpegs: int = 0
+    progressive: int = 0
+    turned: int = 0
+    broken: list[str] = field(default_factory=list)
+
+    def add(self, header: Header) -> None:
+        self.sizes.append((header.width, header.height))
+        self.formats[header.format] += 1
+        self.jpegs += header.format == "JPEG"
+        self.progressive += header.progressive
+        self.turned += header.orientation != 1
+
+
+@dataclass(slots=True)
+class Survey:
+    """All samples of the sources; `looked_at` of them, spread evenly, were looked into: their headers and classes."""
+
+    listing: Listing
+    unreadable: list[str] = field(default_factory=list)
+    fields: Counter[str] = field(default_factory=Counter)
+    nbytes: list[int] = field(default_factory=list)
+    picture_nbytes: list[int] = field(default_factory=list)
+    grids: int = 0
+    pictures: Pictures = field(default_factory=Pictures)
+    classes: Counter[str] = field(default_factory=Counter)
+    looked_at: int = 0
+
+    @property
+    def healthy(self) -> bool:
+        """Whether everything that was looked at can be read."""
+        return not self.unreadable and not self.pictures.broken
+
+
+def survey(sources: Sequence[str], limit: int, step: Step) -> Survey:
+    """Survey the sources; `limit` is how many samples to look into, 0 for all."""
+    found = _counted(sources, step)
+    samples = found.listing.samples
+    chosen = spread(len(samples), limit or len(samples))
+    for number, at in enumerate(chosen, 1):
+        _look(samples[at], found)
+        if number % 64 == 0 or number == len(chosen):
+            step("headers", number, len(chosen))
+    found.looked_at = len(chosen)
+    return found
+
+
+def spread(length: int, number: int) -> list[int]:
+    """`number` places of `range(length)`, as evenly as can be; all of them if there are not more."""
+    return list(range(length)) if length <= number else [i * length // number for i in range(number)]
+
+
+def _counted(sources: Sequence[str], step: Step) -> Survey:
+    listing, unreadable = _listing(sources, step)
+    found = Survey(listing, unreadable)
+    for sample in listing.samples:
+        found.fields.update(part.field for part in sample.parts)
+        found.nbytes.append(sum(part.size for part in sample.parts))
+        pictures = [part for part in sample.parts if is_image(part.field)]
+        found.picture_nbytes += [part.size for part in pictures]
+        found.grids += sum(part.has_grid for part in pictures)
+    return found
+
+
+def _listing(sources: Sequence[str], step: Step) -> tuple[Listing, list[str]]:
+    """The samples of all that can be read, and what is wrong with the tars that cannot."""
+    tars, groups, unreadable = tars_of(sources), list[Listing](), list[str]()
+    if not tars:
+        return listed(sources), []
+    for number, tar in enumerate(tars, 1):
+        try:
+            groups.append(tars_listed([tar]))
+        except SampleError as error:
+            unreadable.append(str(error))
+        step("shards", number, len(tars))
+    samples = [sample for group in groups for sample in group.samples]
+    named = [group.classes for group in groups if group.classes]
+    shards = [size for group in groups for size in group.shards]
+    return Listing(samples, named[0] if named else None, shards=shards).with_unique_keys(), unreadable
+
+
+def _look(sample: Sample, found: Survey) -> None:
+    label = label_of(sample, found.listing.classes)
+    if label is not None:
+        found.classes[label] += 1
+    for part in sample.parts:
+        if is_image(part.field):
+            try:
+                found.pictures.add(_header(part))
+            except (SampleError, OSError) as error:
+                found.pictures.broken.append(_told(part, error))
+
+
+def _header(part: Part) -> Header:
+    if part.member is None:
+        return images.probe(part.path)
+    try:
+        return images.probe(part._replace(size=min(part.size, _HEADER_NBYTES)).read())
+    except SampleError:
+        if part.size <= _HEADER_NBYTES:
+            raise
+        return images.probe(part.read())
+
+
+def _told(part: Part, error: Exception) -> str:
+    return str(error) if part.member is None else f"{part.name}: {error}"
+
+
+def label_of(sample: Sample, classes: Sequence[str] | None) -> str | None:
+    """The class of a sample by its folder, its `cls` or a `label` in its `json`; by name where names are known."""
+    label = sample.label if sample.label is not None else next(_labels(sample), None)
+    if classes and str(label).isdecimal() and int(str(label)) < len(classes):
+        return classes[int(str(label))]
+    return None if label is None else str(label)
+
+
+def _labels(sample: Sample) -> Iterator[str]:
+    for part in sample.parts:
+        if part.field == "cls":
+            yield part.read().decode("utf-8", "replace").strip()
+    for part in sample.parts:
+        if part.field == "json":
+            try:
+                told = json.loads(part.read())
+            except ValueError:
+                continue
+            if isinstance(told, dict) and "label" in told:
+                yield str(told["label"])

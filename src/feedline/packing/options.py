@@ -1,0 +1,74 @@
+"""What is wanted of the shards."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from feedline.errors import ArgumentError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_LEAST_NBYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSize:
+    """How large a shard may become: in samples, or in bytes of its tar; one sample is always allowed."""
+
+    samples: int | None = None
+    nbytes: int | None = None
+
+    @classmethod
+    def parsed(cls, text: str) -> ShardSize:
+        """`256MB`, `1GiB` (bytes) or `10000` (samples)."""
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:(k|m|g|ki|mi|gi)?b|)\s*", text.lower())
+        number = float(match[1]) if match else 0
+        if match and match[0].strip().isdigit() and number >= 1:
+            return cls(samples=int(number))
+        if match and match[0].strip().endswith("b") and number * _UNITS[match[2] or ""] >= _LEAST_NBYTES:
+            return cls(nbytes=int(number * _UNITS[match[2] or ""]))
+        raise ArgumentError(
+            f"--shard-size {text!r} is no size: give bytes (256MB, 1GiB; at least 64KiB) or a number of samples (10000)"
+        )
+
+    def exceeded(self, samples: int, nbytes: int) -> bool:
+        """Whether a shard of so much is too large."""
+        return samples > (self.samples or samples) or nbytes > (self.nbytes or nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything but the sources that decides on the bytes of the shards.
+
+    `shorter_side` shrinks pictures whose shorter side is longer; `quality` re-encodes all as JPEG; `grid` rewrites
+    JPEGs losslessly for decoding in part; `decoded` stores pixels. `fields` names the pictures to change where a sample
+    has several. `shuffle` None: folders of classes are shuffled, all else keeps its order.
+    """
+
+    shard_size: ShardSize = ShardSize(nbytes=256 * 10**6)
+    shorter_side: int | None = None
+    quality: int | None = None
+    grid: bool = False
+    decoded: bool = False
+    fields: tuple[str, ...] = ()
+    shuffle: bool | None = None
+    seed: int = 0
+    skip: bool = False
+
+    def __post_init__(self) -> None:
+        if self.decoded and (self.grid or self.quality is not None):
+            raise ArgumentError("--decoded stores pixels, so --grid and --quality, which are about JPEG, do not apply")
+        if self.quality is not None and not 1 <= self.quality <= 100:
+            raise ArgumentError(f"--quality {self.quality} is not between 1 and 100")
+        if self.shorter_side is not None and self.shorter_side < 1:
+            raise ArgumentError(f"--shorter-side {self.shorter_side} is not a number of pixels")
+
+    @property
+    def changes_pixels(self) -> bool:
+        """Whether pictures come out as other than they were."""
+        return self.decoded or self.quality is not None or self.shorter_side is not None
+
+    def record(self) -> dict[str, Any]:
+        """As the manifest holds them."""
+        return {**asdict(self), "fields": list(self.fields)}

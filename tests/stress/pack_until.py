@@ -1,0 +1,57 @@
+"""Packs a folder, and kills itself with SIGKILL at a chosen moment; run by `test_pack_kill.py`.
+
+Usage: pack_until.py SOURCE DEST MOMENT COUNT. MOMENT is a function of the operating system, COUNT which of its calls
+is the last: the process dies instead of making it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from feedline.packing import Options, ShardSize, pack
+
+MOMENTS: dict[str, tuple[Any, str]] = {
+    "replace": (Path, "replace"),
+    "fsync": (os, "fsync"),
+    "unlink": (Path, "unlink"),
+    "write": (Path, "open"),
+}
+
+
+def dying(call: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """`call`, but for its call number `count`."""
+    calls = 0
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments, **named)
+
+    return called
+
+
+def main(source: str, folder: str, moment: str, count: int) -> None:
+    if moment == "samples":
+
+        def report(told: Any) -> None:
+            if told.done >= count:
+                os.kill(os.getpid(), signal.SIGKILL)
+    else:
+
+        def report(told: Any) -> None:
+            pass
+
+        owner, name = MOMENTS[moment]
+        setattr(owner, name, dying(getattr(owner, name), count))
+    pack([source], Path(folder), Options(shard_size=ShardSize(samples=7), grid=True), 2, report)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

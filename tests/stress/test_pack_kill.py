@@ -1,0 +1,86 @@
+"""`kill -9` of `feedline pack` at any moment: the next run ends with the same bytes, and nothing double or half."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from feedline.packing import Options, ShardSize, pack
+from feedline.shards import open_index
+from packing_cases import class_folders, contents, members
+
+pytestmark = pytest.mark.stress
+
+SCRIPT = Path(__file__).with_name("pack_until.py")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return class_folders(tmp_path_factory.mktemp("kill") / "pictures", ("a", "b", "c"), 10)
+
+
+@pytest.fixture(scope="module")
+def whole(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What an undisturbed run gives: five shards."""
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    finish(pictures, folder)
+    return contents(folder)
+
+
+def finish(pictures: Path, folder: Path) -> int:
+    """Run to the end; how many shards were kept."""
+    return pack([str(pictures)], folder, Options(shard_size=ShardSize(samples=7), grid=True), 2, lambda told: None).kept
+
+
+def killed(pictures: Path, folder: Path, moment: str, count: int) -> None:
+    command = [sys.executable, str(SCRIPT), str(pictures), str(folder), moment, str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+# A shard is finished by: its tar's fsync and replace, its index's replace, the manifest's open, fsync and replace.
+@pytest.mark.parametrize(
+    ("moment", "count", "least"),
+    [
+        ("samples", 1, 0),
+        ("samples", 30, 4),
+        ("write", 6, 1),
+        ("fsync", 1, 0),
+        ("fsync", 4, 1),
+        *(("replace", count, (count - 3) // 3) for count in range(3, 9)),
+    ],
+)
+def test_a_killed_run_is_completed(
+    pictures: Path, whole: dict[str, bytes], tmp_path: Path, moment: str, count: int, least: int
+) -> None:
+    folder = tmp_path / "out"
+    killed(pictures, folder, moment, count)
+    kept = finish(pictures, folder)
+    assert kept >= least
+    assert contents(folder) == whole
+    assert len(members(folder)) == 60
+    assert {path.name for path in folder.glob("*.index")} == {f"{name}.index" for name in whole if "tar" in name}
+    for tar in folder.glob("*.tar"):
+        index = open_index(tar, f"{tar}.index")
+        index.verify()
+        assert index.has_grids
+
+
+def test_a_run_that_is_killed_again_and_again_comes_to_its_end(
+    pictures: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    for samples in (3, 15, 29):
+        killed(pictures, tmp_path / "out", "samples", samples)
+    assert finish(pictures, tmp_path / "out") == 4
+    assert contents(tmp_path / "out") == whole
+
+
+def test_a_folder_that_was_moved_meanwhile_goes_on(pictures: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
+    killed(pictures, tmp_path / "out", "samples", 16)
+    moved = (tmp_path / "out").rename(tmp_path / "moved")
+    assert finish(pictures, moved) == 2
+    assert contents(moved) == whole

@@ -1,0 +1,170 @@
+"""`feedline inspect`: counts, headers, what is broken, a contact sheet, and what an order costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feedline.cli.inspect import sheet, show
+from feedline.cli.inspect.order import ordered
+from feedline.cli.inspect.survey import spread
+from feedline.errors import ArgumentError
+from feedline.samplers import ShardShuffled
+from packing_cases import class_folders, feedline, packed
+from picture_cases import encoded, jpeg, photo
+from tar_cases import write_tar
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    folder = class_folders(tmp_path / "pictures")
+    (folder / "cat" / "p.jpg").write_bytes(jpeg(640, 300, progressive=True))
+    (folder / "dog" / "q.png").write_bytes(encoded(photo(90, 70), "PNG"))
+    return folder
+
+
+def told(*arguments: object, code: int = 0) -> dict[str, Any]:
+    result = feedline("inspect", *arguments, "--json")
+    assert result.exit_code == code, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_a_folder_of_classes(pictures: Path) -> None:
+    found = told(pictures)
+    assert found["samples"] == found["looked_at"] == 14
+    assert found["fields"] == {"jpg": 13, "png": 1}
+    assert found["classes"] == {"cat": 7, "dog": 7}
+    assert found["nbytes"] == sum(path.stat().st_size for path in pictures.rglob("*.*"))
+    assert found["headers"]["formats"] == {"JPEG": 13, "PNG": 1}
+    assert found["headers"]["progressive"] == 1
+    assert found["headers"]["shorter_sides"] == {"64–127": 1, "128–223": 12, "224–255": 0, "256–383": 1}
+    assert found["order"] is None
+
+
+def test_shards_tell_the_same_and_more(pictures: Path, tmp_path: Path) -> None:
+    packed(pictures, tmp_path / "shards", "--shard-size", 5)
+    found, folder = told(tmp_path / "shards"), told(pictures)
+    assert found["shards"] == [5, 5, 4]
+    assert found["fields"] == {"cls": 14, "jpg": 13, "png": 1}
+    for same in ("classes", "headers", "samples", "picture_nbytes"):
+        assert found[same] == folder[same]
+
+
+def test_pictures_with_a_grid_are_counted(tmp_path: Path) -> None:
+    packed(class_folders(tmp_path / "pictures", size=400), tmp_path / "shards", "--grid")
+    assert told(tmp_path / "shards")["with_grid"] == 12
+    result = feedline("inspect", tmp_path / "shards")
+    assert "12 of 12 pictures" in result.output
+
+
+def test_labels_come_from_cls_or_json(tmp_path: Path) -> None:
+    members = {"0.cls": b"3\n", "1.json": b'{"label": "dog"}', "2.json": b"[1]", "3.json": b"{", "4.txt": b"none"}
+    assert told(write_tar(tmp_path / "a.tar", members))["classes"] == {"3": 1, "dog": 1}
+
+
+def test_what_is_broken_is_named_and_fails(pictures: Path, tmp_path: Path) -> None:
+    bad = pictures / "cat" / "bad.jpg"
+    bad.write_bytes(b"text")
+    found = told(pictures, code=1)
+    assert len(found["headers"]["broken"]) == 1
+    assert str(bad) in found["headers"]["broken"][0]
+    tar = write_tar(tmp_path / "a.tar", {"x.jpg": b"text", "y.jpg": jpeg(60, 40)})
+    (tmp_path / "b.tar").write_bytes(b"no tar" * 500)
+    found = told(tar, tmp_path / "b.tar", code=1)
+    assert f"{tar}: member 'x.jpg'" in found["headers"]["broken"][0]
+    assert str(tmp_path / "b.tar") in found["unreadable"][0]
+    assert found["samples"] == 2
+
+
+def test_keys_of_several_shards_are_named(tmp_path: Path) -> None:
+    tars = [write_tar(tmp_path / f"{i}.tar", {"same.txt": b"", f"{i}.txt": b""}) for i in range(2)]
+    assert told(*tars)["repeated_keys"] == ["same"]
+
+
+def test_large_headers_are_read_whole(tmp_path: Path) -> None:
+    data = encoded(photo(60, 40), icc_profile=bytes(200_000))
+    assert told(write_tar(tmp_path / "a.tar", {"0.jpg": data}))["headers"]["formats"] == {"JPEG": 1}
+
+
+def test_only_some_samples_are_looked_into_when_told_so(pictures: Path) -> None:
+    found = told(pictures, "--limit", 4)
+    assert (found["samples"], found["looked_at"], sum(found["headers"]["formats"].values())) == (14, 4, 4)
+    assert "4 samples, spread evenly" in feedline("inspect", pictures, "--limit", 4).output
+
+
+def test_places_are_spread_evenly() -> None:
+    assert spread(3, 5) == [0, 1, 2]
+    assert spread(10, 4) == [0, 2, 5, 7]
+    assert len(set(spread(1_000_003, 1000))) == 1000
+
+
+def test_inspecting_writes_nothing(pictures: Path, tmp_path: Path) -> None:
+    tar = write_tar(tmp_path / "a.tar", {"0.txt": b""})
+    before = sorted(tmp_path.rglob("*"))
+    told(tar)
+    told(pictures)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_everything_fits_a_narrow_terminal(pictures: Path, tmp_path: Path) -> None:
+    packed(pictures, tmp_path / "shards", "--shard-size", 3)
+    (tmp_path / "shards" / "x.tar").write_bytes(b"no tar" * 500)
+    result = feedline("inspect", tmp_path / "shards", "--order", "--window", 2, "--batch-size", 4)
+    assert max(map(len, result.output.splitlines())) <= 60
+    for word in ("samples", "shards", "progressive", "Shorter side", "2 classes", "window", "cannot be read"):
+        assert word in result.output
+
+
+def test_a_contact_sheet_shows_the_pictures(pictures: Path, tmp_path: Path) -> None:
+    (pictures / "dog" / "bad.jpg").write_bytes(b"text")
+    packed(class_folders(tmp_path / "other"), tmp_path / "decoded", "--decoded", "--shorter-side", 60)
+    for source, number in ((pictures, 15), (tmp_path / "decoded", 12)):
+        feedline("inspect", source, "--contact-sheet", tmp_path / "sheet.png")
+        with Image.open(tmp_path / "sheet.png") as image:
+            drawn = np.asarray(image.convert("L"))
+            assert image.width == 8 + 6 * (176 + 8)
+            assert image.height == 8 + -(-number // 6) * (176 + 34 + 8)
+        first = drawn[8 : 8 + 176, 8 : 8 + 176]
+        assert first[-1].std() > 5, "the picture stands on its label"
+        assert drawn[8 + 176 : 8 + 176 + 34, 8 : 8 + 176].min() < 60, "dark letters"
+
+
+def test_a_sheet_of_nothing_is_an_error(tmp_path: Path) -> None:
+    tar = write_tar(tmp_path / "a.tar", {"0.txt": b""})
+    with pytest.raises(ArgumentError, match="no picture to put on a contact sheet"):
+        feedline("inspect", tar, "--contact-sheet", tmp_path / "sheet.png")
+
+
+def test_long_texts_are_cut_to_the_width_of_a_tile() -> None:
+    assert sheet._fitting("short", 14) == "short"
+    for from_end in (False, True):
+        cut = sheet._fitting("a very long name of a class " * 5, 14, from_end=from_end)
+        assert sheet._font(14).getlength(cut) <= 176
+        assert cut.startswith("…") if from_end else cut.endswith("…")
+
+
+def test_windows_are_judged_as_the_sampler_does() -> None:
+    found = ordered([100] * 40, [1000] * 4000, 8, 32)
+    assert [mixed.window for mixed in found.windows] == [1, 4, 8, 16, 40]
+    at = found.windows[2]
+    mixing = ShardShuffled([100] * 40, 0, 8).mixing(32)
+    assert (at.same_shard, at.shards_per_batch) == (mixing.same_shard, mixing.shards_per_batch)
+    assert at.window_nbytes == 8 * 100 * 1000
+    assert found.sample_nbytes == 1000
+    assert found.read_nbytes > found.sample_nbytes
+
+
+def test_an_order_needs_shards(pictures: Path) -> None:
+    with pytest.raises(ArgumentError, match="--order is about shards"):
+        feedline("inspect", pictures, "--order")
+
+
+def test_quantiles_of_nothing() -> None:
+    assert show.quantiles([]) == {}
+    assert show.shorter_sides([]) == {}
