@@ -73,7 +73,7 @@ class Outcome:
             "versions": {name: metadata.version(name) for name in ("feedline", "torch", "numpy", *packages)},
         }
         text = json.dumps({**asdict(self), **told}, indent=2, ensure_ascii=False)
-        (RESULTS / f"{_file_name(self.name)}.json").write_text(text + "\n")
+        (RESULTS / f"{file_name(self.name)}.json").write_text(text + "\n")
 
 
 class Contest:
@@ -143,7 +143,7 @@ def _rotated(names: list[str], turn: int) -> list[str]:
     return names[first:] + names[:first]
 
 
-def _file_name(title: str) -> str:
+def file_name(title: str) -> str:
     return re.sub(r"[^\w.]+", "-", title)
 
 

@@ -35,9 +35,14 @@ def table(contests: list[Result]) -> str:
 
 def rewritten(readme: str, contests: list[Result]) -> str:
     """The text with the table between its marks replaced."""
-    before, rest = readme.split(START)
-    _, after = rest.split(STOP)
-    return f"{before}{START}{table(contests)}{STOP}{after}"
+    return replaced(readme, START, STOP, table(contests))
+
+
+def replaced(text: str, start: str, stop: str, body: str) -> str:
+    """The text with what stands between two marks replaced."""
+    before, rest = text.split(start)
+    _, after = rest.split(stop)
+    return f"{before}{start}{body}{stop}{after}"
 
 
 def _lines(contests: list[Result]) -> Iterator[str]:

@@ -1,0 +1,146 @@
+"""A contestant's process: started once, then asked for one epoch at a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event as Signal
+from typing import Any, Self
+
+from harness import file_name
+from images.corpus import CACHE, Manifest
+from images.environments import ENVIRONMENTS, PEERS, ROOT
+from images.peers.task import Task
+from images.roster import Entrant
+from images.weigh import Tree, Weight
+
+LOGS = CACHE / "logs"
+
+
+class DisqualifiedError(Exception):
+    """A contestant died, or did not deliver what was asked for; the message says which, and what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One epoch: pictures a second, and the CPU seconds of all processes per 1,000 pictures."""
+
+    rate: float
+    cpu_s_per_1000: float
+
+
+class Contestant:
+    """A context manager: leaving it ends the process and all that it started."""
+
+    def __init__(self, entrant: Entrant, task: Task, manifest: Manifest) -> None:
+        self.entrant, self.task, self.manifest = entrant, task, manifest
+        self.turns: list[Turn] = []
+        self.weight = Weight(0, 0)
+        self.log = LOGS / f"{file_name(entrant.name)}.log"
+        self.process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is None:
+            return
+        children = self.tree.descendants() if self.process.poll() is None else []
+        self.process.kill()
+        self.process.communicate()
+        for child in children:
+            if child.is_running():
+                child.kill()
+
+    def start(self) -> None:
+        """Start the process and wait until it is ready."""
+        LOGS.mkdir(parents=True, exist_ok=True)
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                _command(self.entrant, self.task),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=None if self.entrant.ours else ENVIRONMENTS[self.entrant.environment].surroundings(),
+            )
+        self._answer()
+
+    @property
+    def tree(self) -> Tree:
+        assert self.process is not None
+        return Tree(self.process.pid)
+
+    def weigh_in(self) -> None:
+        """One epoch that is not counted: it warms up, is weighed, and what it delivers is checked."""
+        done = Signal()
+        with ThreadPoolExecutor(1) as pool:
+            weight = pool.submit(self.tree.peak, Path(self.task.root), done)
+            try:
+                told = self._epoch()
+            finally:
+                done.set()
+            self.weight = weight.result()
+        self._check(told)
+        self.tree.settle()
+
+    def turn(self) -> float:
+        """One epoch that counts; its rate."""
+        before = self.tree.cpu_s()
+        told = self._epoch()
+        self.tree.settle()
+        spent = self.tree.cpu_s() - before
+        self._check(told)
+        worked = told["images"] + told["thrown_away"]
+        self.turns.append(Turn(told["images"] / told["seconds"], 1000 * spent / worked))
+        return self.turns[-1].rate
+
+    def _epoch(self) -> dict[str, Any]:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has died: the missing answer tells
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            said = self.log.read_text(errors="replace").strip().splitlines() or ["and said nothing"]
+            raise DisqualifiedError(f"{self.entrant.name} died: {said[-1]} (see {self.log.relative_to(ROOT)})")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _check(self, told: dict[str, Any]) -> None:
+        fault = fault_of(told, self.task, self.manifest, delivers=not self.entrant.limit)
+        if fault:
+            raise DisqualifiedError(f"{self.entrant.name} {fault}")
+
+
+def fault_of(told: dict[str, Any], task: Task, manifest: Manifest, *, delivers: bool = True) -> str | None:
+    """What is wrong with an epoch; None when all is well. Shapes and dtypes were looked at batch by batch."""
+    if told["images"] != task.images:
+        return f"delivered {told['images']} pictures; expected {task.images}"
+    if not delivers:
+        return None
+    if told["different"] != told["batches"]:
+        return f"delivered {told['batches']} batches of which only {told['different']} differ"
+    if not set(told["labels"]) <= set(range(len(manifest.classes))) or len(told["labels"]) < 2:
+        return f"delivered the labels {told['labels']}; expected those of {len(manifest.classes)} classes"
+    # Middles of photographs are a little brighter than their borders, and few small crops differ much.
+    tolerance = 12 + 200 / task.images**0.5
+    if any(abs(a - b) > tolerance for a, b in zip(told["mean"], manifest.mean, strict=True)):
+        return f"delivered pixels of mean {told['mean']}; expected about {list(manifest.mean)}"
+    return None
+
+
+def _command(entrant: Entrant, task: Task) -> list[str]:
+    python = sys.executable if entrant.ours else str(ENVIRONMENTS[entrant.environment].python)
+    return [python, str(PEERS / "serve.py"), entrant.module, task.dumps(), json.dumps(entrant.options)]

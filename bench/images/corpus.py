@@ -1,0 +1,205 @@
+"""The pictures that the image contests read: parts of a few real photographs, with grain, as JPEG files of one size.
+
+No corpus of thousands of photographs can be shipped or downloaded here, so one is made: every file is another part of
+one of the photographs that installed packages ship, enlarged or reduced to the corpus's size. Enlarging takes detail
+away; film grain puts as much back as it takes for the bytes per picture to be those of a camera's JPEG, because bytes
+are what a decoder's time goes to. The same files come out for the same versions of the packages, in any order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import metadata
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from feedline.cli.demo import sources
+from feedline.cpus import usable_cpus
+from feedline.rng import SampleRng, derive
+
+CACHE = Path(__file__).parents[2] / "build" / "bench" / "images"
+RECIPE = 1
+"""Part of the manifest: what another recipe made is made again."""
+
+QUALITY = 90
+DARK = {"galaxies", "retina"}
+"""Photographs that are black for the most part: what is left of them after the grain is no picture of anything."""
+
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """`pictures` JPEG files of `size` (width, height) in class folders, of about `nbytes` each (None: as they come).
+
+    `part` says which share of a photograph's side a picture shows, from and to.
+    """
+
+    name: str
+    pictures: int
+    size: tuple[int, int]
+    nbytes: int | None
+    part: tuple[float, float]
+
+    @property
+    def root(self) -> Path:
+        """The folder that holds the files and every other form of them."""
+        return CACHE / self.name
+
+    @property
+    def files(self) -> Path:
+        return self.root / "files"
+
+
+CORPORA = {
+    corpus.name: corpus
+    for corpus in (
+        Corpus("500x375", 4000, (500, 375), 110_000, (0.55, 1.0)),
+        Corpus("12-megapixel", 64, (4000, 3000), 4_000_000, (0.7, 1.0)),
+        Corpus("64x64", 20_000, (64, 64), None, (0.2, 1.0)),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The `number`-th picture of its class, which is the photograph's name."""
+
+    label: str
+    number: int
+
+    @property
+    def file(self) -> str:
+        return f"{self.label}/{self.label}-{self.number:05d}.jpg"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What was made: `nbytes` of `pictures` files, their classes, the mean of all pixels (red, green, blue)."""
+
+    corpus: str
+    recipe: int
+    pillow: str
+    pictures: int
+    nbytes: int
+    classes: tuple[str, ...]
+    mean: tuple[float, float, float]
+
+
+def pictures(corpus: Corpus) -> list[Picture]:
+    """Every picture of the corpus, classes by turns."""
+    labels = sorted(_photos())
+    return [Picture(labels[i % len(labels)], i // len(labels)) for i in range(corpus.pictures)]
+
+
+def manifest(corpus: Corpus) -> Manifest | None:
+    """What the last complete run wrote; None when there is none, or it was of another recipe or size."""
+    path = corpus.root / "manifest.json"
+    if not path.exists():
+        return None
+    told = json.loads(path.read_text(encoding="utf-8"))
+    found = Manifest(**{**told, "classes": tuple(told["classes"]), "mean": tuple(told["mean"])})
+    return found if (found.recipe, found.pictures) == (RECIPE, corpus.pictures) else None
+
+
+def write(corpus: Corpus, tick: Callable[[], None] = lambda: None) -> Manifest:
+    """Make all files, calling `tick` after each, and the manifest when the last one is there."""
+    chosen = pictures(corpus)
+    for label in {picture.label for picture in chosen}:
+        (corpus.files / label).mkdir(parents=True, exist_ok=True)
+
+    def make(picture: Picture) -> tuple[int, NDArray[np.float64]]:
+        pixels = drawn(corpus, picture)
+        data = encoded(pixels)
+        (corpus.files / picture.file).write_bytes(data)
+        tick()
+        return len(data), pixels.mean(axis=(0, 1))
+
+    with ThreadPoolExecutor(usable_cpus()) as pool:  # Pillow and NumPy do most of it without the GIL
+        made = list(pool.map(make, chosen))
+    return _told(corpus, chosen, made)
+
+
+def drawn(corpus: Corpus, picture: Picture) -> Pixels:
+    """The pixels of one picture, a function of the corpus's recipe and the picture's name alone."""
+    plain = _part(corpus, picture)
+    if corpus.nbytes is None:
+        return plain
+    return _grained(plain, _grain(corpus, picture.label), picture)
+
+
+def encoded(pixels: Pixels) -> bytes:
+    """As most JPEG files are: baseline, colour at half the resolution."""
+    buffer = BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=QUALITY, subsampling="4:2:0")
+    return buffer.getvalue()
+
+
+def attribution() -> str:
+    """Whose photographs these are."""
+    rows = [f"- {p.label}: {p.title}, {p.credit}, {p.licence}, {p.origin}" for p in sources.photos()]
+    head = "Every file is a part of one of these photographs, resized, with film grain, encoded again:\n\n"
+    return head + "\n".join(rows) + "\n"
+
+
+@cache
+def _photos() -> dict[str, Image.Image]:
+    return {photo.label: sources.pixels(photo) for photo in sources.photos() if photo.label not in DARK}
+
+
+def _part(corpus: Corpus, picture: Picture) -> Pixels:
+    """A part of the photograph in the corpus's aspect ratio, resized, mirrored half of the time."""
+    photo, (width, height) = _photos()[picture.label], corpus.size
+    rng = SampleRng(derive(corpus.name, picture.label, picture.number)).generator
+    zoom = min(photo.width / width, photo.height / height) * rng.uniform(*corpus.part)
+    left = rng.uniform(0, photo.width - width * zoom)
+    top = rng.uniform(0, photo.height - height * zoom)
+    box = (left, top, left + width * zoom, top + height * zoom)
+    pixels = np.asarray(photo.resize(corpus.size, Image.Resampling.BICUBIC, box=box))
+    return pixels[:, ::-1] if rng.random() < 0.5 else pixels
+
+
+def _grained(pixels: Pixels, strength: float, picture: Picture) -> Pixels:
+    """Normal noise of standard deviation `strength`, the same in all channels, as grain is."""
+    rng = SampleRng(derive(picture.label, picture.number, "grain")).generator
+    noise = rng.standard_normal(pixels.shape[:2], np.float32)[..., None] * np.float32(strength)
+    return np.clip(pixels + noise, 0, 255).astype(np.uint8)
+
+
+@cache
+def _grain(corpus: Corpus, label: str) -> float:
+    """How strong a photograph's grain must be for its pictures to have the wanted size, by bisection."""
+    assert corpus.nbytes is not None
+    tries = [_window(_part(corpus, picture)) for picture in (Picture(label, number) for number in range(3))]
+    wanted = corpus.nbytes * tries[0].shape[0] * tries[0].shape[1] / (corpus.size[0] * corpus.size[1])
+    low, high = 0.0, 40.0
+    for _ in range(8):
+        middle = (low + high) / 2
+        size = np.mean([len(encoded(_grained(tried, middle, Picture(label, 0)))) for tried in tries])
+        low, high = (middle, high) if size < wanted else (low, middle)
+    return low
+
+
+def _window(pixels: Pixels) -> Pixels:
+    """The middle, as a stand-in for a picture that takes long to encode."""
+    height, width = (min(side, 1000) for side in pixels.shape[:2])
+    top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
+    return pixels[top : top + height, left : left + width]
+
+
+def _told(corpus: Corpus, chosen: Iterable[Picture], made: list[tuple[int, NDArray[np.float64]]]) -> Manifest:
+    red, green, blue = np.mean([mean for _, mean in made], axis=0).round(3).tolist()
+    nbytes = sum(size for size, _ in made)
+    classes = tuple(sorted({picture.label for picture in chosen}))
+    told = Manifest(corpus.name, RECIPE, metadata.version("pillow"), len(made), nbytes, classes, (red, green, blue))
+    (corpus.root / "ATTRIBUTION.md").write_text(attribution(), encoding="utf-8")
+    (corpus.root / "manifest.json").write_text(json.dumps(asdict(told), indent=2) + "\n", encoding="utf-8")
+    return told

@@ -1,0 +1,43 @@
+"""feedline over files, over WebDataset tars, and over tars that `feedline pack` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch.utils.data import RandomSampler
+
+import feedline as fl
+from feedline import transforms
+from task import MEAN, SHORTER, STD, Task
+
+
+def open_epochs(task: Task, form: str, workers: str = "thread") -> Callable[[], Iterable[Any]]:
+    """`workers` is a worker method, or "auto": feedline chooses it, and their number."""
+    dataset = _dataset(task, form)
+    number: Any = "auto" if workers == "auto" else task.workers
+    loader = fl.DataLoader(
+        dataset,
+        task.batch,
+        sampler=RandomSampler(dataset, num_samples=task.images),
+        num_workers=number,
+        worker_method=workers,
+        persistent_workers=True,
+        seed=0,
+    )
+    return lambda: loader
+
+
+def _dataset(task: Task, form: str) -> Any:
+    transform = transforms.Compose(_steps(task))
+    if form == "files":
+        return fl.datasets.ImageFolder(task.form(form), transform=transform)
+    return fl.datasets.TarShards(task.form(form), ("jpg;npy", "cls"), transform)
+
+
+def _steps(task: Task) -> list[Any]:
+    if task.recipe == "random":
+        steps: list[Any] = [transforms.RandomResizedCrop(task.size, task.scale), transforms.RandomHorizontalFlip()]
+    else:
+        steps = [transforms.Resize(SHORTER), transforms.CenterCrop(task.size)]
+    return [*steps, transforms.Normalize(MEAN, STD)] if task.output == "float32" else steps

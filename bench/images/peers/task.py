@@ -1,0 +1,74 @@
+"""What every contestant is asked to do: read by each in its own environment, so the standard library must do."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+SHORTER = 256
+"""The shorter side that the validation recipe resizes to before it crops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`images` pictures of the corpus below `root` an epoch, in batches of `batch`, by `workers` workers.
+
+    `recipe` is "random" (random resized crop of `scale` of the area, flipped half of the time) or "centre" (shorter
+    side to 256, centre crop); both give `size` x `size` pixels. `output` is "uint8" (HWC) or "float32" (CHW,
+    normalised with `MEAN` and `STD`).
+    """
+
+    root: str
+    pictures: int
+    recipe: str
+    size: int
+    scale: tuple[float, float]
+    output: str
+    batch: int
+    images: int
+    workers: int
+
+    @classmethod
+    def loads(cls, text: str) -> Task:
+        told = json.loads(text)
+        return cls(**{**told, "scale": tuple(told["scale"])})
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one picture."""
+        return (self.size, self.size, 3) if self.output == "uint8" else (3, self.size, self.size)
+
+    def form(self, name: str) -> Path:
+        """Where the corpus lies as `name`: "files", "tar", "mds", ..."""
+        return Path(self.root) / name
+
+    def files(self) -> tuple[list[str], list[int]]:
+        """All files and the numbers of their classes, ordered as torchvision's ImageFolder orders them."""
+        paths, labels = zip(*_listed(self.form("files")), strict=True)
+        return list(paths), list(labels)
+
+    def drawn(self, rng: random.Random) -> list[int]:
+        """The pictures of one epoch: as many as are asked for, each once unless the corpus is too small."""
+        chosen: list[int] = []
+        while len(chosen) < self.images:
+            chosen += rng.sample(range(self.pictures), min(self.pictures, self.images - len(chosen)))
+        return chosen
+
+
+def in_random_order(files: str | Path) -> list[tuple[str, int]]:
+    """Every file below `files` and the number of its class, mixed once and for all: how a shard should be written."""
+    found = _listed(Path(files))
+    random.Random(0).shuffle(found)
+    return found
+
+
+def _listed(files: Path) -> list[tuple[str, int]]:
+    folders = sorted(path for path in files.iterdir() if path.is_dir())
+    return [(str(file), label) for label, folder in enumerate(folders) for file in sorted(folder.iterdir())]

@@ -1,0 +1,152 @@
+"""Who takes part in which contest, with what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from images.corpus import CORPORA, Corpus
+from images.environments import ENVIRONMENTS
+from images.peers.task import Task
+
+WORKERS = 2
+OWN = "own"
+"""The environment that feedline itself is installed in."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entrant:
+    """`module` of peers/ with `options`, run in `environment`, reading the corpus as `form`.
+
+    `package` is whose version is told. A `limit` is no loader, but what none can pass that does the same work.
+    """
+
+    name: str
+    environment: str
+    module: str
+    form: str
+    options: dict[str, Any] = field(default_factory=dict)
+    package: str = "torch"
+    note: str = ""
+    limit: bool = False
+
+    @property
+    def ours(self) -> bool:
+        return self.environment == OWN
+
+    @property
+    def version(self) -> str:
+        """Of `package`, by the pins; feedline's own is told with the machine."""
+        return "" if self.ours else f"{self.package} {ENVIRONMENTS[self.environment].pins[self.package]}"
+
+
+AREA = "shrinks with OpenCV's area filter"
+BASELINE = "torch + PIL"
+
+ENTRANTS = (
+    Entrant(BASELINE, "torch", "torch_files", "files", {"decoder": "pil"}, "pillow"),
+    Entrant("torch + Pillow-SIMD", "pillow-simd", "torch_files", "files", {"decoder": "pil"}, "pillow-simd"),
+    Entrant(
+        "torch + simplejpeg + OpenCV", "torch", "torch_files", "files", {"decoder": "simplejpeg"}, "simplejpeg", AREA
+    ),
+    Entrant("WebDataset + PIL", "torch", "peer_webdataset", "tar", {"decoder": "pil"}, "webdataset"),
+    Entrant(
+        "WebDataset + simplejpeg", "torch", "peer_webdataset", "tar", {"decoder": "simplejpeg"}, "webdataset", AREA
+    ),
+    Entrant("DALI on the CPU", "dali", "peer_dali", "files", {}, "nvidia-dali-cuda120", "decodes the box only"),
+    Entrant(
+        "SPDL, its own decoder", "torch", "peer_spdl", "files", {"decoder": "ffmpeg"}, "spdl_core", "FFmpeg's swscale"
+    ),
+    Entrant("SPDL + simplejpeg", "torch", "peer_spdl", "files", {"decoder": "simplejpeg"}, "spdl_core", AREA),
+    Entrant(
+        "FFCV, JPEG", "ffcv", "peer_ffcv", "jpg.beton", {"form": "jpg"}, "ffcv",
+        f"{AREA}; its file holds pictures encoded again",
+    ),
+    Entrant("FFCV, raw pixels", "ffcv", "peer_ffcv", "raw.beton", {"form": "raw"}, "ffcv", f"{AREA}; decodes nothing"),
+    Entrant("Mosaic Streaming + PIL", "mosaic", "peer_mosaic", "mds", {"decoder": "pil"}, "mosaicml-streaming"),
+    Entrant("LitData + PIL", "torch", "peer_litdata", "litdata", {"decoder": "pil"}, "litdata"),
+    Entrant("Grain + PIL", "torch", "peer_grain", "files", {"decoder": "pil"}, "grain"),
+    Entrant(
+        "libjpeg-turbo alone", "torch", "full_decode", "files", {}, "simplejpeg",
+        "every picture decoded whole in plain threads: no crop, no resize, no batch", limit=True,
+    ),
+    Entrant("feedline, threads", OWN, "peer_feedline", "files", {"form": "files", "workers": "thread"}),
+    Entrant("feedline, processes", OWN, "peer_feedline", "files", {"form": "files", "workers": "process"}),
+    Entrant("feedline, auto", OWN, "peer_feedline", "files", {"form": "files", "workers": "auto"}),
+    Entrant("feedline, tar shards", OWN, "peer_feedline", "tar", {"form": "tar"}),
+    Entrant(
+        "feedline, grid-packed tar", OWN, "peer_feedline", "grid", {"form": "grid"},
+        note="ordinary tars of ordinary JPEGs, rewritten without loss by `feedline pack --grid`",
+    ),
+    Entrant(
+        "feedline, decoded tar", OWN, "peer_feedline", "decoded", {"form": "decoded"},
+        note="pixels, written by `feedline pack --decoded`; decodes nothing",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One contest: the same work on a corpus by all entrants but those `without`."""
+
+    name: str
+    title: str
+    corpus: Corpus
+    recipe: str
+    scale: tuple[float, float]
+    size: int
+    output: str
+    batch: int
+    images: int
+    without: frozenset[str] = frozenset()
+    """Names of those who stay away."""
+
+    def task(self, batches: int | None = None) -> Task:
+        """The work of one turn, or of one with only so many batches."""
+        images = self.images if batches is None else min(self.images, batches * self.batch)
+        return Task(
+            str(self.corpus.root), self.corpus.pictures, self.recipe, self.size, self.scale, self.output,
+            self.batch, images, WORKERS,
+        )  # fmt: skip
+
+    def entrants(self, only: Iterable[str] = ()) -> list[Entrant]:
+        """Those who take part, and whose names contain one of `only` (all, when it is empty)."""
+        words = [word.lower() for word in only]
+        able = [entrant for entrant in ENTRANTS if entrant.name not in self.without]
+        return [e for e in able if not words or any(word in e.name.lower() for word in words)]
+
+
+WHOLE = (0.08, 1.0)
+SMALL = (0.005, 0.05)
+"""Of 12 megapixels: boxes of about 210 to 900 pixels a side."""
+NOT_LARGE = frozenset({
+    "FFCV, raw pixels", "feedline, decoded tar",  # pixels of such photographs fill disks
+    "WebDataset + PIL", "WebDataset + simplejpeg", "Mosaic Streaming + PIL", "LitData + PIL", "Grain + PIL",
+    "SPDL, its own decoder",  # what these add to a decoder counts for nothing here, and their turns are long
+})  # fmt: skip
+
+_SMALL, _LARGE, _TINY = CORPORA["500x375"], CORPORA["12-megapixel"], CORPORA["64x64"]
+
+EVENTS = (
+    Event(
+        "images 500x375, uint8", "500 × 375: random resized crop to 224, uint8",
+        _SMALL, "random", WHOLE, 224, "uint8", 256, 1536,
+    ),
+    Event(
+        "images 500x375, float32", "500 × 375: random resized crop to 224, normalised float32",
+        _SMALL, "random", WHOLE, 224, "float32", 256, 1024,
+    ),
+    Event(
+        "images 12-megapixel, validation", "12 megapixels: shorter side to 256, centre crop 224",
+        _LARGE, "centre", WHOLE, 224, "uint8", 8, 32, NOT_LARGE,
+    ),
+    Event(
+        "images 12-megapixel, small crops", "12 megapixels: random crops of 0.5 to 5 % of the area, to 224",
+        _LARGE, "random", SMALL, 224, "uint8", 8, 32, NOT_LARGE,
+    ),
+    Event(
+        "images 64x64, uint8", "64 × 64 thumbnails: random resized crop to 56",
+        _TINY, "random", WHOLE, 56, "uint8", 256, 4096,
+    ),
+)  # fmt: skip
