@@ -2,7 +2,7 @@
 
 from torch.utils.data import get_worker_info
 
-from feedline import collate, datasets, errors, samplers, stores, testing, transforms
+from feedline import collate, datasets, errors, images, samplers, stores, testing, transforms
 from feedline.dataloader import DataLoader
 from feedline.lanes import LaneDataset
 from feedline.quarantine import ErrorPolicy
@@ -20,6 +20,7 @@ __all__ = [
     "datasets",
     "errors",
     "get_worker_info",
+    "images",
     "merge_states",
     "sample_rng",
     "samplers",

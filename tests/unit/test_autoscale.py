@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
+import numpy as np
 import pytest
+import torch
 
 from feedline.builder import BatchBuilder
+from feedline.rows import Empty
 from feedline.telemetry import Span
 from feedline.workers.autoscale import EVERY, Autoscale, method_by_measurement
 
@@ -48,9 +52,25 @@ class Sleepy(Cheap):
         return index
 
 
+class Shared(Cheap):
+    """Says that threads can share the work on a batch; what two of them gain here does not matter then."""
+
+    lock = threading.Lock()
+
+    def gather(self, indices: np.ndarray, empty: Empty, threads: int = 1) -> torch.Tensor:
+        with self.lock:
+            time.sleep(0.002)
+        return empty((len(indices),), torch.int64).copy_(torch.from_numpy(indices))
+
+
 @pytest.mark.parametrize(
     ("dataset", "thread_safe", "expected"),
-    [(Cheap(), True, "inline"), (Sleepy(), True, "thread"), (Sleepy(), False, "process")],
+    [
+        (Cheap(), True, "inline"),
+        (Sleepy(), True, "thread"),
+        (Sleepy(), False, "process"),
+        (Shared(), True, "thread"),
+    ],
 )
 def test_the_method_comes_from_a_measurement(dataset: Cheap, thread_safe: bool, expected: str) -> None:
     assert method_by_measurement(BatchBuilder(dataset), 8, None, thread_safe) == expected
