@@ -135,7 +135,7 @@ EVENTS = (
     ),
     Event(
         "images 500x375, float32", "500 × 375: random resized crop to 224, normalised float32",
-        _SMALL, "random", WHOLE, 224, "float32", 256, 1024,
+        _SMALL, "random", WHOLE, 224, "float32", 128, 1024,  # of 256 they would fill 24 GiB, all entrants together
     ),
     Event(
         "images 12-megapixel, validation", "12 megapixels: shorter side to 256, centre crop 224",
