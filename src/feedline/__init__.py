@@ -1,14 +1,20 @@
 """feedline feeds PyTorch training loops: torch's DataLoader with exact resume, at the speed of the hardware."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from torch.utils.data import get_worker_info
 
-from feedline import collate, datasets, errors, images, samplers, stores, testing, transforms
+from feedline import collate, errors, samplers
 from feedline.dataloader import DataLoader
 from feedline.lanes import LaneDataset
 from feedline.quarantine import ErrorPolicy
 from feedline.rng import SampleRng, sample_rng
 from feedline.state import merge_states
 from feedline.workers.recovery import Recovery
+
+if TYPE_CHECKING:
+    from feedline import datasets, images, stores, testing, transforms
 
 __all__ = [
     "DataLoader",
@@ -28,3 +34,16 @@ __all__ = [
     "testing",
     "transforms",
 ]
+
+_LATER = {"datasets", "images", "stores", "testing", "transforms"}
+
+
+def __getattr__(name: str) -> Any:
+    """The parts a loader itself does without, imported when first asked for: worker processes start sooner."""
+    if name in _LATER:
+        return import_module(f"feedline.{name}")
+    raise AttributeError(f"module 'feedline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
@@ -15,9 +16,9 @@ from torch.utils.data import StackDataset, Subset
 
 from feedline import collate
 from feedline.cursor import LaneMark
-from feedline.datasets.huggingface import recognised
 from feedline.errors import SampleIndexError, note
 from feedline.gather import Gathering, Keys, gathering
+from feedline.hugging_face import is_table
 from feedline.rng import Address, addressed, derive, derive_each
 from feedline.rows import Empty, torch_empty
 from feedline.schedule import BatchRequest
@@ -109,7 +110,7 @@ class BatchBuilder:
 
     def __post_init__(self) -> None:
         if self.batched and self.collate_fn is None:
-            self._gather = gathering(recognised(self.dataset))
+            self._gather = gathering(_read_directly(self.dataset))
         if self.batched and self.action == "raise":
             self._many = many_at_once(self.dataset)
 
@@ -282,6 +283,13 @@ class BatchBuilder:
             if length is not None and not -length <= index < length:
                 return f"the sampler gave an index out of range: the dataset has {length} samples"
         return "on_error='skip' counts and leaves out such samples"
+
+
+def _read_directly(dataset: Any) -> Any:
+    """`datasets.HuggingFace(dataset)` for a Hugging Face table of that very type; any other dataset as it is."""
+    if type(dataset).__name__ != "Dataset" or not is_table(dataset):
+        return dataset
+    return import_module("feedline.datasets.huggingface").HuggingFace(dataset)  # dear to import: for its users alone
 
 
 def many_at_once(dataset: Any) -> Callable[..., Any] | None:

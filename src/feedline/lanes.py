@@ -16,8 +16,8 @@ import torch.utils.data._utils.worker as torch_worker
 from feedline import collate
 from feedline.builder import NOTHING, Built, collated, seed_globals
 from feedline.cursor import LaneMark
-from feedline.datasets.huggingface_stream import forgets
 from feedline.errors import note
+from feedline.hugging_face import forgets
 from feedline.rng import Address, addressed, derive
 from feedline.rows import Empty, torch_empty
 from feedline.schedule import LaneRequest

@@ -14,8 +14,8 @@ from datasets import ClassLabel, Features, Image, List, Value
 from torch.utils.data import DataLoader, default_collate
 
 import feedline as fl
+from feedline.builder import _read_directly
 from feedline.datasets import HuggingFace
-from feedline.datasets.huggingface import recognised
 from feedline.errors import ArgumentError, SampleError
 from feedline.gather import gathering
 from feedline.tree import leaves
@@ -178,8 +178,8 @@ def test_what_is_no_dataset_is_refused() -> None:
 
 def test_a_bare_dataset_is_recognised() -> None:
     dataset = datasets.Dataset.from_dict({"x": [1]})
-    assert isinstance(recognised(dataset), HuggingFace)
-    assert recognised([1]) == [1]
+    assert isinstance(_read_directly(dataset), HuggingFace)
+    assert _read_directly([1]) == [1]
 
 
 class TestPictures:

@@ -9,8 +9,8 @@ import pytest
 
 import feedline as fl
 from feedline.datasets import HuggingFaceStream
-from feedline.datasets.huggingface_stream import forgets
 from feedline.errors import ArgumentError
+from feedline.hugging_face import forgets
 
 N = 48
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ FLOORS: tuple[tuple[str, set[str]], ...] = (
             "cursor",
             "datapipes",
             "extras",
+            "hugging_face",
             "ranks",
             "rows",
             "telemetry",
@@ -197,3 +199,14 @@ def test_cycles_are_found(made: Path) -> None:
     assert not cycle(Tree(made))
     (made / "workers/base.py").write_text("from feedline.workers import threads\n")
     assert set(cycle(Tree(made))) == {"workers.base", "workers.threads"}
+
+
+def test_a_loader_does_without_the_datasets() -> None:
+    """Every start pays for what is imported, of worker processes too; the public names are there all the same."""
+    program = (
+        "import sys, feedline as fl; heavy = ('datasets', 'images', 'stores', 'testing', 'transforms')\n"
+        "print([name for name in heavy if f'feedline.{name}' in sys.modules])\n"
+        "print([name for name in fl.__all__ if not hasattr(fl, name)])"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert told == "[]\n[]\n"

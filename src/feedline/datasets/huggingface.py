@@ -18,6 +18,7 @@ from feedline.datasets.huggingface_table import StoredRows, targets_of
 from feedline.datasets.records import Keys, _keys_of
 from feedline.datasets.spans import Int64s
 from feedline.errors import ArgumentError, SampleError
+from feedline.hugging_face import is_table
 from feedline.rows import Empty, as_indices, one_within, within
 from feedline.transforms import plan
 
@@ -140,15 +141,3 @@ def _refuse_others(dataset: Any) -> None:
     if not is_table(dataset):
         hint = "HuggingFaceStream is for such streams" if hasattr(dataset, "num_shards") else "give a Dataset"
         raise ArgumentError(f"HuggingFace reads datasets.Dataset, not {type(dataset).__name__}; {hint}")
-
-
-def is_table(dataset: Any) -> bool:
-    """Whether this is a `datasets.Dataset`, asked without importing `datasets`."""
-    return any(
-        cls.__module__ == "datasets.arrow_dataset" and cls.__name__ == "Dataset" for cls in type(dataset).__mro__
-    )
-
-
-def recognised(dataset: Any) -> Any:
-    """`HuggingFace(dataset)` for a `datasets.Dataset` of that very type; any other dataset as it is."""
-    return HuggingFace(dataset) if type(dataset).__name__ == "Dataset" and is_table(dataset) else dataset

@@ -11,9 +11,9 @@ import torch
 import torch.utils.data._utils.worker as torch_worker
 
 from feedline.errors import ArgumentError
+from feedline.hugging_face import forgets, steps
 from feedline.rng import derive, permuted
 
-_BUFFERED = "BufferShuffledExamplesIterable"
 _COUNTING = {"TakeExamplesIterable", "SkipExamplesIterable"}
 
 
@@ -146,18 +146,3 @@ def _portable(dataset: Any) -> Any:
     portable = object.__new__(type(dataset))
     portable.__dict__ = {**dataset.__dict__, "_epoch": dataset.epoch}
     return portable
-
-
-def forgets(dataset: Any) -> bool:
-    """Whether the state of a `datasets.IterableDataset` lacks what it holds: the contents of a shuffle buffer."""
-    return _BUFFERED in set(steps(dataset))
-
-
-def steps(dataset: Any) -> Iterator[str]:
-    """The class names of what a `datasets.IterableDataset` does, from its end to its sources; of others, nothing."""
-    todo = [dataset._ex_iterable] if hasattr(dataset, "_ex_iterable") else []
-    while todo:
-        step = todo.pop()
-        yield type(step).__name__
-        inner = getattr(step, "ex_iterable", None)
-        todo += getattr(step, "ex_iterables", []) if inner is None else [inner]

@@ -28,8 +28,8 @@ def main(commands: int, parent: int) -> None:
     parent_fd = os.pidfd_open(os.getppid())
     if os.getppid() != parent:  # it ended while this process was importing
         os._exit(0)
-    gc.collect()
     gc.freeze()  # what has been imported will never be garbage: no collection of a zygote need look at it
+    gc.enable()
     nursery = _Nursery(socket.socket(fileno=commands), parent_fd)
     while nursery.step():
         pass
