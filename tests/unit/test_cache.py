@@ -201,6 +201,7 @@ def test_a_claim_that_is_never_given_back_does_not_hold_up_others_for_ever(tmp_p
         assert other.take(Key("x", "v", 1, 1).name())
         other.wait(name, timeout_s=0.01)
     with Claims(tmp_path / "claims") as other:
+        other.wait(name, 30.0)  # for the one who gave up waiting, and has the claim for a moment after all
         assert other.take(name)
 
 
@@ -216,7 +217,7 @@ def test_a_claim_given_back_wakes_who_waits(tmp_path: Path) -> None:
 def test_a_failed_fetch_leaves_the_piece_to_the_next(tmp_path: Path, fake: FakeStore) -> None:
     store = cached(tmp_path, fake)
     content = fake.objects.pop("a")
-    store._shared.get().infos.put("a", stores.ObjectInfo("a", len(content), "v1"))
+    store._shared().infos.put("a", stores.ObjectInfo("a", len(content), "v1"))
     with pytest.raises(KeyError):
         store.read("a", 0, 10)
     fake.objects["a"] = content
@@ -336,3 +337,46 @@ def test_a_cached_store_travels(tmp_path: Path) -> None:
 def test_keys_tell_everything_apart() -> None:
     keys = [Key("a", "v", 1, 0), Key("b", "v", 1, 0), Key("a", "w", 1, 0), Key("a", "v", 2, 0), Key("a", "v", 1, 1)]
     assert len({key.name() for key in keys}) == len(keys)
+
+
+def test_an_object_as_a_file(tmp_path: Path, fake: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feedline.stores.cache.cached._PART_NBYTES", 1000)
+    store = cached(tmp_path, fake)
+    path = store.file(store.info("a"))
+    assert Path(path).read_bytes()[: len(CONTENT)] == CONTENT
+    fetched = dict(fake.fetched)
+    assert min(fetched) == (0, 1000)
+    assert cached(tmp_path, fake).file(stores.ObjectInfo("a", len(CONTENT), "v1")) == path
+    assert dict(fake.fetched) == fetched
+
+
+def test_an_empty_object_as_a_file(tmp_path: Path) -> None:
+    store = cached(tmp_path, FakeStore({"a": b""}))
+    assert Path(store.file(store.info("a"))).exists()
+
+
+def test_an_object_that_cannot_be_kept_is_no_file(tmp_path: Path, fake: FakeStore) -> None:
+    store = cached(tmp_path, fake, limit=len(CONTENT) // 2)
+    with pytest.raises(stores.StoreError, match=r"s3://fake/a \([\d,]+ bytes\) is needed as a file, .* more room"):
+        store.file(store.info("a"))
+    assert not files(tmp_path)
+
+
+def test_a_damaged_file_is_fetched_again(tmp_path: Path, fake: FakeStore) -> None:
+    store = cached(tmp_path, fake)
+    path = Path(store.file(store.info("a")))
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    again = cached(tmp_path, fake)
+    assert Path(again.file(again.info("a"))).read_bytes()[: len(CONTENT)] == CONTENT
+    assert max(fake.fetched.values()) == 2
+
+
+def test_one_fetches_a_file_for_all(tmp_path: Path, fake: FakeStore) -> None:
+    fake.gate = threading.Event()
+    readers = [cached(tmp_path, fake) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        found = [pool.submit(reader.file, reader.info("a")) for reader in readers]
+        assert fake.entered.wait(30)
+        fake.gate.set()
+        assert len({one.result() for one in found}) == 1
+    assert set(fake.fetched.values()) == {1}

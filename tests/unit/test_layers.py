@@ -16,7 +16,7 @@ PACKAGE = "feedline"
 SOURCE = Path(__file__).parents[2] / "src" / PACKAGE
 
 FLOORS: tuple[tuple[str, set[str]], ...] = (
-    ("0 ground", {"_native", "errors"}),
+    ("0 ground", {"_native", "errors", "per_process"}),
     (
         "0 values",
         {
@@ -28,6 +28,7 @@ FLOORS: tuple[tuple[str, set[str]], ...] = (
             "hugging_face",
             "ranks",
             "rows",
+            "store_counts",
             "telemetry",
             "tree",
             "told_length",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from feedline.datasets.handles import PerProcess
+from feedline.per_process import PerProcess
 from feedline.stores.recent import Recent
 
 T = TypeVar("T")

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from feedline.datasets.arrays import Transform
 from feedline.datasets.decoding import Step
 from feedline.datasets.files import Pathlike
-from feedline.datasets.handles import PerProcess
 from feedline.datasets.once import OnceCache
 from feedline.datasets.paths import Paths, matching, refuse_changed, version
 from feedline.datasets.records import Records
 from feedline.datasets.sidecars import Columns, SideCar
 from feedline.errors import SampleError
+from feedline.per_process import PerProcess
 
 _BLOCK_NBYTES = 1 << 24
 _BOM = b"\xef\xbb\xbf"

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from feedline.datasets.arrays import Transform
 from feedline.datasets.decoding import Decoding, Step, Where, split_transform
 from feedline.datasets.files import Pathlike
-from feedline.datasets.handles import PerProcess
 from feedline.datasets.inflating import inflated_file
 from feedline.datasets.lazily import Lazily
 from feedline.datasets.litdata_chunks import ArrowItems, Items, items_of
@@ -23,6 +22,7 @@ from feedline.datasets.litdata_leaves import decoder, is_picture
 from feedline.datasets.once import OnceCache
 from feedline.datasets.records import Records
 from feedline.errors import ArgumentError, SampleError
+from feedline.per_process import PerProcess
 
 _KEPT_NBYTES = 1 << 26
 """How much of compressed or tabular chunks each process keeps decoded."""

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from feedline.datasets.arrays import Transform
 from feedline.datasets.decoding import Decode, Decoding
 from feedline.datasets.files import Pathlike
-from feedline.datasets.handles import PerProcess
 from feedline.datasets.lmdb_environments import Environment, open_environment
 from feedline.datasets.packed_bytes import PackedBytes
 from feedline.datasets.records import DecodedRecords, Keys
 from feedline.datasets.sidecars import Columns, SideCar
 from feedline.errors import ArgumentError, SampleError
+from feedline.per_process import PerProcess
 from feedline.rows import Empty, as_indices, within
 
 _BIG_ENDIAN = {"uint32": ">I", "uint64": ">Q"}

@@ -13,12 +13,12 @@ from feedline import collate
 from feedline.datasets.arrays import Transform
 from feedline.datasets.chunks import StructChunk
 from feedline.datasets.columns import Nulls
-from feedline.datasets.handles import PerProcess
 from feedline.datasets.once import OnceCache
 from feedline.datasets.paths import Paths
 from feedline.datasets.row_groups import RowGroups
 from feedline.datasets.spans import Int64s
 from feedline.datasets.tables import ChunkRows, TableDataset
+from feedline.per_process import PerProcess
 from feedline.rows import Empty
 
 CACHE_NBYTES = 1 << 29

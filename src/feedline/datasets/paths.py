@@ -5,12 +5,16 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from feedline.datasets.files import Pathlike
 from feedline.errors import StateError
+from feedline.stores import Cache, ObjectInfo, Store
+from feedline.stores.addresses import scheme_of
+from feedline.stores.blobs import Blobs, local_info
+from feedline.stores.finding import Finder
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -71,6 +75,26 @@ def _choices(inside: str) -> Iterable[str]:
         return inside.split(",")
     first, last = numbers.groups()
     return [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
+
+
+def find(
+    paths: Paths, inside: str, *, cache: Cache | Pathlike | None = None, options: Mapping[str, Any] | None = None
+) -> Blobs:
+    """What paths, addresses and patterns mean, files and objects alike; for files as `matching` says.
+
+    Objects are read through a cache in the folder `cache` if one is given; `options` are those of `open_store`.
+    FileNotFoundError, which ObjectNotFoundError is too, names what is not there.
+    """
+    finder = Finder(os.fspath(cache) if isinstance(cache, os.PathLike) else cache, options)
+    found: list[tuple[Store | None, ObjectInfo]] = []
+    for given in listed(paths):
+        if scheme_of(given) == "file":
+            found += [(None, local_info(path)) for path in matching(os.fspath(given).removeprefix("file://"), inside)]
+        else:
+            found += finder.found(os.fspath(given), inside)
+    if not found:
+        raise FileNotFoundError("no files: the list of paths is empty")
+    return Blobs(found)
 
 
 class Version(NamedTuple):

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from threading import Lock
 
-from feedline.datasets.handles import PerProcess
+from feedline.per_process import PerProcess
 
 _ENTRY = struct.Struct("<IIQ")
 """Of one record in the index: number of its segment (from 1; 0 says that there is none), bytes, place therein."""

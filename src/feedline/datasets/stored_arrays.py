@@ -15,9 +15,9 @@ from feedline.datasets.arrays import Gather, Transform, _structured
 from feedline.datasets.chunked_rows import ChunkCache, Rows, Shape
 from feedline.datasets.decoding import Step
 from feedline.datasets.files import Pathlike
-from feedline.datasets.handles import PerProcess
 from feedline.datasets.once import OnceCache
 from feedline.errors import ArgumentError, StateError
+from feedline.per_process import PerProcess
 from feedline.rows import Empty, as_indices, one_within, within
 
 Names = str | Sequence[str] | Mapping[str, str] | None

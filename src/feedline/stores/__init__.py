@@ -1,9 +1,9 @@
 """Stores: bytes by path, from this machine, from object storage, from anywhere; with one patience and one cache."""
 
+from feedline.store_counts import Statistics, statistics
 from feedline.stores.addresses import Location, join, split
 from feedline.stores.cache import Cache, CachedStore, Prefetch, Want
 from feedline.stores.coalescing import Requests
-from feedline.stores.counting import Statistics, statistics
 from feedline.stores.opening import expand, open_store
 from feedline.stores.options import FromEnv
 from feedline.stores.problems import (

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from feedline.errors import ArgumentError
+from feedline.store_counts import count
 from feedline.stores import plain
 from feedline.stores.addresses import SCHEMES, scheme_of
-from feedline.stores.counting import count
 from feedline.stores.failures import is_obstores, translated
 from feedline.stores.library import library
 from feedline.stores.options import Options
@@ -52,7 +52,7 @@ class Client:
     def __init__(self, root: str, options: Options, timeout_s: float) -> None:
         self._root = root
         self._timeout_s = timeout_s
-        self._library = library.get()
+        self._library = library()
         self._store = self._call(root, lambda: _opened(self._library, root, options, timeout_s))
         self._plain = _UNKNOWN_TO_PLAIN.isdisjoint(options)
 

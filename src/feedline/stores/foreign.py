@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from feedline.errors import ArgumentError
 from feedline.extras import load
+from feedline.per_process import PerProcess
+from feedline.store_counts import count
 from feedline.stores.addresses import checked, join
 from feedline.stores.coalescing import Answers, Requests, refuse_backwards, spans_for
-from feedline.stores.counting import count
 from feedline.stores.failures import of_status
 from feedline.stores.options import Options
-from feedline.stores.per_process import PerProcess
 from feedline.stores.problems import (
     AccessDeniedError,
     ObjectChangedError,
@@ -114,7 +114,7 @@ class ForeignStore:
 
         def attempt(_: TransientError | None) -> T:
             count(requests=1)
-            system, root = self._system.get()
+            system, root = self._system()
             try:
                 return ask(system, f"{root.rstrip('/')}/{path}" if root and path else root or path)
             except Exception as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from feedline.errors import MissingExtraError
 from feedline.extras import load
-from feedline.stores.per_process import PerProcess
+from feedline.per_process import PerProcess
 
 _NAME = "obstore._obstore"
 
@@ -63,4 +63,4 @@ def _second_copy(file: str) -> Any:
 
 
 library = PerProcess(_library)
-"""`library.get()` is obstore's extension module for this process."""
+"""`library()` is obstore's extension module for this process."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from feedline.per_process import PerProcess
 from feedline.stores.addresses import absolute, checked, join
 from feedline.stores.coalescing import Requests, refuse_backwards, spans_for
-from feedline.stores.per_process import PerProcess
 from feedline.stores.problems import ObjectChangedError, ObjectNotFoundError, RangeError
 from feedline.stores.protocol import ObjectInfo, Views
 from feedline.stores.recent import Recent
@@ -107,7 +107,7 @@ class LocalStore:
         return [mapped.data[start:stop] for start, stop in ranges]
 
     def _mapped(self, path: str, version: str) -> _Mapped:
-        maps = self._maps.get()
+        maps = self._maps()
         known = maps.get(path)
         if known is not None and known.version == version:
             return known

@@ -16,7 +16,7 @@ from feedline.stores.protocol import Store
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(\d+)\.\.(\d+)(?:\.\.(\d+))?")
-_MAGIC = re.compile(r"[*?\[]")
+MAGIC = re.compile(r"[*?\[]")
 _GROUP = re.compile(r"\[(!?)([^]/]+)\]")
 _MOST = 10_000_000
 
@@ -60,7 +60,7 @@ def expand(patterns: Address | Sequence[Address], open_store: Callable[[str], St
             found.append(local)
             continue
         for plain in braces(pattern):
-            found.extend(_globbed(plain, open_store) if _MAGIC.search(plain) else [plain])
+            found.extend(_globbed(plain, open_store) if MAGIC.search(plain) else [plain])
     return found
 
 
@@ -70,7 +70,7 @@ def _globbed(pattern: str, open_store: Callable[[str], Store]) -> list[str]:
         names = [name for name in glob(path, recursive=True, include_hidden=True) if Path(name).is_file()]  # noqa: PTH207
     else:
         root, path = split(pattern)
-        fixed, matches = _MAGIC.split(path, maxsplit=1)[0], translated(path).fullmatch
+        fixed, matches = MAGIC.split(path, maxsplit=1)[0], translated(path).fullmatch
         names = [join(root, info.path) for info in open_store(root).list(fixed) if matches(info.path)]
     if not names:
         raise ObjectNotFoundError(f"{pattern}: nothing matches")

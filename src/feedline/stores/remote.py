@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from feedline.per_process import PerProcess
+from feedline.store_counts import count
 from feedline.stores.addresses import checked, join, scheme_of
 from feedline.stores.client import Answer, Client
 from feedline.stores.coalescing import Answers, Requests, refuse_backwards, spans_for
-from feedline.stores.counting import count
 from feedline.stores.options import Options
-from feedline.stores.per_process import PerProcess
 from feedline.stores.problems import ObjectChangedError, RangeError, StoreError, TransientError
 from feedline.stores.protocol import ObjectInfo, Span, Views
 from feedline.stores.retry import Attempts, Retry
@@ -45,7 +45,7 @@ class RemoteStore:
     def info(self, path: str) -> ObjectInfo:
         """Size and version of one object, as they are now."""
         what, key = join(self.url, path), self._key(path)
-        found = self._attempted(lambda _: self._client.get().info(key, what), what)
+        found = self._attempted(lambda _: self._client().info(key, what), what)
         return ObjectInfo(path, found.size, found.version)
 
     def size(self, path: str) -> int:
@@ -72,7 +72,7 @@ class RemoteStore:
         if scheme_of(self._root).startswith("http"):
             raise StoreError(f"{what}: web servers do not list; name the objects, as in {what}part-{{000..127}}.tar")
         folder = wanted[: wanted.rfind("/") + 1]
-        found = self._attempted(lambda _: self._client.get().list(folder, what), what)
+        found = self._attempted(lambda _: self._client().list(folder, what), what)
         for info in sorted(found, key=lambda info: info.path):
             if info.path.startswith(wanted):
                 yield ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version)
@@ -92,7 +92,7 @@ class RemoteStore:
         what = f"{seen.what}, bytes [{span.start}, {span.stop})"
 
         def attempt(last: TransientError | None) -> Answer:
-            client = self._client.get()
+            client = self._client()
             flight.told_to_wait = last is not None and last.throttled
             return client.get_plainly(key, span, what) if flight.told_to_wait else client.get(key, span, what)
 
@@ -109,7 +109,7 @@ class RemoteStore:
         first = Span(start, start + self._requests.largest_nbytes)
         seen = _Versions(what, version)
         try:
-            answer = self._attempted(lambda _: self._client.get().get(key, first, what), what)
+            answer = self._attempted(lambda _: self._client().get(key, first, what), what)
         except RangeError:
             if (info := self.info(path)).size > start:
                 raise

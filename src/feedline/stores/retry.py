@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from feedline.errors import ArgumentError
-from feedline.stores.counting import count
+from feedline.store_counts import count
 from feedline.stores.problems import StoreUnavailableError, TransientError
 
 T = TypeVar("T")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from feedline.stores.counting import count
+from feedline.per_process import PerProcess
+from feedline.store_counts import count
 from feedline.stores.hedging import Latencies
-from feedline.stores.per_process import PerProcess
 from feedline.stores.protocol import Span
 from feedline.stores.retry import Clock, SystemClock
 
@@ -57,7 +57,7 @@ class Transfers:
 
     def run(self, fetch: Fetch, spans: Sequence[Span]) -> list[memoryview]:
         """`fetch` of each span, many at once; the first failure is raised, and what has not begun is left undone."""
-        run = _Run(fetch, self._clock, self._latencies.get(), self._pools.get())
+        run = _Run(fetch, self._clock, self._latencies(), self._pools())
         return run.results(spans)
 
 

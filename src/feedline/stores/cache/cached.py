@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from feedline.per_process import PerProcess
+from feedline.store_counts import count
 from feedline.stores.addresses import join
 from feedline.stores.cache.entries import Key
 from feedline.stores.cache.folder import Folder
 from feedline.stores.cache.settings import Cache
 from feedline.stores.coalescing import joined, refuse_backwards
-from feedline.stores.counting import count
-from feedline.stores.per_process import PerProcess
-from feedline.stores.problems import ObjectChangedError, RangeError
+from feedline.stores.problems import ObjectChangedError, RangeError, StoreError
 from feedline.stores.protocol import ObjectInfo, Store, Views
 from feedline.stores.recent import Recent
 
@@ -22,6 +22,9 @@ _GROUP_NBYTES = 64 << 20
 
 _RUN_NBYTES = 4 << 20
 """Missing pieces that follow one another are fetched together up to this size."""
+
+_PART_NBYTES = 8 << 20
+"""An object that is wanted as a file is fetched in parts of this size, many at once."""
 
 _FETCHERS = 16
 """Threads that fetch and write: while one writes, others wait for the store."""
@@ -59,7 +62,11 @@ class CachedStore:
 
     def info(self, path: str) -> ObjectInfo:
         """Size and version of one object, as they are now."""
-        return self._shared.get().infos.put(path, self.store.info(path))
+        return self._shared().infos.put(path, self.store.info(path))
+
+    def know(self, info: ObjectInfo) -> None:
+        """Take an object for what was learned of it elsewhere, so that nobody need ask the store once more."""
+        self._shared().infos.put(info.path, info)
 
     def size(self, path: str) -> int:
         """The bytes of one object."""
@@ -68,7 +75,7 @@ class CachedStore:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose path begins with `prefix`, in the order of their paths."""
         for info in self.store.list(prefix):
-            yield self._shared.get().infos.put(info.path, info)
+            yield self._shared().infos.put(info.path, info)
 
     def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
         """The bytes from `start` up to `stop`, or to the end."""
@@ -98,11 +105,20 @@ class CachedStore:
             pass  # fetching is all that is wanted
         return max(0, stop - start)
 
+    def file(self, info: ObjectInfo) -> str:
+        """The path of a file of this machine that begins with all bytes of an object, fetched if it is not there yet.
+
+        For libraries that open nothing but files; a few bytes of the cache's own follow. The file may be evicted at any
+        moment after it was named; whoever has it open keeps what is in it. StoreError if it cannot be kept.
+        """
+        self.know(info)
+        return self._object(info.path, info.version).file()
+
     def _object(self, path: str, version: str | None) -> _Object:
-        return _Object(self.store, self._shared.get(), self._known(path, version), self.cache)
+        return _Object(self.store, self._shared(), self._known(path, version), self.cache)
 
     def _known(self, path: str, version: str | None) -> ObjectInfo:
-        known = self._shared.get().infos.get(path)
+        known = self._shared().infos.get(path)
         if known is None or version not in (None, known.version):
             known = self.info(path)
         if version not in (None, known.version):
@@ -150,6 +166,40 @@ class _Object:
             count(cache_hits=len(found), cache_misses=len(group) - len(found))
             found |= self._fetched_by_one([number for number in group if number not in found])
             yield from ((number, found[number]) for number in group)
+
+    def file(self) -> str:
+        """The object as one file."""
+        key = Key(self._address, self.info.version, 0, 0)  # pieces have at least one byte: this is none of them
+        found = self._folder.file(key)
+        while found is None:
+            with self._folder.claims() as claims:
+                if claims.take(key.name()):
+                    return self._folder.file(key) or self._fetched_file(key)
+            claims.wait(key.name(), _WAITED_S)
+            found = self._folder.file(key)
+        return found
+
+    def _fetched_file(self, key: Key) -> str:
+        count(cache_misses=1)
+        parts = range(0, self.info.size, _PART_NBYTES)
+
+        def fill(write_at: Callable[[int, memoryview], None]) -> None:
+            def copy(start: int) -> None:
+                ranges = [(start, min(start + _PART_NBYTES, self.info.size))]
+                write_at(start, self._store.read_many(self.info.path, ranges, version=self.info.version)[0])
+
+            for _ in self._fetchers.map(copy, parts):
+                pass  # what failed is raised here
+
+        try:
+            return self._folder.put_file(key, self.info.size, fill)
+        except StoreError:
+            raise
+        except OSError as error:
+            raise StoreError(
+                f"{self._address} ({self.info.size:,} bytes) is needed as a file, and the cache cannot keep it "
+                f"({error.strerror or 'its limit is lower'}): give cache= more room"
+            ) from error
 
     def _fetched_by_one(self, missing: Sequence[int]) -> dict[int, memoryview]:
         if not missing:

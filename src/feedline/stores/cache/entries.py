@@ -53,8 +53,8 @@ def opened(file: BinaryIO, *, trusted: bool) -> memoryview:
         raise DamagedError
     content = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
     data = content[: -_FOOTER.size]
-    magic, nbytes, checksum = _FOOTER.unpack(content[-_FOOTER.size :])
-    if (magic, nbytes) != (_MAGIC, data.nbytes) or not (trusted or zlib.crc32(data) == checksum):
+    magic, nbytes, promised = _FOOTER.unpack(content[-_FOOTER.size :])
+    if (magic, nbytes) != (_MAGIC, data.nbytes) or not (trusted or checksum(data) == promised):
         raise DamagedError
     return data
 
@@ -74,13 +74,29 @@ def temporary(path: Path, nbytes: int) -> Iterator[int]:
         os.close(fd)
 
 
-def write(fd: int, data: memoryview) -> None:
-    """Fill a temporary file; OSError when the disk is full."""
-    footer = _FOOTER.pack(_MAGIC, data.nbytes, zlib.crc32(data))
-    for part, start in ((data.cast("B"), 0), (memoryview(footer), data.nbytes)):
-        at = 0
-        while at < part.nbytes:  # Linux writes at most 2 GiB at once
-            at += os.pwrite(fd, part[at:], start + at)
+def write(fd: int, place: int, data: memoryview) -> None:
+    """Write a part of the data of a temporary file; OSError when the disk is full."""
+    part, at = data.cast("B"), 0
+    while at < part.nbytes:  # Linux writes at most 2 GiB at once
+        at += os.pwrite(fd, part[at:], place + at)
+
+
+def seal(fd: int, nbytes: int, checksum: int) -> None:
+    """Write behind the data what tells that all of them are there, and that they are these."""
+    write(fd, nbytes, memoryview(_FOOTER.pack(_MAGIC, nbytes, checksum)))
+
+
+def checksum(data: memoryview | mmap.mmap) -> int:
+    """The checksum of data."""
+    return zlib.crc32(data)
+
+
+def checksum_of(fd: int, nbytes: int) -> int:
+    """The checksum of what was written into a file."""
+    if nbytes == 0:
+        return checksum(memoryview(b""))
+    with mmap.mmap(fd, nbytes, access=mmap.ACCESS_READ) as written:
+        return checksum(written)
 
 
 def abandoned(path: Path) -> bool:

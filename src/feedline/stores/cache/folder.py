@@ -6,18 +6,30 @@ import errno
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 from uuid import uuid4
 
+from feedline.store_counts import count
 from feedline.stores.cache import ledger
 from feedline.stores.cache.claims import Claims
-from feedline.stores.cache.entries import DamagedError, Key, abandoned, file_nbytes, opened, temporary, write
+from feedline.stores.cache.entries import (
+    DamagedError,
+    Key,
+    abandoned,
+    checksum,
+    checksum_of,
+    file_nbytes,
+    opened,
+    seal,
+    temporary,
+    write,
+)
 from feedline.stores.cache.settings import Cache
-from feedline.stores.counting import count
 from feedline.stores.problems import CacheWarning
 from feedline.stores.recent import Recent
 
@@ -28,6 +40,10 @@ _MAPPED_NBYTES = 256 << 20
 _TOUCHED_EVERY_S = 60.0
 _SPARE = 16
 """When room is made, one part in so many is made beyond what is needed: counting the files is not done for each."""
+
+
+Fill = Callable[[Callable[[int, memoryview], None]], int | None]
+"""Writes all bytes of a piece by calls of `write_at(place, data)`, from any thread; gives their checksum if known."""
 
 
 class _NoRoomError(OSError):
@@ -98,7 +114,7 @@ class Folder:
         if not self._writable or file_nbytes(data.nbytes) > self._limit_nbytes:
             return data
         try:
-            self._write(name, data)
+            self._write(name, data.nbytes, partial(_fill_with, data))
         except _NoRoomError:
             return data
         except OSError as error:
@@ -106,6 +122,20 @@ class Folder:
             return data
         kept = self._open(name)
         return data if kept is None else kept
+
+    def file(self, key: Key) -> str | None:
+        """The path of a file with a piece, or None; it was checked when this process first came across it."""
+        name = key.name()
+        return str(self._path(name)) if self._open(name) is not None else None
+
+    def put_file(self, key: Key, nbytes: int, fill: Fill) -> str:
+        """Keep a piece of so many bytes that `fill` writes where it is told to; gives the path of its file.
+
+        OSError where it cannot be kept: unlike `put`, which is free not to keep what it is given.
+        """
+        name = key.name()
+        self._write(name, nbytes, fill)
+        return str(self._path(name))
 
     def _path(self, name: str) -> Path:
         return self._root / "objects" / name[:2] / name
@@ -137,8 +167,8 @@ class Folder:
             os.utime(self._path(name))
         self._maps.put(name, _Mapped(data, monotonic()))
 
-    def _write(self, name: str, data: memoryview) -> None:
-        needed = file_nbytes(data.nbytes)
+    def _write(self, name: str, nbytes: int, fill: Fill) -> None:
+        needed = file_nbytes(nbytes)
         with ExitStack() as stack:
             temp = self._temporary / uuid4().hex
             with ledger.locked(self._ledger) as account:
@@ -147,7 +177,8 @@ class Folder:
                 account.nbytes += needed
                 # Made under the lock, and with its final size: a count by others finds it.
                 fd = stack.enter_context(temporary(temp, needed))
-            write(fd, data)
+            known = fill(partial(write, fd))
+            seal(fd, nbytes, checksum_of(fd, nbytes) if known is None else known)
             temp.replace(self._path(name))
             self._trusted[name] = os.fstat(fd).st_ino
 
@@ -196,6 +227,11 @@ class Folder:
             CacheWarning,
             stacklevel=2,
         )
+
+
+def _fill_with(data: memoryview, write_at: Callable[[int, memoryview], None]) -> int:
+    write_at(0, data)
+    return checksum(data)
 
 
 def _nbytes(path: Path) -> int:

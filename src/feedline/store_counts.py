@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from feedline.stores.per_process import PerProcess
+from feedline.per_process import PerProcess
 
 if TYPE_CHECKING:
     from typing import Any
@@ -70,9 +70,9 @@ _counters = PerProcess(Counters)
 
 def count(**amounts: float) -> None:
     """Add to the counters of this process."""
-    _counters.get().add(**amounts)
+    _counters().add(**amounts)
 
 
 def statistics() -> Statistics:
     """What all stores of this process did since it started; a forked process starts at zero."""
-    return _counters.get().statistics()
+    return _counters().statistics()

@@ -1,4 +1,4 @@
-"""Handles that belong to one process: opened on first use, never carried over a fork, never pickled."""
+"""What belongs to one process: opened on first use, never carried over a fork, never pickled."""
 
 from __future__ import annotations
 

@@ -1,0 +1,190 @@
+"""Files of this machine and objects of stores by number: found once, read alike."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from feedline.errors import ArgumentError, StateError
+from feedline.per_process import PerProcess
+from feedline.stores.addresses import join
+from feedline.stores.cache import CachedStore, Want
+from feedline.stores.protocol import ObjectInfo, Store, Views
+from feedline.stores.recent import Recent
+
+_OPEN_AT_ONCE = 1024
+_READERS = 32
+
+
+class Extent(NamedTuple):
+    """The bytes from `start` up to `stop` of the blob with this number."""
+
+    blob: int
+    start: int
+    stop: int
+
+
+class Blob(Protocol):
+    """A file or an object whose content is known to be the one that was found."""
+
+    name: str
+    """Its path or address, as people are told."""
+    nbytes: int
+    version: str
+    """A text that differs when the content does."""
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> Views:
+        """One read-only view for each `(start, stop)`, valid for as long as it is held."""
+        ...
+
+
+class LocalBlob:
+    """A file, memory-mapped: what is read is the file itself."""
+
+    def __init__(self, name: str, nbytes: int, version: str) -> None:
+        self.name, self.nbytes, self.version = name, nbytes, version
+        with open(name, "rb", buffering=0) as file:
+            if file_version(os.fstat(file.fileno())) != version:
+                raise StateError(
+                    f"{name} has changed since this dataset was made: it had {nbytes} bytes, and has "
+                    f"{os.fstat(file.fileno()).st_size} now or was written again; make the dataset anew"
+                )
+            self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if nbytes else b"")
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> Views:
+        """Views of the mapping; nothing is touched yet."""
+        return [self.data[start:stop] for start, stop in spans]
+
+
+class RemoteBlob:
+    """An object of a store, read through its cache if it has one; ObjectChangedError once it is another version."""
+
+    def __init__(self, store: Store, info: ObjectInfo) -> None:
+        self.name, self.nbytes, self.version = join(store.url, info.path), info.size, info.version
+        self.store, self.path = store, info.path
+        if isinstance(store, CachedStore):
+            store.know(info)
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> Views:
+        """All spans at once, many requests at a time."""
+        return self.store.read_many(self.path, spans, version=self.version)
+
+
+class Blobs:
+    """Blobs by number, in memory of their own only as far as their names go: each process opens them on first use.
+
+    Safe to use from several threads. Pickles with names, sizes and versions, and with what opens the stores again.
+    """
+
+    def __init__(self, found: Sequence[tuple[Store | None, ObjectInfo]]) -> None:
+        stores: dict[int, Store] = {id(store): store for store, _ in found if store is not None}
+        numbers = {each: number for number, each in enumerate(stores)}
+        self._stores = list(stores.values())
+        self._store_numbers = [-1 if store is None else numbers[id(store)] for store, _ in found]
+        self._infos = [info for _, info in found]
+        self._opened: PerProcess[Recent[int, LocalBlob | RemoteBlob]] = PerProcess(partial(Recent, _OPEN_AT_ONCE))
+        self._readers = PerProcess(_readers)
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all of them are files of this machine."""
+        return not self._stores
+
+    def info(self, number: int) -> ObjectInfo:
+        """Size and version of a blob when it was found; `path` is that in its store."""
+        return self._infos[number]
+
+    def name(self, number: int) -> str:
+        """The path or address of a blob, as people are told."""
+        store = self._store(number)
+        path = self._infos[number].path
+        return path if store is None else join(store.url, path)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all blobs."""
+        return [self.name(number) for number in range(len(self))]
+
+    def __iter__(self) -> Iterator[LocalBlob | RemoteBlob]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> LocalBlob | RemoteBlob:
+        """A blob, opened; StateError if a file is no longer the one that was found."""
+        opened = self._opened()
+        blob = opened.get(number)
+        return opened.put(number, self._open(number)) if blob is None else blob
+
+    def read(self, extents: Sequence[Extent]) -> Views:
+        """One view for each, from many blobs at once; the first failure is raised."""
+        if self.is_local:
+            return [self[blob].read([(start, stop)])[0] for blob, start, stop in extents]
+        wanted: dict[int, list[tuple[int, int]]] = {}
+        for blob, start, stop in extents:
+            wanted.setdefault(blob, []).append((start, stop))
+        if len(wanted) == 1:
+            ((blob, spans),) = wanted.items()
+            return self[blob].read(spans)
+        futures = {blob: self._readers().submit(self[blob].read, spans) for blob, spans in wanted.items()}
+        try:
+            views = {blob: iter(future.result()) for blob, future in futures.items()}
+        finally:
+            for future in futures.values():
+                future.cancel()
+        return [next(views[blob]) for blob, _, _ in extents]
+
+    def file(self, number: int) -> str:
+        """The path of a file with the whole content: the file itself, or the object's in the cache, fetched if need be.
+
+        For libraries that open files only. What is in the cache may be evicted: whoever has it open keeps it.
+        """
+        store, info = self._store(number), self._infos[number]
+        if store is None:
+            return info.path
+        if not isinstance(store, CachedStore):
+            raise ArgumentError(
+                f"{self.name(number)} is read by a library that opens files only: give cache=, a folder of this "
+                "machine to keep it in"
+            )
+        return store.file(info)
+
+    def wants(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, Want]]:
+        """What a prefetch has to bring into which cache for `read(extents)` to find it there."""
+        found = []
+        for blob, start, stop in extents:
+            store, info = self._store(blob), self._infos[blob]
+            if isinstance(store, CachedStore):
+                store.know(info)
+                found.append((store, Want(info.path, start, stop)))
+        return found
+
+    def _store(self, number: int) -> Store | None:
+        which = self._store_numbers[number]
+        return None if which < 0 else self._stores[which]
+
+    def _open(self, number: int) -> LocalBlob | RemoteBlob:
+        store, info = self._store(number), self._infos[number]
+        if store is None:
+            return LocalBlob(info.path, info.size, info.version)
+        return RemoteBlob(store, info)
+
+
+def local_info(path: str) -> ObjectInfo:
+    """A file as it is now."""
+    status = os.stat(path)  # noqa: PTH116 - thousands of them
+    return ObjectInfo(path, status.st_size, file_version(status))
+
+
+def file_version(status: os.stat_result) -> str:
+    """The version of a file: the same for a copy that keeps the time of the last change."""
+    return f"{status.st_size:x}-{status.st_mtime_ns:x}"
+
+
+def _readers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_READERS, "feedline-blobs")

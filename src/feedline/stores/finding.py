@@ -1,0 +1,94 @@
+"""The objects that addresses stand for, with their sizes and versions, at the price of few requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from os.path import commonprefix
+from pathlib import Path
+from typing import Any
+
+from feedline.stores.addresses import join, scheme_of, split
+from feedline.stores.cache import Cache
+from feedline.stores.opening import open_store
+from feedline.stores.patterns import MAGIC, braces, translated
+from feedline.stores.problems import ObjectNotFoundError
+from feedline.stores.protocol import ObjectInfo, Store
+
+_ASKED_AT_ONCE = 32
+_WORTH_LISTING = 64
+"""From so many objects on, one listing of what they have in common is tried before each is asked for."""
+
+
+class Finder:
+    """Finds objects by address; those of one bucket or server share a store."""
+
+    def __init__(self, cache: Cache | str | Path | None, options: Mapping[str, Any] | None) -> None:
+        self._cache, self._options = cache, options
+        self._stores: dict[str, Store] = {}
+
+    def found(self, address: str, inside: str) -> list[tuple[Store, ObjectInfo]]:
+        """What an address, a pattern or a folder means; of a folder, the objects in it that match `inside`.
+
+        In the order in which braces are written out; those of one glob or folder sorted. ObjectNotFoundError names
+        what is not there.
+        """
+        plain = [split(each) for each in braces(address)]
+        if len({root for root, _ in plain}) == 1 and not any(MAGIC.search(path) for _, path in plain):
+            store = self._store(plain[0].root)
+            return [(store, info) for info in self._named(store, [path for _, path in plain], inside)]
+        return [
+            (self._store(root), info)
+            for root, path in plain
+            for info in (
+                self._matching(self._store(root), path)
+                if MAGIC.search(path)
+                else self._named(self._store(root), [path], inside)
+            )
+        ]
+
+    def _store(self, root: str) -> Store:
+        if root not in self._stores:
+            self._stores[root] = open_store(root, options=self._options, cache=self._cache)
+        return self._stores[root]
+
+    def _matching(self, store: Store, pattern: str) -> list[ObjectInfo]:
+        fixed, matches = MAGIC.split(pattern, maxsplit=1)[0], translated(pattern).fullmatch
+        infos = [info for info in store.list(fixed) if matches(info.path)]
+        if not infos:
+            raise ObjectNotFoundError(f"{join(store.url, pattern)}: nothing matches")
+        return infos
+
+    def _named(self, store: Store, paths: Sequence[str], inside: str) -> Iterator[ObjectInfo]:
+        known: dict[str, ObjectInfo] = {}
+        if len(paths) >= _WORTH_LISTING and not scheme_of(store.url).startswith("http"):
+            known = {info.path: info for info in store.list(commonprefix(paths))}  # noqa: RUF071 - of names
+        with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+            asked = [
+                [known[path]] if path in known else pool.submit(self._asked, store, path, inside) for path in paths
+            ]
+            for each in asked:
+                yield from each if isinstance(each, list) else each.result()
+
+    def _asked(self, store: Store, path: str, inside: str) -> list[ObjectInfo]:
+        """One object, or those in a folder."""
+        if path and not path.endswith("/"):
+            try:
+                return [store.info(path)]
+            except ObjectNotFoundError:
+                if scheme_of(store.url).startswith("http"):
+                    raise
+                folder = f"{path}/"
+                infos = _inside(store, folder, inside)
+                if not infos:
+                    raise
+                return infos
+        infos = _inside(store, path, inside)
+        if not infos:
+            raise ObjectNotFoundError(f"{join(store.url, path)}: nothing in there matches {inside}")
+        return infos
+
+
+def _inside(store: Store, folder: str, inside: str) -> list[ObjectInfo]:
+    matches = translated(inside).fullmatch
+    return [info for info in store.list(folder) if matches(info.path.removeprefix(folder))]
