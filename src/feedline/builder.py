@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -56,6 +56,8 @@ class Built(NamedTuple):
     skipped: tuple[Skip, ...] = ()
     mark: LaneMark | None = None
     digest: str | None = None
+    store_counts: Mapping[str, float] | None = None
+    """What the stores of a worker process did meanwhile."""
 
 
 def collated(collate_fn: Callable[[Any], Any], samples: Any, empty: Empty) -> Any:

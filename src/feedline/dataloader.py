@@ -8,6 +8,7 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -16,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
-from feedline import datapipes
+from feedline import datapipes, store_counts
 from feedline.cpus import usable_cpus
 from feedline.device import target
 from feedline.diagnose import Stats, Totals, Verdict, diagnose
@@ -199,7 +200,8 @@ class DataLoader(TorchDataLoader[T_co]):
         progress = self._progress
         if progress is None:
             return Stats()
-        return self._workforce.complete(progress.totals.stats(), progress.quarantine.count)
+        stores = store_counts.statistics().since(progress.stores_before)
+        return self._workforce.complete(replace(progress.totals.stats(), stores=stores), progress.quarantine.count)
 
     def report(self) -> Verdict:
         """What limits the loop and what to change, in words: print it."""

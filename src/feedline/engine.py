@@ -5,12 +5,13 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any, Self
 
 import torch
 
+from feedline import store_counts
 from feedline.builder import NOTHING, Built
 from feedline.cursor import Cursor, LaneCursor
 from feedline.device import Stage
@@ -36,6 +37,7 @@ class Progress:
     twins: Twins | None = None
     told_length: ToldLength | None = None
     over: bool = False
+    stores_before: store_counts.Statistics = field(default_factory=store_counts.statistics)
 
     def advance(self, request: Any, built: Built) -> int:
         """Record one batch as delivered; how many samples it has."""
@@ -43,6 +45,8 @@ class Progress:
             self.twins.add(request.lane, built.digest)
         if self.told_length is not None and built.batch is not NOTHING:
             self.told_length.count()
+        if built.store_counts:
+            store_counts.count(**built.store_counts)
         left_out = 0
         if built.skipped:
             self.quarantine.add(built.skipped)

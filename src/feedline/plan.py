@@ -51,6 +51,14 @@ class Plan:
             return self.schedule.requests(cursor, delivered)
         return self.schedule.requests(cursor)
 
+    @property
+    def foresees(self) -> bool:
+        """Whether requests may be drawn long before they are due: a foreign sampler may decide from batch to batch."""
+        if isinstance(self.sampler, Listed):
+            sampler = self.sampler.sampler
+            return type(sampler) is RandomSampler and not sampler.replacement  # all of it is drawn at once
+        return self.sampler is not None
+
     def length(self) -> int:
         """Batches per epoch and rank of a map-style dataset; TypeError for an iterable one."""
         if isinstance(self.schedule, LaneSchedule):

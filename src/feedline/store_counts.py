@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Sums over all stores of this process since it started."""
+    """Sums over all stores of this process and its loaders' workers."""
 
     requests: int = 0
     """Requests sent to remote stores, retries and hedges among them."""
@@ -45,17 +45,25 @@ class Statistics:
     cache_damaged: int = 0
     """Pieces that did not match their checksum: removed, and fetched again."""
 
+    def since(self, earlier: Statistics) -> Statistics:
+        """What has happened after `earlier` was taken."""
+        return Statistics(
+            **{field.name: getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)}
+        )
+
 
 class Counters:
     """Sums that several threads add to."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._untold = False
         self._sums: dict[str, Any] = {field.name: field.default for field in fields(Statistics)}
 
     def add(self, **amounts: float) -> None:
         """Add to the sums of these names."""
         with self._lock:
+            self._untold = True
             for name, amount in amounts.items():
                 self._sums[name] += amount
 
@@ -63,6 +71,16 @@ class Counters:
         """The sums as they are now."""
         with self._lock:
             return Statistics(**self._sums)
+
+    def taken(self) -> dict[str, float]:
+        """What is not 0, and is 0 from now on."""
+        if not self._untold:  # asked for with every batch
+            return {}
+        with self._lock:
+            self._untold = False
+            found = {name: amount for name, amount in self._sums.items() if amount}
+            self._sums.update(dict.fromkeys(found, 0))
+        return found
 
 
 _counters = PerProcess(Counters)
@@ -74,5 +92,13 @@ def count(**amounts: float) -> None:
 
 
 def statistics() -> Statistics:
-    """What all stores of this process did since it started; a forked process starts at zero."""
+    """What all stores of this process, and of its loaders' workers, did so far; a forked process starts at zero.
+
+    Workers' sums arrive with the batches that the loop receives.
+    """
     return _counters().statistics()
+
+
+def taken() -> dict[str, float]:
+    """What was counted in this process since it was last taken: a worker sends it along with its batches."""
+    return _counters().taken()

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate, default_convert
 
 from feedline import datapipes
+from feedline.ahead import Ahead
 from feedline.builder import BatchBuilder, many_at_once
 from feedline.cpus import usable_cpus
 from feedline.device import DeviceStage, Stage, StageStatistics, open_stage
@@ -24,6 +25,7 @@ from feedline.lanes import LaneBuilder, LaneDataset
 from feedline.plan import Plan
 from feedline.schedule import LaneSchedule
 from feedline.transport import Inbox, Recycled
+from feedline.wants import wants_of
 from feedline.workers import nursery
 from feedline.workers.autoscale import Autoscale, method_by_measurement
 from feedline.workers.contexts import ContextLauncher
@@ -113,10 +115,12 @@ class Workforce:
             self._kept = pool
             self._closes_kept = weakref.finalize(self, pool.close)
         requests = plan.requests(progress.cursor, lambda: progress.cursor)
-        flow = _flow(loader, method, pool, self._together)
+        wants = wants_of(loader.dataset) if plan.foresees else None
+        ahead = None if wants is None else Ahead(requests, wants)
         iteration = Iteration(
-            requests, pool, progress, flow, stage=self._stage, length=plan.length, on_close=partial(self._release, pool)
-        )
+            ahead or requests, pool, progress, _flow(loader, method, pool, self._together),
+            stage=self._stage, length=plan.length, on_close=partial(self._release, pool, ahead),
+        )  # fmt: skip
         if method != "inline":
             iteration.start()
         return iteration
@@ -166,8 +170,10 @@ class Workforce:
         self._recycled = Recycled()
         self._drop_launcher()
 
-    def _release(self, pool: WorkerPool) -> None:
+    def _release(self, pool: WorkerPool, ahead: Ahead | None) -> None:
         """An iteration is over. That it holds this method keeps the launcher of its workers alive."""
+        if ahead is not None:
+            ahead.close()
         if pool is not self._kept:
             pool.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,11 @@ class FillStore(stores.CachedStore):
         self.turn = threading.Semaphore(0)
         self.begun = threading.Semaphore(0)
 
-    def fill(self, path: str, start: int = 0, stop: int | None = None) -> int:
+    def fill_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> None:
         self.begun.release()
         assert self.turn.acquire(timeout=30)
-        self.filled.append((path, start, stop))
-        return super().fill(path, start, stop)
+        self.filled += [(path, start, stop) for start, stop in ranges]
+        super().fill_many(path, ranges)
 
 
 @pytest.fixture

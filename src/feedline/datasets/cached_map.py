@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from feedline.datasets.combining import samples_of
+from feedline.datasets.combining import samples_of, wants_within
 from feedline.datasets.files import Pathlike
 from feedline.datasets.fingerprints import fingerprint
 from feedline.datasets.plain_values import decode, encode
@@ -17,6 +18,7 @@ from feedline.datasets.record_store import RecordStore
 from feedline.errors import ArgumentError
 from feedline.rng import takes_rng
 from feedline.rows import as_indices, one_within, within
+from feedline.wants import Wants
 
 _BATCH = 64
 
@@ -45,6 +47,12 @@ class CachedMap(torch.utils.data.Dataset[Any]):
     def thread_safe(self) -> bool:
         """As the dataset within."""
         return bool(getattr(self.dataset, "thread_safe", False))
+
+    @property
+    def wants(self) -> Wants:
+        """What the dataset within wants from caches for results that are missing; absent where it cannot tell."""
+        inside = wants_within(self.dataset)
+        return lambda indices: inside(np.array([at for at in indices.tolist() if not self._store.has(at)], np.int64))
 
     def fill(self, num_workers: int = 0) -> None:
         """Compute all that is missing now, in that many processes."""

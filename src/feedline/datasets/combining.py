@@ -12,6 +12,7 @@ from feedline.datasets.arrays import Transform
 from feedline.errors import ArgumentError
 from feedline.gather import gathering
 from feedline.rng import SampleRng, derive, sample_rng, takes_rng
+from feedline.wants import Wants, wants_of
 
 
 class Zip(StackDataset[Any]):
@@ -65,6 +66,11 @@ class Map(torch.utils.data.Dataset[Any]):
         """As the dataset within: a function is taken to be safe, as a transform is."""
         return bool(getattr(self.dataset, "thread_safe", False))
 
+    @property
+    def wants(self) -> Wants:
+        """What the dataset within wants from caches; absent where it cannot tell."""
+        return wants_within(self.dataset)
+
     def __len__(self) -> int:
         return len(self.dataset)
 
@@ -80,6 +86,14 @@ class Map(torch.utils.data.Dataset[Any]):
         if not self._wants_rng:
             return self.fn(sample)
         return self.fn(sample, SampleRng(derive(sample_rng(row).key, "map", self._depth)))
+
+
+def wants_within(dataset: Any) -> Wants:
+    """`wants_of(dataset)`; AttributeError where there is none, as properties say that something is absent."""
+    found = wants_of(dataset)
+    if found is None:
+        raise AttributeError("wants: the dataset cannot tell")
+    return found
 
 
 def samples_of(dataset: Any, indices: Sequence[int]) -> list[Any]:

@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset
 
-from feedline.datasets.combining import samples_of
+from feedline.datasets.combining import samples_of, wants_within
 from feedline.datasets.files import Pathlike
 from feedline.datasets.fingerprints import fingerprint
 from feedline.errors import ArgumentError, note
 from feedline.gather import gathering
 from feedline.rows import as_indices, one_within, within
+from feedline.wants import Wants
 
 _BATCH = 256
 
@@ -65,6 +66,12 @@ class Filter(torch.utils.data.Dataset[Any]):
         if found is None:
             raise AttributeError("gather: the dataset has none")
         return found.gather
+
+    @property
+    def wants(self) -> Wants:
+        """What the dataset within wants from caches; absent where it cannot tell."""
+        within_ = wants_within(self.dataset)
+        return lambda indices: within_(self.indices[indices])
 
     def __len__(self) -> int:
         return len(self.indices)

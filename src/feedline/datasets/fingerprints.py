@@ -6,6 +6,7 @@ import hashlib
 import os
 import pickle
 import stat
+import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,16 +18,16 @@ import torch
 from feedline.errors import ArgumentError
 from feedline.rows import numpy_view
 
-_KNOWN = ("builtins", "feedline", "numpy", "torch", "pyarrow", "collections", "pathlib", "functools", "operator")
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def fingerprint(*things: Any) -> str:
     """16 bytes in hexadecimal digits that change with the things.
 
-    Of a function: its code, defaults, closure, and the functions and values of its module that it names; of a class of
-    the user's: its methods; of a path to a file: size and time of change; of everything else: its pickle. A dataset
-    may tell its own in an attribute `fingerprint` (or `_fingerprint`, as those of Hugging Face). ArgumentError if
-    something cannot be pickled.
+    Of a function: its code, defaults, closure, and the functions and values of its module that it names; of a class:
+    its methods; of functions and classes of Python or of installed packages: name and version; of a path to a file:
+    size and time of change; of everything else: its pickle. A dataset may tell its own in an attribute `fingerprint`
+    (or `_fingerprint`, as those of Hugging Face). ArgumentError if something cannot be pickled.
     """
     digest = _Digest()
     try:
@@ -74,7 +75,7 @@ class _Fingerprinter(pickle.Pickler):
 
 def _by_base(thing: Any) -> Callable[[Any], Any] | None:
     if isinstance(thing, type):
-        return None if thing.__module__.partition(".")[0] in _KNOWN else _class
+        return None if _release(thing.__module__) else _class
     if isinstance(thing, torch.Tensor):
         return _tensor
     if isinstance(thing, torch.utils.data.Dataset) or hasattr(thing, "_fingerprint"):
@@ -82,7 +83,21 @@ def _by_base(thing: Any) -> Callable[[Any], Any] | None:
     return _file if isinstance(thing, os.PathLike) else None
 
 
+def _release(module: str) -> tuple[str, str] | None:
+    """The package, and its version, that a module is part of if it is not the user's own: Python's, ours, installed."""
+    root = module.partition(".")[0]
+    if root == "feedline" or root in sys.stdlib_module_names:
+        return root, ""
+    loaded = sys.modules.get(root)
+    if any(part in (getattr(loaded, "__file__", None) or "") for part in _INSTALLED):
+        return root, str(getattr(loaded, "__version__", ""))
+    return None
+
+
 def _function(function: types.FunctionType) -> Any:
+    release = _release(function.__module__ or "")
+    if release is not None and "<locals>" not in function.__qualname__:
+        return "of", release, function.__module__, function.__qualname__
     code = function.__code__
     named = {name: function.__globals__[name] for name in sorted(_names(code)) if name in function.__globals__}
     cells = [_content(cell) for cell in function.__closure__ or ()]

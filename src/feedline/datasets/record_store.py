@@ -43,6 +43,11 @@ class RecordStore:
         segment, nbytes, place = _ENTRY.unpack(self._files().index_entry(number))
         return self._files().record(number, segment, nbytes, place) if segment else None
 
+    def has(self, number: int) -> bool:
+        """Whether a record was put; that it is whole is found when it is read."""
+        segment, _, _ = _ENTRY.unpack(self._files().index_entry(number))
+        return bool(segment)
+
     def put(self, number: int, data: bytes) -> None:
         """Keep the record; OSError if the disk is full or may not be written."""
         self._files().append(number, data)

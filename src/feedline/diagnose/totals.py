@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from feedline.store_counts import Statistics
 from feedline.telemetry import MAIN, Span, Timed
 
 RECENT = 256
@@ -74,6 +75,8 @@ class Stats:
     """Samples that failed and were left out or replaced."""
     workers: int = 0
     """Workers that are alive."""
+    stores: Statistics = field(default_factory=Statistics)
+    """Requests, retries, bytes and cache hits of all stores of this process and its workers meanwhile."""
 
     @property
     def samples_per_s(self) -> float:

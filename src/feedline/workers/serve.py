@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.utils.data._utils.worker as torch_worker
 
-from feedline import telemetry
+from feedline import store_counts, telemetry
 from feedline.transport import Arena, Message
 from feedline.workers import failures, wire
 from feedline.workers.board import Board, Line
@@ -95,6 +95,8 @@ def _answer_all(build: Callable[..., Any], line: Line, intake: Intake, answers: 
 def _answer(build: Callable[..., Any], payload: bytes, arena: Arena) -> tuple[int, Message, int]:
     try:
         built = build(pickle.loads(payload), arena.empty)
+        if counted := store_counts.taken():
+            built = built._replace(store_counts=counted)
         began_ns = monotonic_ns()
         return BUILT, arena.dumps(built), began_ns
     except Exception as error:  # noqa: BLE001 - it is raised again in the training process

@@ -98,12 +98,15 @@ class CachedStore:
 
     def fill(self, path: str, start: int = 0, stop: int | None = None) -> int:
         """Fetch what is missing of a range, and keep none of it in memory; gives the bytes of the range."""
-        object_ = self._object(path, None)
-        stop = object_.info.size if stop is None else stop
-        object_.refuse_beyond([(start, stop)])
-        for _ in object_.pieces(sorted(_by_piece([(start, stop)], self.cache.piece_nbytes))):
-            pass  # fetching is all that is wanted
+        stop = self._known(path, None).size if stop is None else stop
+        self.fill_many(path, [(start, stop)])
         return max(0, stop - start)
+
+    def fill_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> None:
+        """Fetch what is missing of these ranges of an object."""
+        object_ = self._object(path, None)
+        object_.refuse_beyond(ranges)
+        object_.fill(sorted(_by_piece(ranges, self.cache.piece_nbytes)))
 
     def file(self, info: ObjectInfo) -> str:
         """The path of a file of this machine that begins with all bytes of an object, fetched if it is not there yet.
@@ -166,6 +169,12 @@ class _Object:
             count(cache_hits=len(found), cache_misses=len(group) - len(found))
             found |= self._fetched_by_one([number for number in group if number not in found])
             yield from ((number, found[number]) for number in group)
+
+    def fill(self, numbers: Sequence[int]) -> None:
+        """Fetch those of these pieces that are missing."""
+        missing = [number for number in numbers if not self._folder.has(self._key(number))]
+        for _ in self.pieces(missing):
+            pass  # fetching is all that is wanted
 
     def file(self) -> str:
         """The object as one file."""

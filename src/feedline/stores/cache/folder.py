@@ -94,6 +94,10 @@ class Folder:
         """A block in which pieces can be claimed for fetching."""
         return Claims(self._root / "claims")
 
+    def has(self, key: Key) -> bool:
+        """Whether there is a file for a piece: not opened, not checked."""
+        return self._path(key.name()).exists()
+
     def get(self, key: Key) -> memoryview | None:
         """The data of a piece, or None; a damaged one is removed, and counted."""
         name = key.name()

@@ -25,11 +25,15 @@ class Cache:
     """Objects are fetched and kept in pieces of this size, cut at its multiples: a read of one byte fetches one piece.
     Choose small pieces for scattered reads that do not come back, and one above the largest object to keep objects
     whole."""
+    ahead_nbytes: int = 256 << 20
+    """A loader fetches so much of what its schedule wants next before it is read; 0: nothing."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", str(Path(self.folder).expanduser().absolute()))
         if sys.platform == "win32":
             raise ArgumentError("the cache needs file locks that Windows lacks; open the store without it")
+        if self.ahead_nbytes < 0:
+            raise ArgumentError(f"Cache(ahead_nbytes={self.ahead_nbytes}): bytes, or 0 to fetch nothing ahead")
         if self.piece_nbytes < 1:
             raise ArgumentError(f"Cache(piece_nbytes={self.piece_nbytes}): at least 1 byte is needed")
         _parsed(self.limit)
