@@ -57,7 +57,7 @@ def check_method(loader: Any) -> None:
 
 
 def method_of(loader: Any, builder: Any, *, measure: bool = True) -> str:
-    """Where the builder of this loader runs: "inline", "thread" or "process"; "process" if it was not measured."""
+    """Where the builder of this loader runs: "inline", "thread" or "process"; a guess if it may not be measured."""
     if loader.num_workers == 0:
         return "inline"
     if loader.worker_method != "auto":
@@ -67,7 +67,7 @@ def method_of(loader: Any, builder: Any, *, measure: bool = True) -> str:
     safe = getattr(loader.dataset, "thread_safe", False)
     if loader.adapts and not isinstance(loader.dataset, IterableDataset):
         if not measure:
-            return "process"
+            return "thread" if safe and builder.splits else "process"
         return method_by_measurement(builder, loader.batch_size or 1, loader.seed, safe or builder.vectorised)
     if isinstance(loader.dataset, IterableDataset):
         return "thread" if safe and isinstance(loader.dataset, LaneDataset) else "process"

@@ -44,6 +44,8 @@ class Faults:
     slow_s: float = 0.3
     seed: int = 0
     kinds: tuple[str, ...] = KINDS
+    nbytes_per_s: float = 0.0
+    """What all answers together get through; 0: as much as the machine can do."""
 
 
 @dataclass
@@ -56,6 +58,7 @@ class FaultProxy:
     happened: Counter[str] = field(default_factory=Counter)
     forced: deque[str] = field(default_factory=deque)
     _ends: set[asyncio.StreamWriter] = field(default_factory=set)
+    _line_free_s: float = 0.0
 
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
@@ -148,6 +151,7 @@ class FaultProxy:
             part = await here.read(min(_BLOCK, end - sent))
             if not part:
                 return False
+            await self._line(len(part))
             writer.write(part)
             await writer.drain()
             sent += len(part)
@@ -162,6 +166,13 @@ class FaultProxy:
             await writer.drain()
             if not nbytes:
                 return True
+
+    async def _line(self, nbytes: int) -> None:
+        """Wait until so many bytes have passed the one line that all answers share."""
+        if self.faults.nbytes_per_s:
+            now = self._loop.time()
+            self._line_free_s = max(now, self._line_free_s) + nbytes / self.faults.nbytes_per_s
+            await asyncio.sleep(self._line_free_s - now)
 
     def _dice(self) -> str:
         if self.forced:

@@ -424,3 +424,15 @@ def test_a_trace_of_the_latest_batches(tmp_path: Path) -> None:
     assert {event["pid"] for event in events} == {1}
     assert [event["name"] for event in events].count("fetch") == 3
     assert {"wait", "step"} <= {event["name"] for event in events}
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_auto_prepares_processes_only_where_it_may_choose_them(splits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nursery imports torch: its memory is spent in vain where several threads share the work on a batch."""
+    monkeypatch.setattr("feedline.builder.BatchBuilder.splits", property(lambda _: splits))
+    started = list[bool]()
+    monkeypatch.setattr("feedline.workers.nursery.start", lambda: started.append(True))
+    data = TensorDataset(torch.arange(4))
+    data.thread_safe = True  # type: ignore[attr-defined]
+    fl.DataLoader(data, num_workers="auto")
+    assert bool(started) != splits
