@@ -6,15 +6,11 @@ Needs the servers of the tests: scripts/system-packages --test.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,27 +20,12 @@ from obstore.store import S3Store
 
 from feedline import stores
 from harness import Contest
+from remote_servers import GIGABIT, LATENCY_S, S3, proxied, radosgw
 
-SERVICES = Path(__file__).parents[1] / "tests" / "services"
-sys.path.insert(0, str(SERVICES))
-
-from ceph import S3, radosgw  # noqa: E402 - it lies beside the tests that share it
-
-LATENCY_S = 0.04
-OBJECTS, SIZE, RANGE = 8, 32 << 20, 1 << 20
+OBJECTS, SIZE, RANGE = 8, 64 << 20, 1 << 20
 AT_ONCE = 32
-LONG = 8
+LONG = 4
 MEGABYTES = OBJECTS * SIZE / 1e6
-
-
-@contextmanager
-def proxied(server: S3, **faults: Any) -> Iterator[S3]:
-    """The server behind a proxy in a process of its own."""
-    command = [sys.executable, SERVICES / "fault_proxy.py", server.endpoint, json.dumps(faults)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
-        assert proxy.stdout is not None
-        yield S3(f"http://127.0.0.1:{int(proxy.stdout.readline())}")
-        proxy.communicate()
 
 
 def ranges() -> list[tuple[str, int]]:
@@ -87,14 +68,20 @@ def bare(server: S3, bucket: str) -> Any:
     return S3Store(bucket, config=options, client_options={"allow_http": True})
 
 
-def ours(
-    server: S3, bucket: str, cache: Callable[[], stores.Cache | None] = lambda: None, passes: int = 1
-) -> Callable[[], None]:
+def ours(server: S3, bucket: str, passes: int = 1) -> Callable[[], None]:
     """A reader for each object, as the workers of a loader would be; all share one store."""
+    requests = stores.Requests(at_once=AT_ONCE, gap_nbytes=0, largest_nbytes=RANGE)
+    return reading(lambda: stores.open_store(f"s3://{bucket}", options=server.options, requests=requests), passes)
 
+
+def cached(server: S3, bucket: str, cache: Callable[[], stores.Cache]) -> Callable[[], None]:
+    """The same through a cache, which fetches in pieces of its own."""
+    return reading(lambda: stores.open_store(f"s3://{bucket}", options=server.options, cache=cache()))
+
+
+def reading(opened: Callable[[], stores.Store], passes: int = 1) -> Callable[[], None]:
     def run() -> None:
-        requests = stores.Requests(at_once=AT_ONCE, gap_nbytes=0, largest_nbytes=RANGE)
-        store = stores.open_store(f"s3://{bucket}", options=server.options, requests=requests, cache=cache())
+        store = opened()
         wanted: dict[str, list[tuple[int, int]]] = {}
         for path, start in ranges():
             wanted.setdefault(path, []).append((start, start + RANGE))
@@ -119,21 +106,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, radosgw(Path(name, "ceph")) as server:
         folder, objects = Path(name), {f"{number}.bin": os.urandom(SIZE) for number in range(OBJECTS)}
         bucket = server.bucket(objects)
+        with proxied(server, latency_s=LATENCY_S, nbytes_per_s=GIGABIT) as far:
+            compare_cold(far, bucket, folder, "1 MiB ranges from S3 40 ms away by 1 Gbit/s")
         with proxied(server, latency_s=LATENCY_S) as far:
-            compare_cold(far, bucket, folder)
+            compare_cold(far, bucket, folder, "1 MiB ranges from S3 40 ms away")
             compare_warm(far, bucket, folder, objects)
             with proxied(server, latency_s=LATENCY_S, share=0.05) as faulty:
                 compare_faults(far, faulty, bucket)
 
 
-def compare_cold(far: S3, bucket: str, folder: Path) -> None:
-    race = Contest("1 MiB ranges from S3 40 ms away", unit="MB/s", baseline="obstore, 32 threads")
+def compare_cold(far: S3, bucket: str, folder: Path, name: str) -> None:
+    race = Contest(name, unit="MB/s", baseline="obstore, 32 threads")
     race.add("obstore, 32 threads", bare_threads(far, bucket), MEGABYTES)
     race.add("obstore, asyncio", bare_asyncio(far, bucket), MEGABYTES)
     race.add("feedline", ours(far, bucket), MEGABYTES)
     fresh = lambda: stores.Cache(folder / uuid4().hex, limit="2 GB")  # noqa: E731
-    race.add("feedline, cold cache", ours(far, bucket, fresh), MEGABYTES)
-    race.run(rounds=3).publish("obstore")
+    race.add("feedline, cold cache", cached(far, bucket, fresh), MEGABYTES)
+    race.run(rounds=5).publish("obstore")
 
 
 def compare_warm(far: S3, bucket: str, folder: Path, objects: dict[str, bytes]) -> None:
@@ -141,7 +130,7 @@ def compare_warm(far: S3, bucket: str, folder: Path, objects: dict[str, bytes]) 
         (folder / "local").mkdir(exist_ok=True)
         (folder / "local" / name).write_bytes(data)
     cache = stores.Cache(folder / "warm", limit="2 GB")
-    ours(far, bucket, lambda: cache)()
+    cached(far, bucket, lambda: cache)()
     race = Contest("1 MiB ranges from a warm cache", unit="MB/s", baseline="local files")
     race.add("local files", copied(stores.open_store(folder / "local")), MEGABYTES)
     store = stores.open_store(f"s3://{bucket}", options=far.options, cache=cache)
@@ -153,7 +142,7 @@ def compare_faults(far: S3, faulty: S3, bucket: str) -> None:
     """Long enough that the second for which a server may ask to be left alone does not decide it."""
     race = Contest("1 MiB ranges with faults on 5 % of requests", unit="MB/s", baseline="no faults")
     for name, server in (("no faults", far), ("faults", faulty)):
-        run = ours(server, bucket, passes=LONG)
+        run = ours(server, bucket, LONG)
         race.add(name, run, MEGABYTES * LONG)
     race.run(rounds=3).publish("obstore")
     print(stores.statistics())

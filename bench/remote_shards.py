@@ -1,0 +1,190 @@
+"""An epoch over shards on a real S3 server 40 ms away, by a line of 1 Gbit/s: ours beside WebDataset and Mosaic.
+
+Two workers each. Bare is what concurrent range requests of obstore reach for the same bytes. Needs the servers of the
+tests: scripts/system-packages --test.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import obstore
+from obstore.store import S3Store
+
+import feedline as fl
+from harness import Contest
+from images.environments import ENVIRONMENTS, ROOT
+from remote_servers import GIGABIT, LATENCY_S, S3, proxied, radosgw
+
+PEERS = Path(__file__).parent / "remote_peers"
+SHARDS, SAMPLES_EACH, NBYTES = 12, 300, 110_000
+SAMPLES, BATCH, WORKERS = SHARDS * SAMPLES_EACH, 64, 2
+MEGABYTES = SAMPLES * NBYTES / 1e6
+AT_ONCE, RANGE = 32, 1 << 20
+
+
+def write_tars(folder: Path) -> None:
+    """Tars as WebDataset's writer makes them: a member of random bytes and one with a label for each sample."""
+    folder.mkdir(parents=True)
+    rng = random.Random(0)
+    for shard in range(SHARDS):
+        with tarfile.open(folder / f"train-{shard:03}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+            for number in range(SAMPLES_EACH):
+                for ending, data in (("bin", rng.randbytes(NBYTES)), ("cls", b"%d" % rng.randrange(1000))):
+                    member = tarfile.TarInfo(f"{shard:03}{number:05}.{ending}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+
+
+def uploaded(server: S3, folder: Path) -> str:
+    """A bucket with all files of a folder."""
+    return server.bucket({str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*")})
+
+
+def bare(server: S3, bucket: str) -> Callable[[], None]:
+    store = _opened(server, bucket)
+    sizes = {meta["path"]: meta["size"] for meta in obstore.list(store, "tars").collect()}
+    places = [(path, start) for path, size in sizes.items() for start in range(0, size, RANGE)]
+
+    def read(place: tuple[str, int]) -> int:
+        path, start = place
+        return len(obstore.get_range(store, path, start=start, end=min(start + RANGE, sizes[path])))
+
+    def run() -> None:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            assert sum(pool.map(read, places)) == sum(sizes.values())
+
+    return run
+
+
+def ours(server: S3, bucket: str, method: str, cache: Callable[[], Path | None]) -> Callable[[], None]:
+    """The index of the tars is there after the first time."""
+    keys = {name: fl.stores.FromEnv(f"BENCH_{name.upper()}") for name in ("access_key_id", "secret_access_key")}
+    options = {**server.options, **keys}  # secrets do not travel to worker processes
+
+    def run() -> None:
+        os.environ.update({f"BENCH_{name.upper()}": server.options[name] for name in keys})
+        dataset = fl.datasets.TarShards(
+            f"s3://{bucket}/tars/train-*.tar", ("bin", "cls"), decoders={"bin": bytes}, cache=cache(), options=options
+        )
+        order = fl.samplers.ShardShuffled(dataset.shard_sizes, 0, 4)
+        with fl.DataLoader(
+            dataset,
+            BATCH,
+            sampler=order,
+            num_workers=WORKERS,
+            collate_fn=list,
+            worker_method=method,  # type: ignore[arg-type]
+        ) as loader:
+            assert sum(map(len, loader)) == SAMPLES
+
+    return run
+
+
+def without_index(server: S3, bucket: str, folder: Path) -> Callable[[], None]:
+    """The very first time: to find the samples, the tars are read into the cache."""
+
+    def run() -> None:
+        before = os.environ["XDG_CACHE_HOME"]
+        os.environ["XDG_CACHE_HOME"] = str(folder / uuid4().hex)
+        try:
+            ours(server, bucket, "thread", lambda: folder / uuid4().hex)()
+        finally:
+            os.environ["XDG_CACHE_HOME"] = before
+
+    return run
+
+
+def peer(environment: str, script: str, server: S3, task: Callable[[], dict[str, Any]]) -> Callable[[], float]:
+    """Megabytes a second of an epoch in the peer's own environment; its imports are not counted, its workers are."""
+    there = ENVIRONMENTS[environment]
+    there.make()
+    keys = {"AWS_ACCESS_KEY_ID": server.access_key_id, "AWS_SECRET_ACCESS_KEY": server.secret_access_key}
+    variables = {**there.surroundings(), **keys, "S3_ENDPOINT_URL": server.endpoint, "AWS_REGION": "us-east-1"}
+
+    def measure() -> float:
+        command = [str(there.python), str(PEERS / script), json.dumps({**task(), "batch": BATCH, "workers": WORKERS})]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return MEGABYTES / float(json.loads(done.stdout.splitlines()[-1])["seconds"])
+
+    return measure
+
+
+def signed(server: S3, bucket: str) -> list[str]:
+    """URLs by which anybody may read the tars for an hour."""
+    paths = [f"tars/train-{shard:03}.tar" for shard in range(SHARDS)]
+    return list(obstore.sign(_opened(server, bucket), "GET", paths, timedelta(hours=1)))
+
+
+def _opened(server: S3, bucket: str) -> Any:
+    options = {**server.options, "region": "us-east-1"}
+    return S3Store(bucket, config=options, client_options={"allow_http": True})
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(dir=ROOT / "build") as name, radosgw(Path(name, "ceph")) as server:
+        folder = Path(name)
+        write_tars(folder / "data" / "tars")
+        mosaic = ENVIRONMENTS["mosaic"]
+        mosaic.make()
+        command = [
+            str(mosaic.python),
+            str(PEERS / "write_shards.py"),
+            str(folder / "data/tars"),
+            str(folder / "data/mds"),
+        ]
+        subprocess.run(command, check=True, env=mosaic.surroundings())
+        bucket = uploaded(server, folder / "data")
+        with proxied(server, latency_s=LATENCY_S, nbytes_per_s=GIGABIT) as far:
+            compare(far, bucket, folder)
+
+
+def compare(far: S3, bucket: str, folder: Path) -> None:
+    race = Contest("an epoch of tars from S3 40 ms away, cold", unit="MB/s", baseline="bare range requests")
+    race.add("bare range requests", bare(far, bucket), MEGABYTES)
+    for method in ("thread", "process"):
+        cold = lambda: folder / uuid4().hex  # noqa: E731
+        race.add(f"feedline, {method}s, cold cache", ours(far, bucket, method, cold), MEGABYTES)
+    race.add("feedline, threads, cold cache, no index", without_index(far, bucket, folder), MEGABYTES)
+    race.add("feedline, threads, no cache", ours(far, bucket, "thread", lambda: None), MEGABYTES)
+    urls = signed(far, bucket)
+    race.measure(
+        "WebDataset, pipe:curl", peer("torch", "webdataset_tars.py", far, lambda: {"urls": urls, "samples": SAMPLES})
+    )
+    shards = lambda: {"remote": f"s3://{bucket}/mds", "local": str(folder / uuid4().hex), "samples": SAMPLES}  # noqa: E731
+    race.measure("Mosaic, its own shards", peer("mosaic", "mosaic_shards.py", far, shards))
+    race.run(rounds=3, warm_up=1).publish("obstore")
+    warm = folder / "warm"
+    ours(far, bucket, "thread", lambda: warm)()
+    race = Contest("an epoch of tars from a warm cache", unit="MB/s", baseline="local tars")
+    race.add("local tars", local(folder / "data" / "tars"), MEGABYTES)
+    race.add("feedline, warm cache", ours(far, bucket, "thread", lambda: warm), MEGABYTES)
+    race.run(rounds=5, warm_up=1).publish("obstore")
+
+
+def local(folder: Path) -> Callable[[], None]:
+    def run() -> None:
+        dataset = fl.datasets.TarShards(folder, ("bin", "cls"), decoders={"bin": bytes})
+        order = fl.samplers.ShardShuffled(dataset.shard_sizes, 0, 4)
+        with fl.DataLoader(dataset, BATCH, sampler=order, num_workers=WORKERS, collate_fn=list) as loader:
+            assert sum(map(len, loader)) == SAMPLES
+
+    return run
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("XDG_CACHE_HOME", str(ROOT / "build" / "bench"))
+    main()
