@@ -63,19 +63,25 @@ class Lookahead:
 
 
 class Ahead:
-    """An iterator of requests that has threads fetch, into the caches of the dataset, what later ones want."""
+    """An iterator of requests that has threads fetch, into the caches of the dataset, what later ones want.
+
+    They begin once the first request was asked for.
+    """
 
     def __init__(self, requests: Iterator[Any], wants: Wants) -> None:
         self._lookahead, self._wants = Lookahead(requests), wants
         prefetch = import_module("feedline.stores.cache.prefetch")  # only datasets with stores come here
         self._orders = prefetch.Orders(self._drawn(), ahead_nbytes=1, threads=_THREADS)
-        self._orders.start()
+        self._begun = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         request, seen = self._lookahead.taken()
+        if not self._begun:  # not before: the sampler draws its order with the first request, in the thread that asks
+            self._begun = True
+            self._orders.start()
         if seen:
             self._orders.advance()
         return request

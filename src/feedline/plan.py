@@ -56,7 +56,8 @@ class Plan:
         """Whether requests may be drawn long before they are due: a foreign sampler may decide from batch to batch."""
         if isinstance(self.sampler, Listed):
             sampler = self.sampler.sampler
-            return type(sampler) is RandomSampler and not sampler.replacement  # all of it is drawn at once
+            # All of it is drawn at once, and nobody else draws from its generator.
+            return type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is None
         return self.sampler is not None
 
     def length(self) -> int:
