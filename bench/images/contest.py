@@ -36,7 +36,6 @@ from images.roster import BASELINE, EVENTS, WORKERS, Entrant, Event
 from images.weigh import MIB
 
 ROUNDS = 5
-QUICK_BATCHES = 2 * WORKERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def run(event: Event, options: Options) -> dict[str, Any]:
     """One contest from the start of its processes to its figures."""
     told, absent = prepared(event.corpus), Absent()
     sizes = ready(event, options, absent)
-    task = event.task(QUICK_BATCHES if options.quick else None)
+    task = event.task(2 * event.workers if options.quick else None)
     with ExitStack() as stack:
         processes = [stack.enter_context(Contestant(entrant, task, told)) for entrant in sizes]
         present = _weighed_in(processes, absent)

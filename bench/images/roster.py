@@ -101,13 +101,14 @@ class Event:
     images: int
     without: frozenset[str] = frozenset()
     """Names of those who stay away."""
+    workers: int = WORKERS
 
     def task(self, batches: int | None = None) -> Task:
         """The work of one turn, or of one with only so many batches."""
         images = self.images if batches is None else min(self.images, batches * self.batch)
         return Task(
             str(self.corpus.root), self.corpus.pictures, self.recipe, self.size, self.scale, self.output,
-            self.batch, images, WORKERS,
+            self.batch, images, self.workers,
         )  # fmt: skip
 
     def entrants(self, only: Iterable[str] = ()) -> list[Entrant]:
@@ -126,12 +127,21 @@ NOT_LARGE = frozenset({
     "SPDL, its own decoder",  # what these add to a decoder counts for nothing here, and their turns are long
 })  # fmt: skip
 
+MANY = frozenset(entrant.name for entrant in ENTRANTS) - {
+    BASELINE, "DALI on the CPU", "Mosaic Streaming + PIL", "LitData + PIL",
+    "feedline, threads", "feedline, processes", "feedline, tar shards",
+}  # fmt: skip
+
 _SMALL, _LARGE, _TINY = CORPORA["500x375"], CORPORA["12-megapixel"], CORPORA["64x64"]
 
 EVENTS = (
     Event(
         "images 500x375, uint8", "500 × 375: random resized crop to 224, uint8",
         _SMALL, "random", WHOLE, 224, "uint8", 256, 1536,
+    ),
+    Event(
+        "images 500x375, 8 workers", "500 × 375 with 8 workers each, on two cores: what is compared is memory",
+        _SMALL, "random", WHOLE, 224, "uint8", 256, 4096, MANY, 8,
     ),
     Event(
         "images 500x375, float32", "500 × 375: random resized crop to 224, normalised float32",

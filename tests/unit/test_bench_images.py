@@ -90,7 +90,7 @@ def test_entrants_can_be_told_apart_and_have_what_they_name() -> None:
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
 def test_a_turn_is_the_same_number_of_whole_batches_for_each_worker(event: Any) -> None:
-    for task in (event.task(), event.task(4)):
+    for task in (event.task(), event.task(2 * event.workers)):
         assert task.images % (task.batch * task.workers) == 0
         assert Task.loads(task.dumps()) == task
 
