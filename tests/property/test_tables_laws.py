@@ -114,6 +114,7 @@ def test_what_pyarrow_writes_is_read_back_equal(tmp_path: Path, table: Any, grou
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")  # of datasets: float64 to float32
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")  # of theirs, once a program
 @settings(suppress_health_check=FRESH, max_examples=20)
 @given(table=tables(), data=st.data())
 def test_what_datasets_writes_is_read_back_equal(tmp_path_factory: Any, table: Any, data: Any) -> None:

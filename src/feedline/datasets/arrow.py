@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
+from feedline.datasets.arrow_objects import ArrowObjects
 from feedline.datasets.chunks import table_chunk
 from feedline.datasets.columns import Nulls
-from feedline.datasets.kinds import Struct, difference, kinds_of, pyarrow
-from feedline.datasets.paths import Paths, Version, matching, refuse_changed, version
+from feedline.datasets.descriptions import place_of
+from feedline.datasets.files import Pathlike
+from feedline.datasets.kept_chunks import CACHE_NBYTES, KeptChunks
+from feedline.datasets.kinds import Struct, kinds_of, pyarrow, refuse_different
+from feedline.datasets.paths import Version, find, listed, refuse_changed, version
 from feedline.datasets.spans import Int64s
 from feedline.datasets.tables import ChunkRows, TableDataset
 from feedline.errors import SampleError
-from feedline.rows import Empty
+from feedline.rows import Empty, within
+from feedline.stores import Cache, CachedStore, Want
+from feedline.stores.addresses import absolute
+from feedline.stores.blobs import Blobs
+
+_WHAT = "datasets.Arrow"
 
 
 class Arrow(TableDataset):
     """Rows of Arrow IPC files or streams (Feather 2, and the cache files of Hugging Face, too), or of a table.
 
-    `source` is a path, a folder of `.arrow` files, a glob or brace pattern, a list of them, or a `pyarrow.Table`.
-    Samples are dicts by column: see `Parquet` for what the types become, and for `nulls`. Files are memory-mapped and
-    read in place; compressed ones are decompressed into memory when they are opened. Record batches are the shards.
-    Pickles by path; a table in memory by its buffers, out of band where the pickler can.
+    `source` is a path or address, a folder of `.arrow` files, a glob or brace pattern, a list of them, or a
+    `pyarrow.Table`. Samples are dicts by column: see `Parquet` for what the types become, and for `nulls`. Files are
+    memory-mapped and read in place; compressed ones are decompressed into memory when they are opened. Record batches
+    are the shards. Pickles by path; a table in memory by its buffers, out of band where the pickler can.
+
+    Of objects in stores whole record batches are read, all those of a batch at once, through `cache` if it is given,
+    and kept per process within `cache_nbytes`; `options` are those of `open_store`. Where record batches lie is kept
+    on this machine, in the folder `index`.
     """
 
     def __init__(
@@ -35,36 +49,76 @@ class Arrow(TableDataset):
         *,
         nulls: Any = "raise",
         transform: Transform | None = None,
+        cache_nbytes: int = CACHE_NBYTES,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
+        index: Pathlike | None = None,
     ) -> None:
-        arrow = pyarrow("datasets.Arrow")
-        self._source = _Table(source) if isinstance(source, arrow.Table) else _Files(source)
-        self.kind = self._source.kind(columns)
-        self._nulls = Nulls(nulls)
-        self._nulls.check(self.kind)
-        sizes = [batch.num_rows for batch in self._source.batches(columns)]
-        super().__init__(np.array(sizes, np.int64), transform)
+        checked = Nulls(nulls)
+        self._objects: ArrowObjects | None = None
+        self._rows: _InPlace | KeptChunks
+        found = _found(source, cache, options)
+        if isinstance(found, Blobs):
+            place = place_of("arrow", map(absolute, listed(source)), index)
+            self._objects = ArrowObjects(found, columns, place)
+            self.kind, sizes = self._objects.kind, self._objects.sizes
+            self._rows = KeptChunks(self._objects, checked, cache_nbytes)
+        else:
+            self.kind = found.kind(columns)
+            sizes = np.array([batch.num_rows for batch in found.batches(columns)], np.int64)
+            self._rows = _InPlace(found, self.kind, sizes, checked)
+        checked.check(self.kind)
+        super().__init__(sizes, transform)
+
+    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, Want]]:
+        """What reading these samples will want from which cache, so that a loader can fetch it before."""
+        if self._objects is None:
+            return []
+        which, _ = self._places(within(indices, len(self), type(self).__name__))
+        return self._objects.wants(np.unique(which).tolist())
+
+    def _samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
+        return self._rows.samples(which, rows) if len(rows) else []
+
+    def _batch(self, which: Int64s, rows: Int64s, empty: Empty) -> Any:
+        return self._rows.batch(which, rows, empty)
+
+
+class _InPlace:
+    """Rows of all record batches of a table or of mapped files, opened on first use and again where it is unpickled."""
+
+    def __init__(self, source: _Table | _Files, kind: Struct, sizes: Int64s, nulls: Nulls) -> None:
+        self._source, self._kind, self._nulls = source, kind, nulls
+        self._bounds = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
         self._rows: ChunkRows | None = None
+
+    def samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
+        return self._opened().samples(which, rows)
+
+    def batch(self, which: Int64s, rows: Int64s, empty: Empty) -> Any:
+        return self._opened().batch(which, rows, empty)
 
     def _opened(self) -> ChunkRows:
         rows = self._rows
         if rows is None:
-            names = [name for name, _ in self.kind.fields]
-            chunks = [table_chunk(self.kind, batch) for batch in self._source.batches(names)]
-            rows = ChunkRows(self.kind, chunks, self._nulls, self._locate)
+            names = [name for name, _ in self._kind.fields]
+            chunks = [table_chunk(self._kind, batch) for batch in self._source.batches(names)]
+            rows = ChunkRows(self._kind, chunks, self._nulls, self._locate)
             self._rows = rows  # two threads may both have opened the files: either result serves
         return rows
-
-    def _samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
-        return self._opened().samples(which, rows) if len(rows) else []
-
-    def _batch(self, which: Int64s, rows: Int64s, empty: Empty) -> Any:
-        return self._opened().batch(which, rows, empty)
 
     def _locate(self, chunk: int, row: int) -> str:
         return self._source.locate(chunk, row, self._bounds)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rows": None}
+
+
+def _found(source: Any, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _Table | _Files | Blobs:
+    if isinstance(source, pyarrow(_WHAT).Table):
+        return _Table(source)
+    blobs = find(source, "**/*.arrow", cache=cache, options=options)
+    return _Files(blobs.names) if blobs.is_local else blobs
 
 
 class _Table:
@@ -89,8 +143,8 @@ class _Table:
 class _Files:
     """Arrow files by absolute path, mapped on first use and again where they are unpickled."""
 
-    def __init__(self, paths: Paths) -> None:
-        self.paths = matching(paths, "**/*.arrow")
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = paths
         self._versions = [version(path) for path in self.paths]
         self._tables: list[list[Any]] | None = None
         self._counts = list(accumulate((len(batches) for batches in self._mapped()), initial=0))
@@ -116,27 +170,9 @@ class _Files:
         return {**self.__dict__, "_tables": None}
 
 
-def refuse_different(kinds: Sequence[Struct], paths: Sequence[str]) -> None:
-    """Raise `SampleError` naming both files and the column where files do not have the same columns."""
-    for kind, path in zip(kinds, paths, strict=True):
-        if [name for name, _ in kind.fields] != [name for name, _ in kinds[0].fields]:
-            ours, theirs = ({name for name, _ in each.fields} for each in (kinds[0], kind))
-            raise SampleError(
-                f"{path} and {paths[0]} do not have the same columns: {', '.join(sorted(ours ^ theirs)) or 'the order'}"
-                " differs; name those that all files have with columns=[...]"
-            )
-        unlike = difference(kinds[0], kind)
-        if unlike is not None:
-            name, one, other = unlike
-            raise SampleError(
-                f"column {name!r} is {one} in {paths[0]}, but {other} in {path}; write one of them again with the"
-                " type of the other, or read them as two datasets"
-            )
-
-
 def _reader(path: str) -> Any:
     """The reader of a file or a stream in a memory map."""
-    arrow = pyarrow("datasets.Arrow")
+    arrow = pyarrow(_WHAT)
     try:
         mapped = arrow.memory_map(path)
         is_file = mapped.size() >= 8 and mapped.read(6) == b"ARROW1"
@@ -152,7 +188,7 @@ def _schema(path: str) -> Any:
 
 def _batches(path: str, was: Version) -> list[Any]:
     refuse_changed(path, was, version(path))
-    arrow = pyarrow("datasets.Arrow")
+    arrow = pyarrow(_WHAT)
     try:
         return [batch for batch in _reader(path).read_all().to_batches() if batch.num_rows]
     except (arrow.ArrowInvalid, OSError, EOFError) as error:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from feedline import extras
-from feedline.errors import ArgumentError
+from feedline.errors import ArgumentError, SampleError
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,25 @@ def kinds_of(schema: Any, columns: Iterable[str] | None, source: str) -> Struct:
     return Struct(tuple((name, kind_of(schema.field(name).type, name)) for name in names))
 
 
-def difference(expected: Struct, found: Struct) -> tuple[str, Kind, Kind] | None:
+def refuse_different(kinds: Sequence[Struct], paths: Sequence[str]) -> None:
+    """Raise `SampleError` naming both files and the column where files do not have the same columns."""
+    for kind, path in zip(kinds, paths, strict=True):
+        if [name for name, _ in kind.fields] != [name for name, _ in kinds[0].fields]:
+            ours, theirs = ({name for name, _ in each.fields} for each in (kinds[0], kind))
+            raise SampleError(
+                f"{path} and {paths[0]} do not have the same columns: {', '.join(sorted(ours ^ theirs)) or 'the order'}"
+                " differs; name those that all files have with columns=[...]"
+            )
+        unlike = _difference(kinds[0], kind)
+        if unlike is not None:
+            name, one, other = unlike
+            raise SampleError(
+                f"column {name!r} is {one} in {paths[0]}, but {other} in {path}; write one of them again with the"
+                " type of the other, or read them as two datasets"
+            )
+
+
+def _difference(expected: Struct, found: Struct) -> tuple[str, Kind, Kind] | None:
     """The first column whose kinds differ, or None; both have the same columns in the same order."""
     for (name, one), (_, other) in zip(expected.fields, found.fields, strict=True):
         if one != other:

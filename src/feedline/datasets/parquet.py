@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline import collate
 from feedline.datasets.arrays import Transform
 from feedline.datasets.chunks import StructChunk
 from feedline.datasets.columns import Nulls
+from feedline.datasets.descriptions import place_of
+from feedline.datasets.files import Pathlike
+from feedline.datasets.hive import Partitions
+from feedline.datasets.kept_chunks import CACHE_NBYTES, KeptChunks
+from feedline.datasets.kinds import pyarrow
 from feedline.datasets.once import OnceCache
-from feedline.datasets.paths import Paths
+from feedline.datasets.parquet_files import WHAT, Files, FilesystemFiles, StoredFiles, refuse_two_readers
+from feedline.datasets.parquet_footers import Footers
+from feedline.datasets.paths import Paths, find, listed
+from feedline.datasets.row_filters import Filters
 from feedline.datasets.row_groups import RowGroups
 from feedline.datasets.spans import Int64s
-from feedline.datasets.tables import ChunkRows, TableDataset
-from feedline.per_process import PerProcess
-from feedline.rows import Empty
-
-CACHE_NBYTES = 1 << 29
+from feedline.datasets.tables import TableDataset
+from feedline.rows import Empty, within
+from feedline.stores import Cache, CachedStore, Want
+from feedline.stores.addresses import absolute
 
 
 class Parquet(TableDataset):
     """Rows of Parquet files as samples: dicts by column, with the dtypes that are stored.
 
-    `paths` is a path, a folder of `.parquet` files, a glob or brace pattern, or a list of them; with `filesystem` (of
-    `pyarrow.fs`), paths within it. Numbers, booleans, times (the integers stored: days, microseconds, ...) and
-    decimals (as float64) become tensors; lists of numbers tensors of one dimension more; texts `str` and `bytes`;
-    structs dicts; other lists stay lists. `nulls` says what stands for missing values: "raise", "nan", a value, or a
-    dict of these by column. `filters` are pyarrow's `[("year", ">", 2020), ...]`, all of which must hold, or a list of
-    such lists, one of which must.
+    `paths` is a path or address, a folder of `.parquet` files, a glob or brace pattern, or a list of them; with
+    `filesystem` (of `pyarrow.fs`), paths within it. Numbers, booleans, times (the integers stored: days, microseconds,
+    ...) and decimals (as float64) become tensors; lists of numbers tensors of one dimension more; texts `str` and
+    `bytes`; structs dicts; other lists stay lists. Folders named `year=2024` make a column more. `nulls` says what
+    stands for missing values: "raise", "nan", a value, or a dict of these by column. `filters` are pyarrow's
+    `[("year", ">", 2020), ...]`, all of which must hold, or a list of such lists, one of which must; of row groups that
+    cannot match, by their folders or statistics, nothing is read.
 
     Row groups are the shards. One is decoded whole when a row of it is needed; decoded ones are kept, per process,
     within `cache_nbytes`. So any order is fast while the decoded columns fit there; for larger data
     `samplers.ShardShuffled(dataset.shard_sizes, seed, window)` decodes each row group about once.
+
+    Of objects in stores only the chosen columns are read, those of all row groups of a batch at once, through `cache`
+    if it is given; `options` are those of `open_store`. Their footers are kept on this machine, in the folder `index`.
     """
 
     def __init__(
@@ -49,67 +59,49 @@ class Parquet(TableDataset):
         transform: Transform | None = None,
         cache_nbytes: int = CACHE_NBYTES,
         filesystem: Any = None,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
+        index: Pathlike | None = None,
     ) -> None:
-        self._groups = RowGroups(paths, columns, filesystem)
+        pyarrow(WHAT)
+        refuse_two_readers(filesystem, cache=cache, options=options)
+        given = [os.fspath(path) for path in listed(paths)]
+        files: Files
+        if filesystem is None:
+            files = StoredFiles(find(paths, "**/*.parquet", cache=cache, options=options))
+        else:
+            files = FilesystemFiles(filesystem, paths)
+        wanted = None if filters is None else Filters(filters)
+        footers = Footers(files, place_of("parquet", map(absolute, given), index))
+        self._groups = RowGroups(files, footers, Partitions(files.names, given), columns, wanted)
         self.kind = self._groups.kind
-        self._nulls = Nulls(nulls)
-        self._nulls.check(self.kind)
-        self._cache_nbytes = cache_nbytes
+        checked = Nulls(nulls)
+        checked.check(self.kind)
+        self._kept = KeptChunks(self._groups, checked, cache_nbytes)
         self._chosen: NDArray[np.int32] | None = None
         sizes = self._groups.sizes
-        if filters is not None:
-            chosen = [self._groups.rows_where(group, filters) for group in range(len(sizes))]
+        if wanted is not None:
+            chosen = self._groups.rows_where(wanted)
             sizes = np.array([len(rows) for rows in chosen], np.int64)
             self._chosen = np.concatenate([np.empty(0, np.int32), *chosen])
         super().__init__(sizes, transform)
-        self._cache: PerProcess[OnceCache[int, StructChunk]] = PerProcess(partial(OnceCache, cache_nbytes))
 
     @property
     def decoded(self) -> OnceCache[int, StructChunk]:
         """The decoded row groups of this process, by number: their bytes, and how many were decoded so far."""
-        return self._cache()
+        return self._kept.decoded
+
+    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, Want]]:
+        """What reading these samples will want from which cache, so that a loader can fetch it before."""
+        which, _ = self._places(within(indices, len(self), type(self).__name__))
+        return self._groups.wants(np.unique(which).tolist())
 
     def _places(self, inside: Int64s) -> tuple[Int64s, Int64s]:
         which, rows = super()._places(inside)
         return which, rows if self._chosen is None else self._chosen[inside].astype(np.int64)
 
     def _samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
-        samples: list[Any] = [None] * len(rows)
-        for places, chunk_rows, local in self._runs(which):
-            found = chunk_rows.samples(local, rows[places])
-            for place, sample in zip(places.tolist(), found, strict=True):
-                samples[place] = sample
-        return samples
+        return self._kept.samples(which, rows)
 
     def _batch(self, which: Int64s, rows: Int64s, empty: Empty) -> Any:
-        samples: list[Any] = [None] * len(rows)
-        for places, chunk_rows, local in self._runs(which):
-            if len(places) == len(rows):
-                return chunk_rows.batch(local, rows, empty)
-            found = chunk_rows.samples(local, rows[places])
-            for place, sample in zip(places.tolist(), found, strict=True):
-                samples[place] = sample
-        return collate.default(samples, empty=empty)
-
-    def _runs(self, which: Int64s) -> Iterator[tuple[Int64s, ChunkRows, Int64s]]:
-        """Which rows can be taken now, from what, and the chunk of each therein: as many row groups at a time as fit.
-
-        Those that are kept come first, lest they make room for others and be decoded again.
-        """
-        decoded, touched = self.decoded, np.unique(which).tolist()
-        held: dict[int, StructChunk] = {}
-        for number, group in enumerate(sorted(touched, key=lambda group: group not in decoded), start=1):
-            held[group] = decoded.get(group, partial(self._groups.decoded, group))
-            if number == len(touched) or sum(chunk.nbytes for chunk in held.values()) >= self._cache_nbytes:
-                yield self._run(which, held)
-                held = {}
-
-    def _run(self, which: Int64s, held: dict[int, StructChunk]) -> tuple[Int64s, ChunkRows, Int64s]:
-        groups = np.array(sorted(held), np.int64)
-        places = np.flatnonzero(np.isin(which, groups))
-        locate = partial(self._locate, groups.tolist())
-        rows = ChunkRows(self.kind, [held[group] for group in groups.tolist()], self._nulls, locate)
-        return places, rows, np.searchsorted(groups, which[places])
-
-    def _locate(self, groups: Sequence[int], chunk: int, row: int) -> str:
-        return self._groups.locate(groups[chunk], row)
+        return self._kept.batch(which, rows, empty)

@@ -1,0 +1,360 @@
+"""Parquet and Arrow in stores: sample for sample what the same files give on this machine."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+import feedline as fl
+from feedline import stores
+from feedline.datasets import Arrow, Parquet
+from feedline.datasets.descriptions import key_of
+from feedline.datasets.sidecars import SideCarWarning
+from feedline.errors import ArgumentError, SampleError
+from feedline.stores.foreign import ForeignStore
+from feedline.tree import leaves
+from recorder import Recorder
+
+N = 300
+TABLE = pa.table(
+    {
+        "x": np.arange(N, dtype=np.float32),
+        "s": [f"text {i}" for i in range(N)],
+        "n": [{"a": i, "b": [i] * (i % 3)} for i in range(N)],
+        "v": pa.FixedSizeListArray.from_arrays(pa.array(np.arange(2 * N, dtype=np.int16)), 2),
+        "wide": [bytes(range(200)) * 40] * N,
+    }
+)
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    pairs = list(zip(leaves(ours), leaves(theirs), strict=True))
+    return type(ours) is type(theirs) and all(
+        a.dtype == b.dtype and torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs
+    )
+
+
+def parquet(table: Any = TABLE, **options: Any) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(table, file, **{"row_group_size": 40, "compression": "none", "use_dictionary": ["s"], **options})
+    return file.getvalue()
+
+
+def arrow(table: Any = TABLE, *, stream: bool = False, rows: int = 40, compression: str | None = None) -> bytes:
+    file = io.BytesIO()
+    new = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with new(file, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return file.getvalue()
+
+
+WRITERS: dict[str, tuple[type, str, Callable[[Any], bytes]]] = {
+    "parquet": (Parquet, "parquet", parquet),
+    "file": (Arrow, "arrow", arrow),
+    "stream": (Arrow, "arrow", lambda table: arrow(table, stream=True)),
+    "compressed": (Arrow, "arrow", lambda table: arrow(table, compression="zstd")),
+}
+
+
+class Bucket:
+    """A store in memory, and a folder with the same content."""
+
+    def __init__(self, folder: Path) -> None:
+        self.system = fsspec.filesystem("memory")
+        self.address, self.folder = "memory://bucket", folder
+
+    def put(self, path: str, data: bytes) -> None:
+        self.system.pipe(f"/bucket/{path}", data)
+        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / path).write_bytes(data)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    made = Bucket(tmp_path / "files")
+    yield made
+    if made.system.exists("/bucket"):
+        made.system.rm("/bucket", recursive=True)
+
+
+@pytest.fixture(params=WRITERS)
+def written(request: pytest.FixtureRequest, bucket: Bucket) -> type:
+    """Two files of the kind in the bucket, and the dataset that reads them."""
+    dataset, suffix, write = WRITERS[request.param]
+    bucket.put(f"0.{suffix}", write(TABLE.slice(0, 170)))
+    bucket.put(f"1.{suffix}", write(TABLE.slice(170)))
+    return dataset
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["direct", "cached"])
+def test_all_that_the_files_give(written: type, bucket: Bucket, cached: bool, tmp_path: Path) -> None:
+    arguments: Any = {"cache": stores.Cache(tmp_path / "cache", piece_nbytes=4096)} if cached else {}
+    local, remote = written(bucket.folder), written(bucket.address, **arguments)
+    order = np.random.default_rng(0).permutation(N)
+    assert remote.shard_sizes.tolist() == local.shard_sizes.tolist()
+    assert same(remote.__getitems__(order.tolist()), local.__getitems__(order.tolist()))
+    chosen, empty = written(bucket.address, ["v", "x"], **arguments), Recorder()
+    batch = chosen.gather(order[:64], empty)
+    assert same(batch, default_collate([written(bucket.folder, ["v", "x"])[i] for i in order[:64].tolist()]))
+    assert empty.holds(batch)
+    assert same(pickle.loads(pickle.dumps(remote))[-1], local[-1])
+
+
+def test_through_the_loader(written: type, bucket: Bucket, tmp_path: Path) -> None:
+    remote = written(bucket.address, ["x"], cache=tmp_path / "cache", cache_nbytes=100)
+    with fl.DataLoader(remote, 32, shuffle=True, seed=1, num_workers=2, worker_method="thread") as loader:
+        ours = [batch["x"] for batch in loader]
+    with fl.DataLoader(written(bucket.folder, ["x"]), 32, shuffle=True, seed=1) as loader:
+        assert all(torch.equal(a, b["x"]) for a, b in zip(ours, loader, strict=True))
+
+
+def test_it_is_opened_again_without_a_request_for_content(written: type, bucket: Bucket) -> None:
+    written(bucket.address)
+    before = stores.statistics().nbytes
+    assert len(written(bucket.address)) == N
+    assert stores.statistics().nbytes == before
+
+
+def test_one_new_object_is_all_that_is_looked_into(bucket: Bucket) -> None:
+    bucket.put("a.parquet", parquet(TABLE.slice(0, 50)))
+    bucket.put("b.parquet", parquet(TABLE.slice(50, 50)))
+    Parquet(bucket.address)
+    bucket.put("c.parquet", parquet(TABLE.slice(100, 3)))
+    bucket.put("a.parquet", parquet(TABLE.slice(7, 1)))
+    before = stores.statistics().nbytes
+    dataset = Parquet(bucket.address, ["x"])
+    assert stores.statistics().nbytes - before < 2 * 70_000
+    assert [dataset[i]["x"].item() for i in (0, 1, -1)] == [7, 50, 102]
+
+
+def test_an_index_that_is_damaged_or_gone_is_made_again(written: type, bucket: Bucket, tmp_path: Path) -> None:
+    dataset = written(bucket.address, ["x"], index=tmp_path / "here")
+    (index,) = (tmp_path / "here").iterdir()
+    index.unlink()
+    assert pickle.loads(pickle.dumps(dataset))[200]["x"].item() == 200
+    for damaged in (b"", b"nonsense", b"feedline arrays\n" + bytes(200)):
+        index.write_bytes(damaged)
+        assert written(bucket.address, ["x"], index=tmp_path / "here")[5]["x"].item() == 5
+        assert len(index.read_bytes()) > 300
+
+
+def test_what_has_no_version_is_kept_in_no_index() -> None:
+    assert key_of("ftp://host/a.parquet", stores.ObjectInfo("a.parquet", 5, "5 bytes")) is None
+    keys = {key_of("s3://bucket/a.parquet", stores.ObjectInfo("a.parquet", 5, version)) for version in ("x", "y")}
+    assert len(keys) == 2
+
+
+def test_where_no_index_can_be_written_a_warning_says_so(written: type, bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_bytes(b"")
+    with pytest.warns(SideCarWarning, match=r"the index .*taken/.* could not be written .* give index="):
+        dataset = written(bucket.address, ["x"], index=tmp_path / "taken")
+    assert dataset[299]["x"].item() == 299
+    assert pickle.loads(pickle.dumps(dataset))[299]["x"].item() == 299
+
+
+def test_only_the_chosen_columns_are_read(bucket: Bucket) -> None:
+    bucket.put("a.parquet", parquet(row_group_size=150))
+    dataset = Parquet(bucket.address, ["x", "n"])
+    before = stores.statistics()
+    dataset.__getitems__([0, 299])
+    after = stores.statistics()
+    assert after.nbytes - before.nbytes < 20_000 < len(parquet()) // 100
+    assert dataset.decoded.made == 2
+
+
+def test_what_a_batch_needs_is_asked_for_at_once(
+    written: type, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, fetch = written(bucket.address, ["x"]), ForeignStore._fetch
+    together = threading.Barrier(8)
+
+    def fetched(*arguments: Any) -> memoryview:
+        together.wait(timeout=30)  # breaks unless all eight come
+        return fetch(*arguments)
+
+    monkeypatch.setattr(ForeignStore, "_fetch", fetched)
+    starts = np.cumsum([0, *dataset.shard_sizes[:-1]])
+    assert len(starts) == 9
+    assert [sample["x"].item() for sample in dataset.__getitems__(starts[:8].tolist())] == starts[:8].tolist()
+
+
+def test_wants_are_what_is_read(written: type, bucket: Bucket, tmp_path: Path) -> None:
+    dataset = written(bucket.address, ["x"], cache=stores.Cache(tmp_path / "cache", piece_nbytes=4096))
+    indices = np.array([3, -1, 180, 181])
+    for store, want in dataset.wants(indices):
+        store.fill(want.path, want.start, want.stop)
+    before = stores.statistics()
+    assert [sample["x"].item() for sample in dataset.__getitems__(indices.tolist())] == [3, 299, 180, 181]
+    after = stores.statistics()
+    assert (after.nbytes, after.cache_misses) == (before.nbytes, before.cache_misses)
+    assert after.cache_hits > before.cache_hits
+
+
+def test_nothing_is_wanted_where_there_is_no_cache(written: type, bucket: Bucket, tmp_path: Path) -> None:
+    assert written(bucket.address).wants(np.arange(N)) == []
+    assert written(bucket.folder, cache=tmp_path / "cache").wants(np.arange(N)) == []
+
+
+def test_files_and_objects_mix(bucket: Bucket) -> None:
+    bucket.put("a.parquet", parquet(TABLE.slice(0, 50)))
+    bucket.put("a.arrow", arrow(TABLE.slice(0, 50)))
+    for dataset, suffix in ((Parquet, "parquet"), (Arrow, "arrow")):
+        mixed = dataset([f"{bucket.address}/a.{suffix}", bucket.folder / f"a.{suffix}"], ["x"])
+        assert [mixed[i]["x"].item() for i in (7, 57)] == [7, 7]
+
+
+def test_a_changed_object_is_refused_by_name(written: type, bucket: Bucket) -> None:
+    dataset = written(bucket.address, ["x"])
+    for path in bucket.system.find("/bucket"):
+        bucket.system.pipe(path, bucket.system.cat(path))
+    with pytest.raises(stores.ObjectChangedError, match=r"memory://bucket/1\.(parquet|arrow) changed: version"):
+        dataset[299]
+
+
+def test_a_removed_object_is_named(written: type, bucket: Bucket) -> None:
+    dataset = written(bucket.address, ["x"])
+    bucket.system.rm("/bucket", recursive=True)
+    with pytest.raises(stores.ObjectNotFoundError, match=r"memory://bucket/0\.(parquet|arrow).* no such object"):
+        dataset[0]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_what_is_not_there_is_named(bucket: Bucket, suffix: str) -> None:
+    bucket.put("other.txt", b"")
+    dataset = Parquet if suffix == "parquet" else Arrow
+    with pytest.raises(stores.ObjectNotFoundError, match=rf"memory://bucket/{suffix}/none\.x.* no such object"):
+        dataset(f"{bucket.address}/{suffix}/none.x")
+    with pytest.raises(stores.ObjectNotFoundError, match=rf"nothing in there matches \*\*/\*\.{suffix}"):
+        dataset(f"{bucket.address}/")
+    with pytest.raises(ArgumentError, match="neither obstore nor fsspec"):
+        dataset(f"nothing-like-it://bucket/x.{suffix}")
+
+
+@pytest.mark.parametrize("cut", [0, 3, 7, 9, 100, 0.5, -1, -20])
+def test_a_truncated_object_is_named(written: type, bucket: Bucket, cut: float) -> None:
+    (path,) = (path for path in bucket.system.find("/bucket") if "/1." in path)
+    data = bucket.system.cat(path)
+    bucket.system.pipe(path, data[: int(len(data) * cut) if isinstance(cut, float) else cut])
+    problem = r"memory://bucket/1\.(parquet cannot be read: it is damaged|arrow is no whole Arrow file or stream)"
+    with pytest.raises(SampleError, match=problem):
+        written(bucket.address)
+
+
+def test_a_damaged_page_is_named_with_its_row_group(bucket: Bucket) -> None:
+    data = bytearray(parquet(TABLE.select(["x"]), write_page_checksum=True, use_dictionary=False))
+    data[300] ^= 0xFF
+    bucket.put("bad.parquet", bytes(data))
+    dataset = Parquet(bucket.address)
+    assert dataset[299]["x"].item() == 299
+    with pytest.raises(SampleError, match=r"row group \d of memory://bucket/bad\.parquet cannot be read"):
+        dataset.__getitems__(range(100))
+
+
+def test_a_null_is_named_by_object_and_row(bucket: Bucket) -> None:
+    table = pa.table({"x": [1.0, 2.0, None, 4.0]})
+    bucket.put("a.parquet", parquet(table, row_group_size=2))
+    bucket.put("a.arrow", arrow(table, rows=2))
+    with pytest.raises(SampleError, match=r"memory://bucket/a\.parquet, row 2 \(row group 1\): column 'x' is null"):
+        Parquet(bucket.address)[2]
+    with pytest.raises(SampleError, match=r"memory://bucket/a\.arrow, row 2: column 'x' is null"):
+        Arrow(bucket.address)[2]
+
+
+def test_another_schema_is_named(written: type, bucket: Bucket) -> None:
+    (path,) = (path for path in bucket.system.find("/bucket") if "/1." in path)
+    write = parquet if written is Parquet else arrow
+    bucket.system.pipe(path, write(pa.table({"x": [1]})))
+    with pytest.raises(SampleError, match=r"column 'x' is .*float32.*memory://bucket/0.*int64.*memory://bucket/1"):
+        written(bucket.address, ["x"])
+
+
+def test_footers_that_are_longer_than_what_is_read_first(bucket: Bucket) -> None:
+    wide = pa.table({f"column {i}": np.arange(50) + i for i in range(120)})
+    bucket.put("wide.parquet", parquet(wide, row_group_size=5))
+    bucket.put("wide.arrow", arrow(wide, rows=5))
+    assert len(bucket.system.cat("/bucket/wide.parquet")) > 150_000
+    for dataset in (Parquet(bucket.address, ["column 77"]), Arrow(bucket.address, ["column 77"])):
+        assert [sample["column 77"].item() for sample in dataset.__getitems__([0, 49])] == [77, 126]
+
+
+def test_first_reading_is_told(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    bucket.put("a.parquet", parquet())
+    bucket.put("a.arrow", arrow(stream=True))
+    with caplog.at_level(logging.INFO, "feedline"):
+        Parquet(bucket.address)
+        Arrow(bucket.address)
+    assert "the footers of 1 Parquet files are read, the first is memory://bucket/a.parquet" in caplog.text
+    assert "memory://bucket/a.arrow is an Arrow stream, which has no table of contents" in caplog.text
+
+
+def test_an_object_without_rows_or_row_groups(bucket: Bucket) -> None:
+    for suffix, dataset, write in (("parquet", Parquet, parquet), ("arrow", Arrow, arrow)):
+        bucket.put(f"0.{suffix}", write(TABLE.slice(0, 0)))
+        assert len(dataset(bucket.address)) == 0
+        bucket.put(f"1.{suffix}", write(TABLE.slice(5, 1)))
+        assert dataset(bucket.address)[0]["x"].item() == 5
+
+
+def test_a_fork_reads_for_itself(written: type, bucket: Bucket) -> None:
+    dataset = written(bucket.address, ["x"])
+    assert dataset[0]["x"].item() == 0
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if dataset[299]["x"].item() == 299 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_two_readers_are_refused(bucket: Bucket) -> None:
+    for name, value in {"cache": "/nowhere", "options": {}}.items():
+        with pytest.raises(ArgumentError, match=f"{name}= is for paths and addresses; with filesystem="):
+            Parquet("x.parquet", filesystem=pa.fs.LocalFileSystem(), **{name: value})
+
+
+class TestDictionaries:
+    """Dictionaries of Arrow lie in messages of their own, which a batch needs as well."""
+
+    @staticmethod
+    def batches() -> list[Any]:
+        texts = [["a", "b", "a"], ["b", "c", "d"], ["e", "e", "f"]]
+        arrays = [pa.array(each).dictionary_encode() for each in texts]
+        return [pa.record_batch({"t": each, "x": pa.array([1, 2, 3])}) for each in arrays]
+
+    @pytest.mark.parametrize("deltas", [False, True], ids=["replaced", "deltas"])
+    def test_that_change_within_a_stream(self, bucket: Bucket, deltas: bool) -> None:
+        file, batches = io.BytesIO(), self.batches()
+        if deltas:
+            grown = [pa.array(list("abcdef")[:count]) for count in (2, 4, 6)]
+            codes = [[0, 1, 0], [1, 2, 3], [4, 4, 5]]
+            arrays = [
+                pa.DictionaryArray.from_arrays(pa.array(c, pa.int32()), g) for c, g in zip(codes, grown, strict=True)
+            ]
+            batches = [pa.record_batch({"t": each, "x": pa.array([1, 2, 3])}) for each in arrays]
+        options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=deltas)
+        with pa.ipc.new_stream(file, batches[0].schema, options=options) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        bucket.put("t.arrow", file.getvalue())
+        dataset = Arrow(bucket.address)
+        assert "".join(sample["t"] for sample in dataset.__getitems__(range(9))) == "ababcdeef"
+        assert dataset[8]["t"] == "f"
+        assert Arrow(bucket.folder).__getitems__([4])[0]["t"] == "c"
+
+    def test_of_a_file(self, bucket: Bucket) -> None:
+        table = pa.Table.from_batches(self.batches()).unify_dictionaries()
+        bucket.put("t.arrow", arrow(table))
+        assert "".join(sample["t"] for sample in Arrow(bucket.address).__getitems__(range(9))) == "ababcdeef"
