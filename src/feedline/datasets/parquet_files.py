@@ -10,8 +10,8 @@ from feedline import extras
 from feedline.datasets.descriptions import key_of
 from feedline.datasets.kinds import pyarrow
 from feedline.datasets.paths import Paths, Version, listed, refuse_changed, unbraced
-from feedline.datasets.sparse import Span, SparseFile
-from feedline.datasets.uncached import uncached
+from feedline.datasets.sparse import SparseFile
+from feedline.datasets.uncached import Span, uncached
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import CachedStore, StoreError, Want
 from feedline.stores.blobs import Blobs, Extent, LocalBlob, RemoteBlob

@@ -17,7 +17,7 @@ from feedline.datasets.kinds import Struct, kinds_of, pyarrow, refuse_different
 from feedline.datasets.parquet_files import WHAT, Files, naming
 from feedline.datasets.parquet_footers import Footers, Summary
 from feedline.datasets.row_filters import Filters
-from feedline.datasets.sparse import Span, joined
+from feedline.datasets.sparse import joined
 from feedline.errors import SampleError
 from feedline.per_process import PerProcess
 from feedline.stores import CachedStore, Want
