@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
+from feedline.datasets import TarShards
 from feedline.errors import ArgumentError
-from feedline.shards import ShardError, open_index
+from feedline.shards import ShardError, far_indexes, open_index
+from feedline.stores import ObjectNotFoundError, statistics
 from packing_cases import class_folders, feedline, packed
 from tar_cases import write_tar
 
@@ -101,3 +107,70 @@ def test_a_missing_index_fails_the_check_with_the_command(tmp_path: Path) -> Non
 def test_no_tars_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"hold no \.tar files"):
         feedline("index", tmp_path)
+
+
+class TestFar:
+    """Tars in stores, and folders for indexes."""
+
+    @pytest.fixture
+    def memory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+        yield fsspec.filesystem("memory")
+        MemoryFileSystem.store.clear()
+        MemoryFileSystem.pseudo_dirs[:] = [""]
+
+    def put(self, memory: Any, folder: Path) -> str:
+        for path in folder.glob("*.tar"):
+            memory.pipe(f"/far/{path.name}", path.read_bytes())
+        return "memory://far"
+
+    def test_indexes_go_into_a_folder_and_from_there_beside_the_objects(
+        self, memory: Any, shards: Path, tmp_path: Path
+    ) -> None:
+        address, into = self.put(memory, shards), tmp_path / "indexes"
+        assert states(address, "--into", into) == (0, ["made", "made", "made"])
+        assert states(address, "--into", into) == (0, ["fits", "fits", "fits"])
+        assert states(address, "--into", into, "--check") == (0, ["checked"] * 3)
+        assert states(address, "--into", into, "--rebuild", "--checksum") == (0, ["made", "made", "made"])
+        assert states(address, "--into", into, "--check") == (0, ["checked"] * 3)
+        assert not (tmp_path / "xdg").exists()
+        with_grids = TarShards(address, ("jpg", "cls"), index=into)
+        assert with_grids._shards[0].index.has_grids
+        for path in (into / "far").iterdir():
+            memory.pipe(f"/far/{path.name}", path.read_bytes())
+        before = statistics().nbytes
+        assert states(address) == (0, ["fits", "fits", "fits"])
+        assert TarShards(address)._shards[0].index.has_grids
+        assert statistics().nbytes - before < sum(path.stat().st_size for path in (into / "far").iterdir()) + 100
+
+    def test_without_a_folder_they_are_kept_for_datasets(
+        self, memory: Any, shards: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        address = self.put(memory, shards)
+        result = feedline("index", address, "--check")
+        assert result.exit_code == 1
+        assert f"hasnoindex.Makeit:feedlineindex{address}/shard-000000.tar" in "".join(result.output.split())
+        assert states(f"{address}/shard-00000[01].tar") == (0, ["made", "made"])
+        monkeypatch.setattr(far_indexes, "made", None)
+        assert TarShards(f"{address}/shard-00000[01].tar")._shards[0].index.has_grids
+
+    def test_what_is_bad_is_told(self, memory: Any, tmp_path: Path) -> None:
+        write_tar(tmp_path / "a.tar", {"0.txt": b"one"})
+        (tmp_path / "b.tar").write_bytes(b"no tar at all" * 100)
+        address = self.put(memory, tmp_path)
+        assert states(address) == (1, ["made", "bad"])
+        assert f"{address}/b.tarisdamaged" in "".join(feedline("index", address).output.split())
+        write_tar(tmp_path / "a.tar", {"1.txt": b"two"})
+        assert states(f"{self.put(memory, tmp_path)}/a.tar", "--check") == (1, ["bad"])
+        assert states(f"{address}/a.tar") == (0, ["made"])
+        assert states(f"{address}/a.tar", "--check") == (0, ["checked"])
+
+    def test_a_folder_for_the_indexes_of_files(self, shards: Path, tmp_path: Path) -> None:
+        into = tmp_path / "indexes"
+        assert states(shards, "--into", into) == (0, ["made", "made", "made"])
+        assert Path(f"{into}{shards}/shard-000000.tar.index").exists()
+        assert states(shards, "--into", into, "--check") == (0, ["checked"] * 3)
+
+    def test_nothing_there(self, memory: Any) -> None:
+        with pytest.raises(ObjectNotFoundError, match=r"memory://far"):
+            feedline("index", "memory://far")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 from feedline.cli.inspect import sheet, show
@@ -15,6 +18,7 @@ from feedline.cli.inspect.order import ordered
 from feedline.cli.inspect.survey import spread
 from feedline.errors import ArgumentError
 from feedline.samplers import ShardShuffled
+from feedline.stores import statistics
 from packing_cases import class_folders, feedline, packed
 from picture_cases import encoded, jpeg, photo
 from tar_cases import write_tar
@@ -168,3 +172,55 @@ def test_an_order_needs_shards(pictures: Path) -> None:
 def test_quantiles_of_nothing() -> None:
     assert show.quantiles([]) == {}
     assert show.shorter_sides([]) == {}
+
+
+class TestFar:
+    """Tars in stores."""
+
+    @pytest.fixture
+    def memory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+        yield fsspec.filesystem("memory")
+        MemoryFileSystem.store.clear()
+        MemoryFileSystem.pseudo_dirs[:] = [""]
+
+    def put(self, memory: Any, folder: Path) -> str:
+        for path in folder.iterdir():
+            memory.pipe(f"/far/{path.name}", path.read_bytes())
+        return "memory://far"
+
+    def test_they_tell_the_same_as_on_this_machine(self, memory: Any, pictures: Path, tmp_path: Path) -> None:
+        (pictures / "dog" / "profile.jpg").write_bytes(jpeg(64, 64, icc_profile=bytes(300_000)))
+        packed(pictures, tmp_path / "shards", "--shard-size", 5)
+        write_tar(tmp_path / "shards" / "x.tar", {"broken.jpg": jpeg(64, 64)[:100], "broken.cls": b"1"})
+        near = told(tmp_path / "shards", "--order", code=1)
+        far = told(self.put(memory, tmp_path / "shards"), "--order", code=1)
+        near["headers"]["broken"] = [
+            each.replace(str(tmp_path / "shards"), "memory://far") for each in near["headers"]["broken"]
+        ]
+        assert far == near
+        assert far["classes"] == {"cat": 7, "dog": 9}
+
+    def test_only_what_is_looked_at_is_read(self, memory: Any, tmp_path: Path) -> None:
+        members = {
+            f"{at}.{name}": data for at in range(9) for name, data in (("jpg", jpeg(64, 64)), ("bin", bytes(300_000)))
+        }
+        memory.pipe("/far/x.tar", write_tar(tmp_path / "x.tar", members).read_bytes())
+        told("memory://far")
+        before = statistics().nbytes
+        assert told("memory://far")["headers"]["formats"] == {"JPEG": 9}
+        assert statistics().nbytes - before < 150_000
+
+    def test_shards_that_cannot_be_read_and_sheets(self, memory: Any, tmp_path: Path) -> None:
+        write_tar(tmp_path / "a.tar", {"0.jpg": jpeg(300, 200), "0.cls": b"3"})
+        (tmp_path / "b.tar").write_bytes(b"junk" * 500)
+        for name in ("a.tar", "b.tar"):
+            memory.pipe(f"/far/{name}", (tmp_path / name).read_bytes())
+        found = told("memory://far", "--contact-sheet", tmp_path / "sheet.png", code=1)
+        assert [line.partition(" is ")[0] for line in found["unreadable"]] == ["memory://far/b.tar"]
+        with Image.open(tmp_path / "sheet.png") as image:
+            assert len(image.getcolors(1 << 24)) > 500
+
+    def test_pack_takes_files(self, tmp_path: Path) -> None:
+        with pytest.raises(ArgumentError, match=r"s3://b/x.tar is an address, and this reads files of this machine"):
+            feedline("pack", "s3://b/x.tar", tmp_path / "out")

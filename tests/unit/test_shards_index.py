@@ -20,6 +20,7 @@ from feedline.shards import (
     Index,
     OpenShards,
     ShardError,
+    Tars,
     arrays,
     build_index,
     glance,
@@ -263,7 +264,7 @@ class TestSideCar:
         hurt.write_bytes(data)
         try:
             index = open_index(tar, hurt)
-            shards = OpenShards([str(tar)], [index.head.fingerprint], 1)
+            shards = OpenShards(Tars([str(tar)]), [index.head.fingerprint], 1)
             for cell in shards[0].cells(np.arange(len(index)), index.fields):
                 assert len(bytes(cell.data)) <= tar.stat().st_size
         except SampleError:
@@ -276,7 +277,7 @@ class TestOpenShards:
         return [str(write_tar(tmp_path / f"{n}.tar", {f"{n}.txt": b"%d" % n, f"{n}.cls": b""})) for n in range(6)]
 
     def opening(self, tars: list[str], most: int = 2) -> OpenShards:
-        return OpenShards(tars, [open_index(tar).head.fingerprint for tar in tars], most)
+        return OpenShards(Tars(tars), [open_index(tar).head.fingerprint for tar in tars], most)
 
     def read(self, shards: OpenShards, number: int) -> bytes:
         return bytes(shards[number].cells(np.array([0]), ["txt"])[0].data)
@@ -383,7 +384,7 @@ def test_an_index_that_is_kept_in_memory_is_built_once(
         raise OSError(30, "Read-only file system", path)
 
     monkeypatch.setattr(arrays, "write", refusing)
-    shards = OpenShards(tars, prints, 1)
+    shards = OpenShards(Tars(tars), prints, 1)
     with caplog.at_level(logging.WARNING, "feedline"):
         for number in (0, 1, 2, 0, 1, 2):
             assert len(shards[number].index) == 2

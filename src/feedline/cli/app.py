@@ -158,7 +158,16 @@ def pack(
 
 @app.command()
 def index(
-    paths: Annotated[list[str], typer.Argument(metavar="SHARDS...", help="Tar shards, or folders of them.")],
+    paths: Annotated[
+        list[str], typer.Argument(metavar="SHARDS...", help="Tar shards, or folders of them; addresses, too.")
+    ],
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write indexes into this folder: that of s3://bucket/a/0.tar as bucket/a/0.tar.index. Put it beside "
+            "the object, or give the folder to TarShards as index=."
+        ),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only compare tars with their indexes.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Make indexes anew, even those that fit.")] = False,
     checksum: Annotated[bool, typer.Option("--checksum", help="Store a checksum of the tar in its index.")] = False,
@@ -170,10 +179,13 @@ def index(
 ) -> None:
     """Make the index beside each tar shard, where there is none that fits.
 
+    Tars in stores (s3://, gs://, az://, https://, ...) are read once, with credentials from the environment; their
+    indexes are written into --into FOLDER, or else kept for datasets on this machine.
+
     Exit code 1 when a shard cannot be indexed, or its index does not fit.
     """
-    settings = indexing.Settings(check, rebuild, checksum, allow_truncated)
-    judged = indexing.run(paths, settings, workers or usable_cpus(), Console(stderr=as_json))
+    settings = indexing.Settings(check, rebuild, checksum, allow_truncated, into)
+    judged = indexing.run(paths, settings, workers, Console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps([one.summary() for one in judged], indent=2))
     raise typer.Exit(1 if any(one.state == indexing.BAD for one in judged) else 0)
@@ -181,7 +193,9 @@ def index(
 
 @app.command()
 def inspect(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Folders, or tar shards.")],
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Folders, or tar shards; addresses of shards, too.")
+    ],
     limit: Annotated[int, typer.Option(min=0, help="How many samples to look into, spread evenly; 0: all.")] = 20_000,
     contact_sheet: Annotated[
         Path | None, typer.Option(help="Write a picture of samples with their classes here (.png).")

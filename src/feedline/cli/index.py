@@ -13,51 +13,57 @@ from rich.table import Table
 from rich.text import Text
 
 from feedline.cli.progress import bars
-from feedline.errors import ArgumentError, SampleError
-from feedline.packing import grids_in, tars_of
+from feedline.cli.tars import Tar, is_far, tars_at
+from feedline.cpus import usable_cpus
+from feedline.errors import SampleError
 from feedline.packing.ahead import Ahead
-from feedline.shards import build_index, glance, open_index, write_index
-from feedline.shards.sidecar import beside
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from feedline.shards import Index
 
+_FAR_AT_ONCE = 8
+"""Objects are waited for: there is no use in as few threads as there are CPUs."""
+
 BAD = "bad"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`check` only looks; `rebuild` makes indexes anew that fit; `checksum` stores that of the tar in them."""
+    """`check` only looks; `rebuild` makes indexes anew that fit; `checksum` stores that of the tar in them.
+
+    They lie in the folder `into`; by default beside files, and for objects where datasets look on this machine.
+    """
 
     check: bool = False
     rebuild: bool = False
     checksum: bool = False
     allow_truncated: bool = False
+    into: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One tar: `state` is "made", "fits", "checked" or "bad"; then `problem` says why."""
+    """One tar and where its index is: `state` is "made", "fits", "checked" or "bad"; then `problem` says why."""
 
     tar: str
     state: str
     samples: int = 0
     problem: str = ""
+    index: str = ""
 
     def summary(self) -> dict[str, Any]:
         """As JSON holds it."""
         return asdict(self)
 
 
-def run(sources: Sequence[str], settings: Settings, workers: int, console: Console) -> list[Judged]:
+def run(sources: Sequence[str], settings: Settings, workers: int | None, console: Console) -> list[Judged]:
     """Index or check the tars, or those in folders; a tar that cannot be read is told, and the others are done."""
-    tars = tars_of(sources)
-    if not tars:
-        raise ArgumentError(f"{', '.join(sources)} hold no .tar files")
+    tars = tars_at(sources, settings.into, allow_truncated=settings.allow_truncated)
+    threads = workers or (_FAR_AT_ONCE if is_far(sources) else usable_cpus())
     judged = list[Judged]()
-    with bars(console) as step, Ahead(lambda tar: judge(tar, settings), tars, workers) as results:
+    with bars(console) as step, Ahead(lambda tar: judge(tar, settings), tars, threads) as results:
         for result in results:
             judged.append(result)
             step("checking" if settings.check else "indexing", len(judged), len(tars))
@@ -65,33 +71,34 @@ def run(sources: Sequence[str], settings: Settings, workers: int, console: Conso
     return judged
 
 
-def judge(tar: str, settings: Settings) -> Judged:
+def judge(tar: Tar, settings: Settings) -> Judged:
     """Make the index of one tar, or check it."""
     try:
-        return _checked(tar, settings) if settings.check else _made(tar, settings)
+        return _checked(tar) if settings.check else _made(tar, settings)
     except (SampleError, OSError) as error:
-        return Judged(tar, BAD, problem=str(error))
+        return Judged(tar.name, BAD, problem=str(error))
 
 
-def _made(tar: str, settings: Settings) -> Judged:
-    head = glance(tar, allow_truncated=settings.allow_truncated)
-    if head is not None and not settings.rebuild and (head.blake2b or not settings.checksum):
-        return Judged(tar, "fits", head.samples)
-    write_index(tar, allow_truncated=settings.allow_truncated, grids=grids_in(tar), checksum=settings.checksum)
-    return Judged(tar, "made", open_index(tar, allow_truncated=settings.allow_truncated).head.samples)
+def _made(tar: Tar, settings: Settings) -> Judged:
+    head = None if settings.rebuild else tar.head()
+    if head is not None and (head.blake2b or not settings.checksum):
+        return Judged(tar.name, "fits", head.samples, index=tar.place)
+    return Judged(tar.name, "made", len(tar.make(checksum=settings.checksum)), index=tar.place)
 
 
-def _checked(tar: str, settings: Settings) -> Judged:
+def _checked(tar: Tar) -> Judged:
     """By the checksum, if the index holds one; else by making the index again and comparing."""
-    if not Path(beside(tar)).is_file():
-        return Judged(tar, BAD, problem=f"{tar} has no index. Make it: feedline index {tar}")
-    index = open_index(tar, beside(tar), allow_truncated=settings.allow_truncated)
+    index = tar.index()
+    if index is None:
+        return Judged(tar.name, BAD, problem=f"{tar.name} has no index. Make it: feedline index {tar.name}")
     if index.head.blake2b is not None:
-        index.verify()
-    elif not _same(index, build_index(tar, allow_truncated=settings.allow_truncated)):
-        problem = f"the index of {tar} is not what the tar holds. Make it anew: feedline index --rebuild {tar}"
-        return Judged(tar, BAD, problem=problem)
-    return Judged(tar, "checked", len(index))
+        tar.verify(index)
+    elif not _same(index, tar.built()):
+        problem = (
+            f"the index of {tar.name} is not what the tar holds. Make it anew: feedline index --rebuild {tar.name}"
+        )
+        return Judged(tar.name, BAD, problem=problem)
+    return Judged(tar.name, "checked", len(index), index=index.path or "")
 
 
 def _same(index: Index, other: Index) -> bool:

@@ -20,7 +20,7 @@ from feedline.gather import Keys
 from feedline.images import ImageError
 from feedline.rng import SampleRng
 from feedline.rows import Empty
-from feedline.shards import Cell, OpenShard, names, npy
+from feedline.shards import Cell, Shard, names, npy
 
 _PSEUDO = ("__key__", "__shard__")
 
@@ -28,7 +28,7 @@ _PSEUDO = ("__key__", "__shard__")
 class Part(NamedTuple):
     """The rows of a batch that come from one shard: their places in the batch, and in the shard's index."""
 
-    shard: OpenShard
+    shard: Shard
     places: NDArray[np.int64]
     rows: NDArray[np.int64]
 
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 class Place(NamedTuple):
     """A member of an open shard."""
 
-    shard: OpenShard
+    shard: Shard
     cell: Cell
 
     @property
@@ -95,7 +95,12 @@ class TarColumn:
         """Whether values depend on the sample's generator."""
         return self._pictures.draws if self._fused else self._pictures.called.wants_rng
 
-    def value(self, shard: OpenShard, row: int, rng: SampleRng | None) -> Any:
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The fields of which a sample's value is made: the first that it has."""
+        return () if self.spec in _PSEUDO else self.names
+
+    def value(self, shard: Shard, row: int, rng: SampleRng | None) -> Any:
         """The value of one sample; SampleError names tar and member."""
         if self.spec in _PSEUDO:
             return self._pictures.called(shard.index.key(row) if self.spec == "__key__" else shard.tar, rng)

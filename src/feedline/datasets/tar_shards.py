@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
 from feedline.datasets.fields import Own
-from feedline.datasets.paths import Paths, listed, matching
+from feedline.datasets.files import Pathlike
+from feedline.datasets.paths import Paths, find, listed, matching
 from feedline.datasets.pictures import Called
 from feedline.datasets.strings import PackedStrings
 from feedline.datasets.tar_columns import Part, Settings, TarColumn
@@ -20,19 +21,22 @@ from feedline.errors import ArgumentError
 from feedline.gather import Keys
 from feedline.rng import SampleRng, sample_rng, torch_keys
 from feedline.rows import Empty, as_indices, one_within, within
-from feedline.shards import Head, OpenShard, OpenShards, glance, is_image, open_index
+from feedline.shards import FarShard, OpenShards, Shard, Tars, is_image
+from feedline.stores import Cache, CachedStore, Want
+from feedline.stores.blobs import Blobs, Extent
 from feedline.transforms import plan
 
 _OPEN = 128
 
 
 class TarShards(torch.utils.data.Dataset[Any]):
-    """Samples of local WebDataset tars, read by index from their mappings.
+    """Samples of WebDataset tars, read by index: from their mappings, or as ranges of objects in stores.
 
-    `shards` is a path, a folder, a pattern (`train-*.tar`, `train-{0000..0127}.tar`) or a list of these; samples keep
-    the order of the shards, and in a shard that in which their keys first appear. Without `fields` they are dicts:
-    `__key__` and every field that the sample has. With it they are tuples: `("jpg;png", "cls")` takes the first of the
-    alternatives that a sample has; `__key__` and `__shard__` may be among them.
+    `shards` is a path or an address, a folder, a pattern (`train-*.tar`, `s3://bucket/train-{0000..0127}.tar`) or a
+    list of these; samples keep the order of the shards, and in a shard that in which their keys first appear.
+
+    Without `fields` samples are dicts: `__key__` and every field that they have. With it they are tuples:
+    `("jpg;png", "cls")` takes the first of the alternatives that there is; `__key__` and `__shard__` may be among them.
 
     Members are decoded by their extension (`datasets.fields.DECODERS`; pictures become PIL images in RGB);
     `decoders={"flac": function_of_the_bytes}` adds to that or replaces it, `decode=False` leaves all bytes as they are.
@@ -40,8 +44,10 @@ class TarShards(torch.utils.data.Dataset[Any]):
     for a field or by itself for all pictures, is one step with decoding, and sees `.npy` members of uint8 (height,
     width, 3) as pictures that need none; the pictures of one sample share its random key, hence boxes and flips.
 
-    The index of each tar is built on first use and kept beside it (see `shards.open_index`). At most `open_shards` tars
-    are mapped at a time in each process. Pickles by path.
+    The index of each tar is built on first use and kept: beside a file (see `shards.open_index`), for an object in the
+    user's cache folder, unless one lies beside the object; or in the folder `index`. At most `open_shards` tars are
+    open at a time in each process. Objects are read through a cache in the folder `cache`, if one is given; `options`
+    are those of `open_store`. Pickles by path.
     """
 
     thread_safe = True
@@ -57,20 +63,24 @@ class TarShards(torch.utils.data.Dataset[Any]):
         apply_exif_orientation: bool = False,
         allow_truncated: bool = False,
         open_shards: int = _OPEN,
+        index: Pathlike | None = None,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         if open_shards < 1:
             raise ArgumentError(f"open_shards={open_shards}: at least one tar has to be open to be read")
-        paths = _found(shards)
-        heads = [_head(path, allow_truncated) for path in paths]
+        paths, self._blobs = _found(shards, cache, options)
         self.paths = PackedStrings(paths)
         """The tars."""
+        self._tars = Tars(self.paths, self._blobs, folder=index, allow_truncated=allow_truncated)
+        heads = self._tars.heads()
         self.shard_sizes = np.array([head.samples for head in heads], np.int64)
         """Samples in each, as `samplers.ShardShuffled` wants them."""
         self._stops = np.cumsum(self.shard_sizes)
         if not len(self):
             raise ArgumentError(f"there are no samples in {paths[0]}{' and the other tars' * (len(paths) > 1)}")
         prints = PackedStrings(head.fingerprint for head in heads)
-        self._shards = OpenShards(self.paths, prints, open_shards, allow_truncated)
+        self._shards = OpenShards(self._tars, prints, open_shards)
         self.fields = None if fields is None else _checked(fields)
         self.transform = transform
         self._settings = Settings(decode, decoders or {}, apply_exif_orientation)
@@ -115,29 +125,49 @@ class TarShards(torch.utils.data.Dataset[Any]):
         shard, row = self._at(one_within(index, len(self), "TarShards"))
         return shard.tar, shard.index.key(row)
 
+    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, Want]]:
+        """What reading these samples will want from which cache."""
+        if self._blobs is None:
+            return []
+        places = within(indices, len(self), "TarShards")
+        parts = self._parts(places, only_far=True)
+        return self._blobs.wants([extent for shard, _, rows in parts for extent in self._extents(shard, rows)])
+
     def __getitem__(self, index: int) -> Any:
         """Sample `index`, in memory of its own; negative indices count from the end."""
-        return self._sample(one_within(index, len(self), "TarShards"), None)
+        at = one_within(index, len(self), "TarShards")
+        if self._blobs is None:
+            return self._sample(*self._at(at), None)
+        [ready] = self._ready(np.array([at]))
+        return self._sample(*ready, None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of these indices."""
+        """The samples of these indices; what of them lies in stores is read all at once."""
         if type(self).__getitem__ is not TarShards.__getitem__:  # a subclass makes samples of its own
             return [self[index] for index in indices]
         places = within(as_indices(indices), len(self), "TarShards")
-        return [self._sample(at, row) for row, at in enumerate(places.tolist())]
+        return [self._sample(*at, number) for number, at in enumerate(self._ready(places))]
 
-    def _at(self, at: int) -> tuple[OpenShard, int]:
+    def _at(self, at: int) -> tuple[Shard, int]:
         number = int(self._stops.searchsorted(at, side="right"))
         return self._shards[number], at - int(self._stops[number] - self.shard_sizes[number])
 
-    def _sample(self, at: int, batch_row: int | None) -> Any:
-        shard, row = self._at(at)
+    def _ready(self, places: NDArray[np.int64]) -> Iterator[tuple[Shard, int]]:
+        """The shard of each sample, such that it can be read from there, and its row."""
+        if self._blobs is None:
+            return map(self._at, places.tolist())
+        found: dict[int, tuple[Shard, int]] = {}
+        for part in self._fetched(self._parts(places)):
+            found |= {at: (part.shard, row) for at, row in zip(part.places.tolist(), part.rows.tolist(), strict=True)}
+        return (found[at] for at in range(len(places)))
+
+    def _sample(self, shard: Shard, row: int, batch_row: int | None) -> Any:
         rng = sample_rng(batch_row) if self._draws else None
         if self.fields is None:
             return self._whole(self._named(shard, row, rng), rng)
         return self._whole(tuple(column.value(shard, row, rng) for column in self._columns), rng)
 
-    def _named(self, shard: OpenShard, row: int, rng: SampleRng | None) -> dict[str, Any]:
+    def _named(self, shard: Shard, row: int, rng: SampleRng | None) -> dict[str, Any]:
         present = shard.index.present(row)
         values = {name: self._column(name, present).value(shard, row, rng) for name in present}
         return {"__key__": shard.index.key(row), **values}
@@ -168,38 +198,73 @@ class TarShards(torch.utils.data.Dataset[Any]):
         places = within(indices, len(self), "TarShards")
         if keys is None and self._draws:
             keys = torch_keys(len(places))
-        parts = self._parts(places)
+        parts = self._fetched(self._parts(places))
         return [column.batch(parts, len(places), keys, empty, threads) for column in self._columns]
 
-    def _parts(self, places: NDArray[np.int64]) -> list[Part]:
+    def _parts(self, places: NDArray[np.int64], *, only_far: bool = False) -> list[Part]:
         """The samples by shard, each of which is opened once."""
         numbers = self._stops.searchsorted(places, side="right")
         order = np.argsort(numbers, kind="stable")
         opened, starts = np.unique(numbers[order], return_index=True)
         parts = []
         for number, at in zip(opened.tolist(), np.split(order, starts[1:]), strict=True):
-            first = int(self._stops[number] - self.shard_sizes[number])
-            parts.append(Part(self._shards[number], at, places[at] - first))
+            if not only_far or self._tars.is_far(number):
+                first = int(self._stops[number] - self.shard_sizes[number])
+                parts.append(Part(self._shards[number], at, places[at] - first))
         return parts
+
+    def _fetched(self, parts: list[Part]) -> list[Part]:
+        """The parts, with all in memory that lies in stores: read at once, however many shards it comes from."""
+        if self._blobs is None:
+            return parts
+        wanted = [self._extents(shard, rows) for shard, _, rows in parts]
+        views = iter(self._blobs.read([extent for extents in wanted for extent in extents]))
+        return [
+            Part(_holding(shard, {(start, stop): next(views) for _, start, stop in extents}), places, rows)
+            for (shard, places, rows), extents in zip(parts, wanted, strict=True)
+        ]
+
+    def _extents(self, shard: Shard, rows: NDArray[np.int64]) -> list[Extent]:
+        """Where in stores the bytes lie of which these samples are made, in order."""
+        if not isinstance(shard, FarShard):
+            return []
+        if self.fields is None:
+            spans = shard.spans(rows, None)
+        else:
+            spans = {span for column in self._columns for span in shard.spans(rows, column.members)}
+        return [Extent(shard.number, *span) for span in sorted(spans)]
 
     def __repr__(self) -> str:
         return f"<TarShards: {len(self)} samples in {len(self.paths)} tars>"
 
 
-def _found(shards: Paths) -> list[str]:
-    given = listed(shards)
-    remote = next((os.fspath(path) for path in given if "://" in os.fspath(path)), None)
-    if remote is not None:
-        raise ArgumentError(f"TarShards reads local tars, not {remote}: copy them to a disk of this machine first")
-    paths = matching(shards, "*.tar")
-    if len(set(paths)) < len(paths):
-        twice = next(path for number, path in enumerate(paths) if path in paths[:number])
+def _found(
+    shards: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
+) -> tuple[list[str], Blobs | None]:
+    """The paths and addresses of the tars; and what reads them, if there are objects among them."""
+    given = [os.fspath(path) for path in listed(shards)]
+    _refuse_commands(given)
+    blobs = find(given, "*.tar", cache=cache, options=options) if any("://" in path for path in given) else None
+    names = matching(shards, "*.tar") if blobs is None else blobs.names
+    if len(set(names)) < len(names):
+        twice = next(name for number, name in enumerate(names) if name in names[:number])
         raise ArgumentError(f"{twice} is named twice, so that its samples would be, too")
-    return paths
+    return names, None if blobs is None or blobs.is_local else blobs
 
 
-def _head(path: str, allow_truncated: bool) -> Head:
-    return glance(path, allow_truncated=allow_truncated) or open_index(path, allow_truncated=allow_truncated).head
+def _holding(shard: Shard, held: Mapping[tuple[int, int], memoryview]) -> Shard:
+    return shard.holding(held) if isinstance(shard, FarShard) else shard
+
+
+def _refuse_commands(given: Sequence[str]) -> None:
+    for path in given:
+        command = path.removeprefix("pipe:").split()
+        if path.startswith("pipe:"):
+            raise ArgumentError(
+                f"'pipe:{command[0] if command else ''} ...' is a command, and TarShards starts none, because it reads "
+                "samples in any order: give the address that the command reads (s3://, gs://, az://, https://, hf://), "
+                "and cache=, a folder of this machine, to keep what was read"
+            )
 
 
 def _checked(fields: Sequence[str]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ one (with `pictures`), `writing` puts them into a tar, `manifest` remembers what
 folder, `run` drives it all. `grids` knows the lengths of restart intervals (native/image/grid.h).
 """
 
-from feedline.packing.grids import grids_in
+from feedline.packing.grids import measured
 from feedline.packing.listing import listed, tars_of
 from feedline.packing.manifest import MANIFEST, Manifest
 from feedline.packing.options import Options, ShardSize
@@ -18,8 +18,8 @@ __all__ = [
     "Outcome",
     "Progress",
     "ShardSize",
-    "grids_in",
     "listed",
+    "measured",
     "pack",
     "tars_of",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +9,6 @@ from numpy.typing import NDArray
 
 from feedline import _kernels
 from feedline.errors import MissingExtraError
-from feedline.shards import is_image, members
 
 Lengths = NDArray[np.uint16]
 """Bytes of each restart interval, its marker included, in scan order."""
@@ -32,26 +30,11 @@ def rewritten(jpeg: bytes) -> Rewritten:
     return Rewritten(answer[0], np.frombuffer(answer[1], np.uint16), "")
 
 
-def grids_in(tar: str) -> dict[str, Lengths]:
-    """The lengths of all JPEGs with a grid in a tar, by member name; found by reading the whole tar."""
-    found = dict[str, Lengths]()
-    pictures = [member for member in members(tar, allow_truncated=True) if is_image(member.name)]
-    if pictures and _kernels.native is not None and hasattr(_kernels.native, "grid_measure"):
-        with (
-            open(tar, "rb", buffering=0) as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping,
-            memoryview(mapping) as view,
-        ):
-            for member in pictures:
-                lengths = _measured(view[member.start : member.start + member.size])
-                if lengths is not None:
-                    found[member.name] = lengths
-    return found
-
-
-def _measured(jpeg: memoryview) -> Lengths | None:
-    with jpeg:
-        lengths = _native().grid_measure(jpeg)
+def measured(jpeg: memoryview) -> Lengths | None:
+    """The lengths of a JPEG's intervals, found by reading all of it; None for one without a grid."""
+    if not hasattr(_kernels.native, "grid_measure"):
+        return None
+    lengths = _native().grid_measure(jpeg)
     return None if lengths is None else np.frombuffer(lengths, np.uint16)
 
 

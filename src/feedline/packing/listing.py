@@ -25,6 +25,8 @@ def tars_of(sources: Sequence[str]) -> list[str]:
 
 
 def _tars(source: str) -> list[str]:
+    if "://" in source:
+        raise ArgumentError(f"{source} is an address, and this reads files of this machine: copy what it names first")
     path = Path(source)
     if path.is_dir():
         return sorted(str(entry) for entry in path.iterdir() if entry.suffix == ".tar" and entry.is_file())

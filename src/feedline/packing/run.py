@@ -95,7 +95,7 @@ def _intact(found: Manifest | None, wanted: Manifest, folder: Path, workers: int
     for shard in found.shards[:intact]:
         tar = str(folder / shard.name)
         if glance(tar) is None:
-            write_index(tar, grids=grids.grids_in(tar), checksum=True)
+            write_index(tar, measure=grids.measured, checksum=True)
     return found.cut(intact)
 
 

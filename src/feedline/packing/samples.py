@@ -5,14 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from feedline.errors import SampleError
 
 
+class Readable(Protocol):
+    """An object of a store."""
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """One view for each `(start, stop)`."""
+        ...
+
+
 class Part(NamedTuple):
-    """One member to be: bytes `[start, start + size)` of a file, which may be the member of a tar."""
+    """One member to be: bytes `[start, start + size)` of a file or an object, which may be the member of a tar."""
 
     field: str
     path: str
@@ -20,6 +29,7 @@ class Part(NamedTuple):
     size: int
     member: str | None = None
     has_grid: bool = False
+    blob: Readable | None = None
 
     @property
     def name(self) -> str:
@@ -28,6 +38,8 @@ class Part(NamedTuple):
 
     def read(self) -> bytes:
         """The contents; SampleError if the file has become shorter."""
+        if self.blob is not None:
+            return bytes(self.blob.read([(self.start, self.start + self.size)])[0])
         with open(self.path, "rb", buffering=0) as file:
             file.seek(self.start)
             data = file.read(self.size)

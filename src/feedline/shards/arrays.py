@@ -90,6 +90,11 @@ def opened(path: str) -> Arrays:
         return _views(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), table, path)
 
 
+def held(data: bytes, name: str) -> Arrays:
+    """The arrays of a file that was read whole, as views of it; `name` is what errors call it."""
+    return _views(data, _parsed(data, lambda: b"", name), name)
+
+
 def narrowed(array: NDArray[Any]) -> NDArray[Any]:
     """The array in the smallest unsigned dtype that holds its values, at least uint16."""
     most = int(array.max(initial=0))

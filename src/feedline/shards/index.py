@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.errors import SampleError
-from feedline.shards.fingerprints import Version, fingerprint, version_of
-from feedline.shards.table import hashed
+from feedline.shards import arrays as files
+from feedline.shards.fingerprints import fingerprint, hashed
+from feedline.shards.reading import FileSource, Source, Version
+from feedline.shards.table import stamp
 from feedline.shards.tar import BLOCK, Cut, ShardError
 
 
@@ -34,7 +36,7 @@ class Head:
             return cls(
                 int(told["samples"]),
                 tuple(map(str, told["fields"])),
-                Version(int(told["nbytes"]), int(told["modified_ns"])),
+                Version(int(told["nbytes"]), int(told["modified_ns"]), str(told.get("version", ""))),
                 str(told["fingerprint"]),
                 told["blake2b"],
                 None if told["cut"] is None else Cut(*told["cut"]),
@@ -58,6 +60,7 @@ class Index:
         """The side-car; None for an index in memory."""
         self.head = Head.of(told, f"the index of {tar}")
         _refuse_unfit(self.head, arrays, tar)
+        self._told, self._arrays = told, arrays
         self._keys, self._key_bounds = arrays["key_bytes"], arrays["key_bounds"]
         self.blocks: NDArray[Any] = arrays["blocks"]
         """Where the data begin, in blocks of 512 bytes, (samples, fields); 0 where a sample lacks a field."""
@@ -126,25 +129,30 @@ class Index:
         start, stop = self._grid_bounds[cell : cell + 2].tolist()
         return self._grids[start:stop] if stop > start else None
 
-    def fits(self, version: Version) -> bool:
+    def fits(self, source: Source) -> bool:
         """Whether this is the index of the tar as it is now.
 
-        It is if the tar has the size and the time of modification that it had; and, for copies, if it has the size,
-        and the headers and last bytes of sixteen members are the same (see `fingerprint`).
+        It is if the tar has the size and the time of modification that it had, or as an object the version; and, for
+        copies, if it has the size, and the headers and last bytes of sixteen members are the same (see `fingerprint`).
         """
-        if version == self.head.version:
-            return True
-        return version.nbytes == self.head.version.nbytes and self._alike()
+        version = source.version
+        return version == self.head.version or (version.nbytes == self.head.version.nbytes and self._alike(source))
 
-    def _alike(self) -> bool:
+    def _alike(self, source: Source) -> bool:
         starts = self.blocks.astype(np.int64) * BLOCK
-        return fingerprint(self.tar, starts, self.sizes.astype(np.int64)) == self.head.fingerprint
+        with source:
+            return fingerprint(source, starts, self.sizes.astype(np.int64)) == self.head.fingerprint
 
-    def verify(self) -> None:
+    def written(self, version: Version) -> list[bytes | memoryview]:
+        """The bytes of its side-car, in pieces, for a tar of which this is now known to be the index."""
+        return files.packed({**self._told, **stamp(version)}, self._arrays)
+
+    def verify(self, source: Source | None = None) -> None:
         """Read the whole tar and compare its checksum; ShardError if it differs, or if none was stored."""
         if self.head.blake2b is None:
             raise ShardError(f"the index of {self.tar} holds no checksum; write it with checksum=True")
-        found = hashed(self.tar)
+        with source or FileSource(self.tar) as opened:
+            found = hashed(opened)
         if found != self.head.blake2b:
             raise ShardError(
                 f"{self.tar} is not what was indexed: its checksum is {found}, that of its index {self.head.blake2b}. "
@@ -155,12 +163,11 @@ class Index:
         return f"<Index of {self.tar}: {len(self)} samples, fields {', '.join(self.fields) or 'none'}>"
 
 
-def unfit(tar: str, index: str) -> ShardError:
+def unfit(source: Source, index: str) -> ShardError:
     """What to raise when an index that was asked for does not fit."""
-    found = version_of(tar)
     return ShardError(
-        f"the index {index} does not fit its tar {tar} ({found.nbytes:,} bytes): the tar was written again since, or "
-        f"the index is another's. Delete the index to have it made anew"
+        f"the index {index} does not fit its tar {source.name} ({source.version.nbytes:,} bytes): the tar was written "
+        f"again since, or the index is another's. Delete the index to have it made anew"
     )
 
 

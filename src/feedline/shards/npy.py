@@ -23,15 +23,19 @@ class Layout(NamedTuple):
     offset: int
 
 
-def layout(data: memoryview) -> Layout:
-    """The layout of an array; ValueError for what is none, holds Python objects, or is shorter than it says."""
+def layout(data: memoryview, nbytes: int | None = None) -> Layout:
+    """The layout of an array; ValueError for what is none, holds Python objects, or is shorter than it says.
+
+    `data` may be its beginning only, if `nbytes` tells how long it is.
+    """
+    found = len(data) if nbytes is None else nbytes
     if len(data) < 12 or data[:6] != _MAGIC:
         raise ValueError("not a .npy array")
-    nbytes = 10 + int.from_bytes(data[8:10], "little") if data[6] == 1 else 12 + int.from_bytes(data[8:12], "little")
-    told = _parsed(bytes(data[: min(nbytes, len(data))]))
+    header = 10 + int.from_bytes(data[8:10], "little") if data[6] == 1 else 12 + int.from_bytes(data[8:12], "little")
+    told = _parsed(bytes(data[: min(header, len(data))]))
     wanted = told.offset + prod(told.shape) * told.dtype.itemsize
-    if len(data) < wanted:
-        raise ValueError(f"the .npy array is truncated: {len(data):,} bytes, its header wants {wanted:,}")
+    if found < wanted:
+        raise ValueError(f"the .npy array is truncated: {found:,} bytes, its header wants {wanted:,}")
     return told
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import mmap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline import images
-from feedline.errors import ArgumentError, SampleError
-from feedline.shards import names, npy
+from feedline.errors import ArgumentError
+from feedline.shards import names
 from feedline.shards.arrays import narrowed
-from feedline.shards.fingerprints import fingerprint, version_of
+from feedline.shards.fingerprints import fingerprint, hashed
+from feedline.shards.looks import Cell, Looks, Measure, may_be_picture
+from feedline.shards.reading import Source, Version
 from feedline.shards.tar import BLOCK, Member, ShardError, Walk
 
 Grids = Mapping[str, NDArray[np.uint16]]
@@ -32,13 +30,13 @@ class Table:
     tar: str
     rows: dict[str, int] = field(default_factory=dict)
     columns: dict[str, int] = field(default_factory=dict)
-    cells: dict[tuple[int, int], Member] = field(default_factory=dict)
+    cells: dict[Cell, Member] = field(default_factory=dict)
 
-    def add(self, member: Member) -> None:
-        """File a member; one that is no part of a sample is left out, one that is there already is an error."""
+    def add(self, member: Member) -> Cell | None:
+        """File a member; None for one that is no part of a sample, ShardError for one that is there already."""
         place = names.split(member.name)
         if place is None:
-            return
+            return None
         key, name = place
         row = self.rows.setdefault(key, len(self.rows))
         column = self.columns.setdefault(name, len(self.columns))
@@ -53,6 +51,7 @@ class Table:
                 f"{self.tar}: member {member.name!r} comes twice: field {name!r} of sample {key!r} is already "
                 f"{before.name!r}. Make the tar anew without one of them"
             )
+        return row, column
 
     def forget(self, name: str) -> None:
         """Leave out the sample to which the member `name` belongs, if it has begun: a half sample is none."""
@@ -72,26 +71,36 @@ class Table:
 
 
 def built(
-    tar: str, *, allow_truncated: bool = False, grids: Grids | None = None, checksum: bool = False
+    source: Source,
+    *,
+    allow_truncated: bool = False,
+    grids: Grids | None = None,
+    measure: Measure | None = None,
+    checksum: bool = False,
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """What an index tells of a tar, and its arrays; ShardError for what a tar of samples must not hold."""
-    version = version_of(tar)
-    walk, table = Walk(tar), Table(tar)
+    """What an index tells of a tar, and its arrays; ShardError for what a tar of samples must not hold.
+
+    The lengths of grids are those in `grids`, and what `measure` finds in pictures. `source` is open; it is read once,
+    but for a glance at the end, and once more for a checksum.
+    """
+    version = source.version
+    walk, table, looks = Walk(source), Table(source.name), Looks(source, measure)
     for member in walk:
-        table.add(member)
+        cell = table.add(member)
+        if cell is not None:
+            looks.add(cell, member)
     if walk.cut is not None:
         if not allow_truncated:
-            raise walk.cut.error(tar)
+            raise walk.cut.error(source.name)
         table.forget(walk.cut.name)
     starts, sizes = table.array("start"), table.array("size")
-    pictured = [number for name, number in table.columns.items() if _may_be_picture(name)]
+    pictured = [number for name, number in table.columns.items() if may_be_picture(name)]
     told = {
         "samples": len(table.rows),
         "fields": list(table.columns),
-        "nbytes": version.nbytes,
-        "modified_ns": version.modified_ns,
-        "fingerprint": fingerprint(tar, starts, sizes),
-        "blake2b": hashed(tar) if checksum else None,
+        **stamp(version),
+        "fingerprint": fingerprint(source, starts, sizes),
+        "blake2b": hashed(source) if checksum else None,
         "cut": walk.cut,
         "pictured": pictured,
     }
@@ -99,25 +108,17 @@ def built(
         **_keys(table.rows),
         "blocks": narrowed(starts // BLOCK),
         "sizes": narrowed(sizes),
-        "dims": narrowed(_dimensions(tar, table, pictured)),
-        **_grids(table, grids or {}),
+        "dims": narrowed(_dimensions(table, pictured, looks)),
+        **_grids(table, {**looks.lengths, **_cells(table, grids or {})}),
     }
-    if version_of(tar) != version:
-        raise ShardError(f"{tar} changed while it was indexed. Wait until its writer is done")
+    if source.version != version:
+        raise ShardError(f"{source.name} changed while it was indexed. Wait until its writer is done")
     return told, arrays
 
 
-def hashed(tar: str) -> str:
-    """The checksum of all bytes: BLAKE2b of 256 bits, in hex."""
-    digest = hashlib.blake2b(digest_size=32)
-    with open(tar, "rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _may_be_picture(name: str) -> bool:
-    return names.is_image(name) or names.extension(name) == "npy"
+def stamp(version: Version) -> dict[str, Any]:
+    """What an index tells of the state of its tar."""
+    return {"nbytes": version.nbytes, "modified_ns": version.modified_ns, "version": version.told}
 
 
 def _keys(rows: Mapping[str, int]) -> dict[str, NDArray[Any]]:
@@ -126,57 +127,35 @@ def _keys(rows: Mapping[str, int]) -> dict[str, NDArray[Any]]:
     return {"key_bounds": narrowed(bounds), "key_bytes": np.frombuffer(b"".join(encoded), np.uint8)}
 
 
-def _dimensions(tar: str, table: Table, pictured: Sequence[int]) -> NDArray[np.int64]:
+def _dimensions(table: Table, pictured: Sequence[int], looks: Looks) -> NDArray[np.int64]:
     """(samples, picture fields, 2): width and height of each picture; 0 for what is none, or no readable one."""
     dims = np.zeros((len(table.rows), len(pictured), 2), np.int64)
-    if not pictured or not table.cells:
-        return dims
     place = {column: number for number, column in enumerate(pictured)}
-    is_image = [names.is_image(name) for name in table.columns]
-    with _mapped(tar) as memory:
-        for (row, column), member in table.cells.items():
-            if column in place:
-                with memory[member.start : member.start + member.size] as data:
-                    dims[row, place[column]] = _size_of(data, is_image[column])
+    for (row, column), size in looks.sizes.items():
+        if (row, column) in table.cells:
+            dims[row, place[column]] = size
     return dims
 
 
-def _size_of(data: memoryview, is_image: bool) -> tuple[int, int]:
-    try:
-        if is_image:
-            header = images.probe(data)
-            return header.width, header.height
-        shape = npy.layout(data).shape
-    except (SampleError, ValueError):  # said when the sample is read, where `on_error` can decide
-        return 0, 0
-    return (shape[1], shape[0]) if len(shape) == 3 and shape[2] == 3 else (0, 0)
-
-
-@contextmanager
-def _mapped(path: str) -> Iterator[memoryview]:
-    """The bytes of a file, within the block."""
-    with (
-        open(path, "rb", buffering=0) as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping,
-        memoryview(mapping) as view,
-    ):
-        yield view
-
-
-def _grids(table: Table, grids: Grids) -> dict[str, NDArray[Any]]:
-    """The lengths of all grids end to end, and where those of each cell (row by row) begin."""
-    if not grids:
-        return {}
-    given = {names.split(member): lengths for member, lengths in grids.items()}
-    found: dict[tuple[int, int], NDArray[np.uint16]] = {}
-    for name in grids:
+def _cells(table: Table, grids: Grids) -> dict[Cell, NDArray[np.uint16]]:
+    """The lengths by the cells of the members that are named; ArgumentError for a name that is none."""
+    found = {}
+    for name, lengths in grids.items():
         key, ending = names.split(name) or ("", "")
-        place = table.rows.get(key, -1), table.columns.get(ending, -1)
-        if place not in table.cells:
+        cell = table.rows.get(key, -1), table.columns.get(ending, -1)
+        if cell not in table.cells:
             raise ArgumentError(f"grids= names {name!r}, which is no member of a sample in {table.tar}")
-        found[place] = np.asarray(given[key, ending], np.uint16)
+        found[cell] = np.asarray(lengths, np.uint16)
+    return found
+
+
+def _grids(table: Table, lengths: Mapping[Cell, NDArray[np.uint16]]) -> dict[str, NDArray[Any]]:
+    """The lengths of all grids end to end, and where those of each cell (row by row) begin."""
+    found = {cell: lengths[cell] for cell in sorted(lengths) if cell in table.cells}
+    if not found:
+        return {}
     counts = np.zeros((len(table.rows), len(table.columns)), np.int64)
-    for place, lengths in found.items():
-        counts[place] = len(lengths)
+    for cell, each in found.items():
+        counts[cell] = len(each)
     bounds = np.concatenate(([0], np.cumsum(counts.reshape(-1))))
-    return {"grid_bounds": narrowed(bounds), "grids": np.concatenate([found[place] for place in sorted(found)])}
+    return {"grid_bounds": narrowed(bounds), "grids": np.concatenate(list(found.values()))}

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from feedline.errors import SampleError
 from feedline.shards import names
+from feedline.shards.reading import FileSource, Source
 
 BLOCK = 512
 """Headers and data begin at multiples of this."""
@@ -68,25 +69,23 @@ class Walk:
     """Iterates once over the regular files of a tar; `.cut` then tells where it is truncated, None where it is whole.
 
     Folders and volume labels are passed over. A tar without its end mark, but with its last member whole, is whole.
+    `source` is open.
     """
 
-    def __init__(self, tar: str) -> None:
-        self.tar = tar
+    def __init__(self, source: Source) -> None:
+        self.tar = source.name
+        self._source = source
         self.cut: Cut | None = None
         self._notes: dict[str, str] = {}  # what pax and GNU headers say of the member that follows them
 
     def __iter__(self) -> Iterator[Member]:
-        with open(self.tar, "rb", buffering=0) as file:
-            nbytes = os.fstat(file.fileno()).st_size
-            self._refuse_foreign(os.pread(file.fileno(), 8, 0))
-            yield from self._walk(file, nbytes)
-
-    def _walk(self, file: BinaryIO, nbytes: int) -> Iterator[Member]:
+        source, nbytes = self._source, self._source.nbytes
+        self._refuse_foreign(source.read(0, 8))
         offset, before = 0, "(none)"
         while offset < nbytes:
-            block = os.pread(file.fileno(), BLOCK, offset)
+            block = source.read(offset, BLOCK)
             if not block.lstrip(b"\0"):
-                self._refuse_more(file, offset, nbytes)
+                self._refuse_more(offset, nbytes)
                 return
             if len(block) < BLOCK:
                 self.cut = Cut(f"after {before}", offset + BLOCK, nbytes)
@@ -99,7 +98,7 @@ class Walk:
             if kind in _REGULAR and not name.endswith("/"):
                 yield Member(name, start, size)
             elif kind in b"xXL":
-                self._note(kind, os.pread(file.fileno(), size, start), name)
+                self._note(kind, source.read(start, size), name)
             offset, before = start + -(-size // BLOCK) * BLOCK, name
 
     def _header(self, block: bytes, offset: int) -> tuple[bytes, int, str]:
@@ -167,10 +166,10 @@ class Walk:
                     f"Unpack it to a plain .tar; images in it are compressed already"
                 )
 
-    def _refuse_more(self, file: BinaryIO, offset: int, nbytes: int) -> None:
+    def _refuse_more(self, offset: int, nbytes: int) -> None:
         """Nothing may follow the end mark: a reader that stops there would lose what does."""
         while offset < nbytes:
-            chunk = os.pread(file.fileno(), _CHUNK, offset)
+            chunk = self._source.read(offset, _CHUNK)
             if chunk.strip(b"\0"):
                 raise ShardError(
                     f"{self.tar} goes on after its end mark (byte {offset:,}): were tars joined with cat? "
@@ -184,8 +183,9 @@ class Walk:
 
 def members(tar: str | os.PathLike[str], *, allow_truncated: bool = False) -> Iterator[Member]:
     """The regular files of a tar, in their order; ShardError names the member that cannot be read, and a remedy."""
-    walk = Walk(os.fspath(tar))
-    yield from walk
+    with FileSource(os.fspath(tar)) as source:
+        walk = Walk(source)
+        yield from walk
     if walk.cut is not None and not allow_truncated:
         raise walk.cut.error(walk.tar)
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from feedline import images
+from feedline.cli.inspect import far
+from feedline.cli.tars import is_far
 from feedline.errors import SampleError
 from feedline.images import Header
 from feedline.packing import listed, tars_of
@@ -17,7 +19,7 @@ from feedline.shards import is_image
 
 Step = Callable[[str, int, int], None]
 
-_HEADER_NBYTES = 1 << 16
+_HEADER_NBYTES = (far.BEGINNING_NBYTES, 1 << 16)
 """What is read of a picture in a tar at first; headers with large profiles need all of it."""
 
 
@@ -65,8 +67,8 @@ def survey(sources: Sequence[str], limit: int, step: Step) -> Survey:
     found = _counted(sources, step)
     samples = found.listing.samples
     chosen = spread(len(samples), limit or len(samples))
-    for number, at in enumerate(chosen, 1):
-        _look(samples[at], found)
+    for number, sample in enumerate(far.fetched([samples[at] for at in chosen]), 1):
+        _look(sample, found)
         if number % 64 == 0 or number == len(chosen):
             step("headers", number, len(chosen))
     found.looked_at = len(chosen)
@@ -92,6 +94,8 @@ def _counted(sources: Sequence[str], step: Step) -> Survey:
 
 def _listing(sources: Sequence[str], step: Step) -> tuple[Listing, list[str]]:
     """The samples of all that can be read, and what is wrong with the tars that cannot."""
+    if is_far(sources):
+        return far.listed(sources, step)
     tars, groups, unreadable = tars_of(sources), list[Listing](), list[str]()
     if not tars:
         return listed(sources), []
@@ -122,12 +126,13 @@ def _look(sample: Sample, found: Survey) -> None:
 def _header(part: Part) -> Header:
     if part.member is None:
         return images.probe(part.path)
-    try:
-        return images.probe(part._replace(size=min(part.size, _HEADER_NBYTES)).read())
-    except SampleError:
-        if part.size <= _HEADER_NBYTES:
-            raise
-        return images.probe(part.read())
+    for nbytes in _HEADER_NBYTES:
+        try:
+            return images.probe(part._replace(size=min(part.size, nbytes)).read())
+        except SampleError:
+            if part.size <= nbytes:
+                raise
+    return images.probe(part.read())
 
 
 def _told(part: Part, error: Exception) -> str:

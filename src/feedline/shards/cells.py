@@ -1,0 +1,82 @@
+"""Where the fields of samples lie in their tar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.errors import SampleError
+from feedline.shards.index import Index
+from feedline.shards.tar import BLOCK, ShardError
+
+
+class Cell(NamedTuple):
+    """One field of one sample: its bytes, where in the tar they begin, its place in the index."""
+
+    data: memoryview
+    start: int
+    row: int
+    column: int
+
+
+class Located(NamedTuple):
+    """One member for each of some samples: where its bytes begin and end, and its column in the index."""
+
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    columns: NDArray[Any]
+
+
+def located(index: Index, rows: NDArray[np.int64], fields: Sequence[str], nbytes: int) -> Located:
+    """Of each sample, the first of these fields that it has; SampleError names one that has none of them.
+
+    `nbytes` is the size of the tar; ShardError if the index leads beyond it.
+    """
+    columns = [column for column in map(index.column, fields) if column is not None]
+    if not columns:
+        raise _lacking(index, int(rows[0]), fields)
+    blocks = index.blocks[rows][:, columns].astype(np.int64)
+    chosen = (blocks > 0).argmax(axis=1)
+    starts = blocks[np.arange(len(rows)), chosen] * BLOCK
+    if not starts.all():
+        raise _lacking(index, int(rows[starts == 0][0]), fields)
+    taken = np.asarray(columns)[chosen]
+    stops = starts + index.sizes[rows, taken].astype(np.int64)
+    if stops.max(initial=0) > nbytes:
+        raise changed(index.tar)
+    return Located(starts, stops, taken)
+
+
+def spans(index: Index, rows: NDArray[np.int64], fields: Sequence[str] | None) -> set[tuple[int, int]]:
+    """Where the bytes begin and end of the first of these fields that each sample has; with None, of all it has.
+
+    Of a sample that has none of them there is nothing: this is said when it is read.
+    """
+    every = range(len(index.fields)) if fields is None else map(index.column, fields)
+    columns = [column for column in every if column is not None]
+    blocks = index.blocks[rows][:, columns].astype(np.int64)
+    wanted = blocks > 0
+    if fields is not None:
+        wanted &= np.cumsum(wanted, axis=1) == 1
+    starts = blocks[wanted] * BLOCK
+    stops = starts + index.sizes[rows][:, columns].astype(np.int64)[wanted]
+    return set(zip(starts.tolist(), stops.tolist(), strict=True))
+
+
+def changed(tar: str) -> ShardError:
+    """What to raise when a tar is no longer the one that its index is of."""
+    return ShardError(
+        f"the index of {tar} does not fit it: the tar was changed or replaced while it was in use. Put the "
+        f"tar back, or make the dataset anew"
+    )
+
+
+def _lacking(index: Index, row: int, fields: Sequence[str]) -> SampleError:
+    return SampleError(
+        f"{index.tar}: sample {index.key(row)!r} has no {' or '.join(fields)}; it has "
+        f"{', '.join(index.present(row))}. Pack it again with all its parts, or pass on_error='skip' to the "
+        f"loader"
+    )
