@@ -14,10 +14,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 import feedline as fl
 from feedline.datasets import LitData, LitDataTokens
+from feedline.datasets.litdata_index import Tree
 from feedline.datasets.litdata_leaves import decoder
 from feedline.datasets.litdata_nested import nested
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
@@ -38,6 +39,13 @@ def folder() -> Path:
 def copy(folder: Path, tmp_path: Path) -> Path:
     """A folder to damage."""
     return Path(shutil.copytree(folder / "tuples", tmp_path / "copy"))
+
+
+def tree_of(sample: Any) -> Tree:
+    kind = type(sample)
+    children = tuple(map(tree_of, sample.values() if isinstance(sample, dict) else sample)) if kind is not int else ()
+    keys = tuple(sample) if isinstance(sample, dict) else ()
+    return Tree("" if kind is int else f"{kind.__module__}.{kind.__name__}", keys, children)
 
 
 def told(folder: Path, change: Any) -> None:
@@ -68,6 +76,29 @@ class TestSamples:
             batch = next(iter(loader))
         assert batch["image"].shape == (4, 3, 6, 5)
         assert batch["label"].tolist() == [0, 1, 2, 3]
+
+    def test_batches_of_pictures_are_made_in_place(self, folder: Path) -> None:
+        crop = fl.transforms.Compose([fl.transforms.RandomResizedCrop(6), fl.transforms.ToTensor()])
+        dataset = LitData(folder / "pictures", transform={"image": crop})
+        torch.manual_seed(1)
+        theirs = default_collate([dataset[i] for i in (3, -1, 2)])
+        torch.manual_seed(1)
+        assert equal(dataset.gather(np.array([3, -1, 2]), fl.rows.torch_empty, None), theirs)
+        with fl.DataLoader(dataset, 4, seed=4) as loader, fl.DataLoader(dataset, 4, seed=4, on_error="skip") as slow:
+            assert equal(list(loader), list(slow))
+        for other in ({}, {"transform": {"image": lambda image: image.size}}, {"transform": str}):
+            assert not hasattr(LitData(folder / "pictures", **other), "gather")
+
+    @pytest.mark.parametrize(
+        "sample",
+        [{"a": 1, "b": (2, [3, {"c": 4}])}, [1, 2], (5,), 7, OrderedDict(z=(1, 2), a=[3])],
+    )
+    def test_batches_have_the_structure_of_default_collate(self, sample: Any) -> None:
+        tree = tree_of(sample)
+        leaves = torch.utils._pytree.tree_leaves(sample)  # type: ignore[attr-defined]
+        assert equal(tree.filled(leaves[::-1]), sample)
+        columns = [torch.tensor([leaf, leaf]) for leaf in leaves]
+        assert equal(tree.collated(columns[::-1]), default_collate([sample, sample]))
 
     def test_transforms_by_leaf_and_of_the_whole(self, folder: Path) -> None:
         nested_leaf = LitData(folder / "tuples", transform={"1.1.x": lambda x: x.sum()})

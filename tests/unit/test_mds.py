@@ -42,6 +42,11 @@ def told(folder: Path, change: Any) -> None:
     (folder / "index.json").write_text(json.dumps(index))
 
 
+def kept(cache: Path) -> list[Path]:
+    """The files that a cache keeps."""
+    return [path for path in (cache / "v1/objects").rglob("*") if path.is_file()]
+
+
 def as_read(name: str, value: Any) -> Any:
     """What Mosaic's own reader gives for a value that was written."""
     if name in ("jpeg", "png"):
@@ -162,7 +167,7 @@ class TestShards:
     def test_compressed_shards_are_decompressed_once(self, folder: Path, tmp_path: Path) -> None:
         first = MDS(folder / "zstd", columns=["int"], cache=tmp_path)
         assert [first[i]["int"] for i in range(COUNT)] == list(range(COUNT))
-        assert len(list(tmp_path.iterdir())) == len(first.shard_sizes)
+        assert len(kept(tmp_path)) == len(first.shard_sizes)
         with hidden("cramjam"):
             assert MDS(folder / "zstd", columns=["int"], cache=tmp_path)[5] == {"int": 5}
 
@@ -171,11 +176,12 @@ class TestShards:
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         MDS(folder / "gz", columns=["int"])[0]
-        assert len(list((tmp_path / "feedline/inflated").iterdir())) == 1
+        assert len(kept(tmp_path / "feedline/inflated")) == 1
 
     def test_half_a_decompressed_file_is_made_again(self, folder: Path, tmp_path: Path) -> None:
         MDS(folder / "zstd", columns=["int"], cache=tmp_path)[0]
-        next(tmp_path.iterdir()).write_bytes(b"half")
+        (file,) = kept(tmp_path)
+        file.write_bytes(b"half")
         assert MDS(folder / "zstd", columns=["int"], cache=tmp_path)[0] == {"int": 0}
 
     def test_a_damaged_compressed_shard(self, folder: Path, tmp_path: Path) -> None:

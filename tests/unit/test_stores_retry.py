@@ -70,6 +70,12 @@ def test_waits_are_jittered_and_bounded(failed: int, draw: float) -> None:
     assert 0 <= retry.wait_s(failed, draw) <= min(8, 0.5 * 2 ** min(failed - 1, 10))
 
 
+def test_waiting_draws_nothing_from_the_users_generators() -> None:
+    state = random.getstate()
+    assert Attempts(Retry(), FakeClock()).run(failing(3), "object") == "data"
+    assert random.getstate() == state
+
+
 def test_a_server_that_asks_to_be_left_alone_is() -> None:
     clock = FakeClock()
     assert Attempts(Retry(), clock, lambda: 0.0).run(failing(2, wait_s=7), "x") == "data"

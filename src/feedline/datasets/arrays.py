@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from feedline import _kernels
 from feedline.datasets.files import MappedFiles, Pathlike, Raw
+from feedline.datasets.remote_arrays import RemoteArrays, is_remote
 from feedline.errors import ArgumentError
 from feedline.rng import sample_rng, takes_rng
 from feedline.rows import Empty, as_indices, numpy_view, one_within, torch_dtype, torch_empty
+from feedline.stores import Cache, CachedStore, Want
 
 Gather = Callable[[NDArray[np.int64], Empty], Any]
 Transform = Callable[..., Any]
@@ -37,6 +39,32 @@ class Column(NamedTuple):
         out = empty((len(indices), *self.array.shape[1:]), self.dtype)
         _kernels.gather_rows(self.array, indices, out=numpy_view(out))
         return out
+
+
+class _Held(Protocol):
+    """Aligned arrays, wherever they lie."""
+
+    def __len__(self) -> int: ...
+    def row(self, at: int) -> list[torch.Tensor]: ...
+    def take(self, indices: NDArray[np.int64], empty: Empty) -> list[torch.Tensor]: ...
+
+
+class Columns:
+    """Aligned arrays in memory, or mapped."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return len(self._columns[0].array)
+
+    def row(self, at: int) -> list[torch.Tensor]:
+        """A copy of row `at` of each; the index has been checked."""
+        return [column.row(at) for column in self._columns]
+
+    def take(self, indices: NDArray[np.int64], empty: Empty) -> list[torch.Tensor]:
+        """The rows of these indices of each, in memory from `empty`; IndexError names one that is out of range."""
+        return [column.take(indices, empty) for column in self._columns]
 
 
 class _Single:
@@ -83,20 +111,20 @@ class AlignedArrays(torch.utils.data.Dataset[Any]):
         self.transform = transform
         self._wants_rng = transform is not None and takes_rng(transform)
 
-    def _columns(self) -> Sequence[Column]:
+    def _held(self) -> _Held:
         raise NotImplementedError
 
     def __len__(self) -> int:
-        return len(self._columns()[0].array)
+        return len(self._held())
 
     def __getitem__(self, index: int) -> Any:
         """Sample `index`, in memory of its own; negative indices count from the end."""
         at = one_within(index, len(self), type(self).__name__)
-        return self._transformed(self._structure.sample([column.row(at) for column in self._columns()]), None)
+        return self._transformed(self._structure.sample(self._held().row(at)), None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices, in one pass over the arrays; they share memory with each other only."""
-        parts = [part.unbind() for part in self._parts(as_indices(indices), torch_empty)]
+        parts = [part.unbind() for part in self._held().take(as_indices(indices), torch_empty)]
         samples = map(self._structure.sample, zip(*parts, strict=True))
         return [self._transformed(sample, row) for row, sample in enumerate(samples)]
 
@@ -108,10 +136,7 @@ class AlignedArrays(torch.utils.data.Dataset[Any]):
         return self._gathered
 
     def _gathered(self, indices: NDArray[np.int64], empty: Empty) -> Any:
-        return self._structure.batch(self._parts(indices, empty))
-
-    def _parts(self, indices: NDArray[np.int64], empty: Empty) -> list[torch.Tensor]:
-        return [column.take(indices, empty) for column in self._columns()]
+        return self._structure.batch(self._held().take(indices, empty))
 
     def _transformed(self, sample: Any, row: int | None) -> Any:
         if self.transform is None:
@@ -124,21 +149,45 @@ class ArrayFile(AlignedArrays):
 
     One source gives tensors, a sequence gives tuples of tensors, a dict gives dicts. Pickles by path and opens the
     files where it arrives, so the data exist once per machine. Damaged files and unequal lengths raise here.
-    `transform(sample)` or `transform(sample, rng)` is applied to each sample.
+    `transform(sample)` or `transform(sample, rng)` is applied to each sample. Of files in a store, rows are read in
+    ranges, and kept in the folder `cache`, if one is given; `options` are those of `open_store`.
     """
 
     def __init__(
         self,
         source: Pathlike | Raw | Sequence[Pathlike | Raw] | Mapping[str, Pathlike | Raw],
         transform: Transform | None = None,
+        *,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         structure, sources = _structured(source, (str, Raw))
         super().__init__(structure, transform)
-        self._files = MappedFiles(sources)
-        _refuse_unaligned(self._columns(), self._files.paths)
+        self._files: MappedFiles | RemoteArrays = (
+            RemoteArrays(sources, cache=cache, options=options) if is_remote(sources) else MappedFiles(sources)
+        )
+        self._opened: _Held | None = None
+        _refuse_unaligned(self._files.lengths, self._files.paths)
 
-    def _columns(self) -> list[Column]:
-        return [column_of(array) for array in self._files.arrays]
+    @property
+    def shard_sizes(self) -> NDArray[np.int64]:
+        """Rows that lie together, for `ShardShuffled`: of files of this machine all, because any row costs the same."""
+        return self._files.shard_sizes if isinstance(self._files, RemoteArrays) else np.array([len(self)])
+
+    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, Want]]:
+        """What reading these samples will want from a cache."""
+        return self._files.wants(indices) if isinstance(self._files, RemoteArrays) else []
+
+    def _held(self) -> _Held:
+        opened = self._opened
+        if opened is None:
+            files = self._files
+            opened = files if isinstance(files, RemoteArrays) else Columns([column_of(each) for each in files.arrays])
+            self._opened = opened  # two threads may both have opened them: either result serves
+        return opened
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
 
 
 class Arrays(AlignedArrays):
@@ -156,11 +205,12 @@ class Arrays(AlignedArrays):
         structure, sources = _structured(source, (np.ndarray, torch.Tensor))
         super().__init__(structure, transform)
         labels = structure.names if isinstance(structure, _Named) else [f"array {i}" for i in range(len(sources))]
-        self._held = [_column(array, label) for array, label in zip(sources, labels, strict=True)]
-        _refuse_unaligned(self._held, labels)
+        columns = [_column(array, label) for array, label in zip(sources, labels, strict=True)]
+        _refuse_unaligned([len(column.array) for column in columns], labels)
+        self._columns = Columns(columns)
 
-    def _columns(self) -> list[Column]:
-        return self._held
+    def _held(self) -> _Held:
+        return self._columns
 
 
 def _structured(source: Any, single: tuple[type, ...]) -> tuple[_Structure, list[Any]]:
@@ -173,8 +223,7 @@ def _structured(source: Any, single: tuple[type, ...]) -> tuple[_Structure, list
     return _Unnamed(), list(source)
 
 
-def _refuse_unaligned(columns: Sequence[Column], labels: Sequence[str]) -> None:
-    lengths = [len(column.array) for column in columns]
+def _refuse_unaligned(lengths: Sequence[int], labels: Sequence[str]) -> None:
     if len(set(lengths)) > 1:
         each = ", ".join(f"{label} has {length}" for label, length in zip(labels, lengths, strict=True))
         raise ArgumentError(f"aligned arrays have one length, but {each}")

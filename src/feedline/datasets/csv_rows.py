@@ -6,16 +6,25 @@ import csv
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from io import BytesIO
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from feedline.datasets.arrays import Transform
+from feedline.datasets.blob_indexes import Kind
 from feedline.datasets.files import Pathlike
-from feedline.datasets.lines import TextRecords, blocks, first_byte, line_bounds, mapped
-from feedline.datasets.paths import Paths, matching
+from feedline.datasets.lines import Options, TextRecords
+from feedline.datasets.paths import Paths, find
 from feedline.datasets.sidecars import Columns
+from feedline.datasets.text_bounds import BOM, Bounds, Piece, bounds_in, fit, gathered, pieces
 from feedline.errors import ArgumentError, SampleError
+from feedline.stores import Cache
+from feedline.stores.blobs import Blob
+
+_FIRST_ROW = "first"
+"""The array of an index that holds the bytes of the first row."""
 
 Convert = Callable[[str], Any]
 
@@ -25,7 +34,8 @@ class CSV(TextRecords):
 
     `columns` chooses columns, as a list, or as a dict that also says what their texts become: `{"x": float}`; a type
     or any function of the text. Else values are `str`. `bool` takes true and false, yes and no, 1 and 0. Read as
-    Python's csv module does, with its default dialect but for `delimiter`; empty lines are left out.
+    Python's csv module does, with its default dialect but for `delimiter`; empty lines are left out. Objects of stores
+    are kept in the folder `cache`, if one is given; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -36,12 +46,26 @@ class CSV(TextRecords):
         delimiter: str = ",",
         transform: Transform | None = None,
         index: Pathlike | None = None,
+        cache: Cache | Pathlike | None = None,
+        options: Options = None,
     ) -> None:
-        found = matching(paths, "**/*.csv")
+        suffix, scan = f"csv{ord(delimiter)}-index", partial(row_bounds, delimiter=delimiter)
+        kind = Kind(lambda name: f"{name}.{suffix}", scan, _fits)
+        super().__init__(find(paths, "**/*.csv", cache=cache, options=options), kind, index, transform)
         self._delimiter = delimiter
-        self._header = _shared_header(found, delimiter)
-        self._wanted = _wanted(columns, self._header, found[0])
-        super().__init__(found, partial(row_bounds, delimiter=delimiter), f"csv{ord(delimiter)}", index, transform)
+        self._header = self._shared_header()
+        self._wanted = _wanted(columns, self._header, self.paths[0])
+
+    def _shared_header(self) -> list[str]:
+        first_rows = [bytes(each.opened()[_FIRST_ROW]) for each in self._indexes]
+        headers = {row: _header(row, path, self._delimiter) for row, path in zip(first_rows, self.paths, strict=True)}
+        for path, row in zip(self.paths, first_rows, strict=True):
+            if headers[row] != headers[first_rows[0]]:
+                raise SampleError(
+                    f"{path} begins with the columns {headers[row]}, but {self.paths[0]} with"
+                    f" {headers[first_rows[0]]}; files that are read together have the same first row"
+                )
+        return headers[first_rows[0]]
 
     def _value(self, text: str, file: int, at: int) -> dict[str, Any]:
         fields = self._fields(text, file, at)
@@ -72,23 +96,18 @@ class CSV(TextRecords):
             ) from error
 
 
-def _shared_header(paths: Sequence[str], delimiter: str) -> list[str]:
-    headers = [_header(path, delimiter) for path in paths]
-    for path, header in zip(paths, headers, strict=True):
-        if header != headers[0]:
-            raise SampleError(
-                f"{path} begins with the columns {header}, but {paths[0]} with {headers[0]}; files that are read"
-                " together have the same first row"
-            )
-    return headers[0]
-
-
-def _header(path: str, delimiter: str) -> list[str]:
-    for _, _, fields in _records(path, delimiter):
-        if len(set(fields)) < len(fields):
-            raise SampleError(f"{path}: the first row names a column twice: {fields}")
-        return [field.encode("latin-1").decode("utf-8") for field in fields]
-    raise SampleError(f"{path} is empty; its first row should name the columns")
+def _header(row: bytes, path: str, delimiter: str) -> list[str]:
+    if not row:
+        raise SampleError(f"{path} is empty; its first row should name the columns")
+    try:
+        names = next(csv.reader([row.decode("utf-8")], delimiter=delimiter))
+    except UnicodeDecodeError as error:
+        raise SampleError(f"{path}: the first row is not UTF-8 ({error}); write it again") from error
+    except csv.Error as error:
+        raise SampleError(f"{path}: the first row is not CSV ({error}); write it again") from error
+    if len(set(names)) < len(names):
+        raise SampleError(f"{path}: the first row names a column twice: {names}")
+    return names
 
 
 def _wanted(
@@ -111,38 +130,55 @@ def _bool(text: str) -> bool:
     raise ValueError("neither true nor false")
 
 
-def row_bounds(path: str, delimiter: str) -> Columns:
-    """Where each row behind the first begins and ends."""
-    if not any(b'"' in bytes(block) for block in blocks(mapped(path))):
-        bounds = line_bounds(path)  # every line is a row
-        filled = bounds["starts"] < bounds["stops"]
-        return {name: places[filled][1:] for name, places in bounds.items()}
+def row_bounds(blob: Blob, delimiter: str) -> Columns:
+    """Where each row behind the first begins and ends, and the bytes of the first."""
+    found = gathered(_rows(blob, delimiter))
+    starts, stops = found["starts"], found["stops"]
+    first = blob.read([(int(starts[0]), int(stops[0]))])[0] if len(starts) else b""
+    return {"starts": starts[1:], "stops": stops[1:], _FIRST_ROW: np.frombuffer(bytes(first), np.uint8)}
+
+
+def _fits(blob: Blob, arrays: Columns) -> bool:
+    """Whether the first row is the one of the index, and rows begin and end where it says."""
+    first = bytes(arrays.get(_FIRST_ROW, b""))
+    begin = bytes(blob.read([(0, min(blob.nbytes, len(BOM) + len(first)))])[0])
+    return bool(first) and begin.removeprefix(BOM).startswith(first) and fit(blob, arrays)
+
+
+def _rows(blob: Blob, delimiter: str) -> Iterator[Bounds]:
+    """The rows that are not empty; as long as nothing is quoted, every line is one."""
+    coming = pieces(blob)
+    for piece in coming:
+        if b'"' in bytes(piece.data):
+            yield _quoted(chain([piece], coming), delimiter, blob.name)
+            return
+        starts, stops = bounds_in(piece.data, piece.at)
+        filled = starts < stops
+        yield starts[filled], stops[filled]
+
+
+def _quoted(coming: Iterator[Piece], delimiter: str, name: str) -> Bounds:
+    """As Python's csv module finds them; to it, characters stand for bytes."""
+    first = next(coming)
+    start = stop = first.at
     starts, stops = array("Q"), array("Q")
-    for start, stop, _ in _records(path, delimiter):
-        starts.append(start)
-        stops.append(stop)
-    return {"starts": np.frombuffer(starts, np.uint64)[1:], "stops": np.frombuffer(stops, np.uint64)[1:]}
 
-
-def _records(path: str, delimiter: str) -> Iterator[tuple[int, int, list[str]]]:
-    """Each row that is not empty with the bytes it takes; its characters stand for bytes."""
-    with open(path, "rb") as file:
-        file.seek(first_byte(memoryview(file.read(3))))
-        start = stop = file.tell()
-
-        def lines() -> Iterator[str]:
-            nonlocal stop
-            for line in file:
+    def lines() -> Iterator[str]:
+        nonlocal stop
+        for piece in chain([first], coming):
+            for line in BytesIO(piece.data):
                 stop += len(line)
                 yield line.decode("latin-1")
 
-        try:
-            for fields in csv.reader(lines(), delimiter=delimiter):
-                if fields:
-                    yield start, stop, fields
-                start = stop
-        except csv.Error as error:
-            raise SampleError(
-                f"{path}: the row that begins at byte {start} is not CSV ({error}); csv.field_size_limit raises the"
-                " limit for long fields"
-            ) from error
+    try:
+        for fields in csv.reader(lines(), delimiter=delimiter):
+            if fields:
+                starts.append(start)
+                stops.append(stop)
+            start = stop
+    except csv.Error as error:
+        raise SampleError(
+            f"{name}: the row that begins at byte {start} is not CSV ({error}); csv.field_size_limit raises the"
+            " limit for long fields"
+        ) from error
+    return np.frombuffer(starts, np.uint64), np.frombuffer(stops, np.uint64)

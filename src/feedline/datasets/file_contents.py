@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,25 +15,44 @@ from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
 from feedline.datasets.decoding import Decode, Decoding, Where
-from feedline.errors import ArgumentError, SampleError
+from feedline.errors import ArgumentError, SampleError, note
 from feedline.rows import Empty
-from feedline.stores import Store, open_store
+from feedline.stores import Cache, CachedStore, ObjectNotFoundError, StoreError, Want, open_store
+from feedline.stores.addresses import scheme_of
+from feedline.stores.wholes import Wholes
 
 _GONE = "it was moved or deleted; restore it, or pass on_error='skip' to the loader"
 
+Fetched = str | Future[memoryview]
+"""The path of a file, or its content on the way."""
+
 
 class Root:
-    """A folder or the address of a store; `whole(path)` gives the bytes of a file in it."""
+    """A folder or the address of a store; `whole(path)` gives the bytes of a file in it.
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    What a store gives is kept in the folder `cache`, if there is one; `options` are those of `open_store`.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        cache: Cache | str | os.PathLike[str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         text = os.fspath(root)
-        self._store: Store | None = open_store(text) if "://" in text and not text.startswith("file://") else None
-        self.name = self._store.url if self._store else str(Path(text.removeprefix("file://")).absolute())
+        self._objects: Wholes | None = None
+        if scheme_of(text) == "file":
+            self.name = str(Path(text.removeprefix("file://")).absolute())
+        else:
+            kept = Path(cache) if isinstance(cache, os.PathLike) else cache
+            self._objects = Wholes(open_store(text, options=options, cache=kept))
+            self.name = self._objects.store.url
 
     @property
     def is_local(self) -> bool:
         """Whether files have a path that anybody can open."""
-        return self._store is None
+        return self._objects is None
 
     def local(self, path: str) -> str:
         """The absolute path of a file; SampleError if it leads out of the root."""
@@ -41,38 +61,53 @@ class Root:
             raise SampleError(f"{path!r} leads out of {self.name}, the root of all files; give a root= that holds it")
         return joined
 
-    def whole(self, path: str) -> bytes | memoryview:
+    def whole(self, fetched: Fetched) -> bytes | memoryview:
         """The content of a file."""
-        if self._store is None:
-            return Path(self.local(path)).read_bytes()
+        if self._objects is None:
+            assert isinstance(fetched, str)
+            return Path(self.local(fetched)).read_bytes()
         try:
-            return self._store.read(path)
+            return self._objects.read(fetched) if isinstance(fetched, str) else fetched.result()
         except ArgumentError as error:  # a path that leads out of the store
             raise SampleError(str(error)) from error
 
+    @contextmanager
+    def fetching(self, paths: Sequence[str]) -> Iterator[Sequence[Fetched]]:
+        """Within the block, these files come all at once, where each by itself would be waited for."""
+        if self._objects is None:
+            yield paths
+        else:
+            with self._objects.reading(paths) as futures:
+                yield futures
+
+    def wants(self, paths: Sequence[str]) -> list[tuple[CachedStore, Want]]:
+        """What a prefetch has to bring into the cache for these files to be found there."""
+        return [] if self._objects is None else self._objects.wants(paths)
+
 
 class FileDecoding(Decoding):
-    """How the content of a file becomes a value; what is decoded is its path below the root."""
+    """How the content of a file becomes a value; what is decoded is its path below the root, or what was fetched."""
 
     def __init__(self, root: Root, decode: Decode, transform: Transform | None = None) -> None:
         super().__init__(decode, transform)
-        self._root = root
+        self.root = root
         # Pictures that are decoded natively are read there, too: from their path.
-        self._source: Callable[[str], Any] = root.local if root.is_local and self._plan is not None else root.whole
+        self._source: Callable[[Any], Any] = root.local if root.is_local and self._plan is not None else root.whole
 
     def __call__(self, source: Any, row: int | None, where: Where) -> Any:
         """The value; FileNotFoundError tells `where()` a file is named that is not there."""
-        with _naming_gone(where):
+        with _naming(where):
             return super().__call__(self._source(source), row, where)
 
     def batch(
         self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, empty: Empty, where: Callable[[int], str]
     ) -> torch.Tensor:
-        """The values of these files as one tensor."""
+        """The values of the files with these paths as one tensor."""
         read = []
-        for row, source in enumerate(sources):
-            with _naming_gone(lambda row=row: where(row)):  # type: ignore[misc]
-                read.append(self._source(source))
+        with self.root.fetching(sources) as fetched:
+            for row, each in enumerate(fetched):
+                with _naming(lambda row=row: where(row)):  # type: ignore[misc]
+                    read.append(self._source(each))
         try:
             return super().batch(read, keys, empty, where)
         except FileNotFoundError as error:
@@ -80,8 +115,12 @@ class FileDecoding(Decoding):
 
 
 @contextmanager
-def _naming_gone(where: Where) -> Iterator[None]:
+def _naming(where: Where) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{where()} does not exist: {_GONE}") from error
+        kind = ObjectNotFoundError if isinstance(error, ObjectNotFoundError) else FileNotFoundError
+        raise kind(f"{where()} does not exist: {_GONE}") from error
+    except StoreError as error:
+        note(error, f"feedline: {where()}")
+        raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,24 +19,32 @@ from feedline.datasets.paths import listed, matching
 from feedline.datasets.records import DecodedRecords, Keys
 from feedline.datasets.strings import PackedStrings
 from feedline.errors import ArgumentError
-from feedline.rows import Empty
-from feedline.stores import expand, split
+from feedline.rows import Empty, as_indices, within
+from feedline.stores import Cache, CachedStore, Want, expand, join, split
+from feedline.stores.addresses import scheme_of
 
 
 class Files(DecodedRecords):
     """The contents of files, one sample each, in the order given; those of a pattern are sorted.
 
     `paths` are paths, patterns with `*`, `**`, `?`, `[...]` and braces, or addresses of objects in one store. `decode`
-    is "bytes", "text", "npy", "image" or a function of the content. `paths` tells the path of each sample.
+    is "bytes", "text", "npy", "image" or a function of the content. `paths` tells the path of each sample. Objects are
+    kept in the folder `cache`, if one is given; `options` are those of `open_store`.
     """
 
     def __init__(
-        self, paths: Pathlike | Sequence[Pathlike], *, decode: Decode = "bytes", transform: Transform | None = None
+        self,
+        paths: Pathlike | Sequence[Pathlike],
+        *,
+        decode: Decode = "bytes",
+        transform: Transform | None = None,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        root, inside = _located(paths)
+        root, inside = _located(paths, options)
         self.root = root
         self.paths = PackedStrings(inside)
-        self._decoding = FileDecoding(Root(root), decode, transform)
+        self._decoding: FileDecoding = FileDecoding(Root(root, cache=cache, options=options), decode, transform)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -44,8 +52,22 @@ class Files(DecodedRecords):
     def _sample(self, at: int, row: int | None) -> Any:
         return self._decoding(self.paths[at], row, partial(self._where, at))
 
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of these indices; objects of a store come all at once."""
+        places = within(as_indices(indices), len(self), "Files").tolist()
+        with self._decoding.root.fetching([self.paths[at] for at in places]) as fetched:
+            return [
+                self._decoding(source, row, partial(self._where, at))
+                for row, (at, source) in enumerate(zip(places, fetched, strict=True))
+            ]
+
+    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, Want]]:
+        """What reading these samples will want from a cache."""
+        places = within(indices, len(self), "Files")
+        return self._decoding.root.wants([self.paths[at] for at in places.tolist()])
+
     def _where(self, at: int) -> str:
-        return f"{self.root.rstrip('/')}/{self.paths[at]}"
+        return join(self.root, self.paths[at])
 
     def _batch(self, places: NDArray[np.int64], empty: Empty, keys: Keys) -> torch.Tensor:
         listed = places.tolist()
@@ -53,13 +75,12 @@ class Files(DecodedRecords):
         return self._decoding.batch(sources, keys, empty, lambda row: self._where(listed[row]))
 
 
-def _located(paths: Pathlike | Sequence[Pathlike]) -> tuple[str, list[str]]:
+def _located(paths: Pathlike | Sequence[Pathlike], options: Mapping[str, Any] | None) -> tuple[str, list[str]]:
     """The root that all of them have in common, and the paths below it."""
     given = [os.fspath(path) for path in listed(paths)]
-    remote = [path for path in given if "://" in path and not path.startswith("file://")]
-    if not remote:
-        return "/", [path.lstrip("/") for path in matching(paths, "*")]
-    places = [split(address) for address in expand(given)]
+    if all(scheme_of(path) == "file" for path in given):
+        return "/", [path.lstrip("/") for path in matching([path.removeprefix("file://") for path in given], "*")]
+    places = [split(address) for address in expand(given, options=options)]
     roots = {place.root for place in places}
     if len(roots) > 1:
         raise ArgumentError(f"files lie in one store, not in {', '.join(sorted(roots))}: make a dataset for each")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -29,11 +29,21 @@ class Raw:
     offset: int = 0
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
+    """How the array of a file lies in it: its items from `offset` on, the last dimension first if `fortran`."""
+
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     fortran: bool
     offset: int
+
+
+class RowSpan(NamedTuple):
+    """The rows from `start` up to `stop` of the file with this number."""
+
+    file: int
+    start: int
+    stop: int
 
 
 class MappedFiles:
@@ -52,6 +62,26 @@ class MappedFiles:
     def paths(self) -> list[str]:
         """The path of each file."""
         return [path_of(source) for source in self._sources]
+
+    @property
+    def lengths(self) -> list[int]:
+        """The rows of each file."""
+        return [len(array) for array in self.arrays]
+
+    @property
+    def dtypes(self) -> list[np.dtype[Any]]:
+        """The dtype of each file."""
+        return [array.dtype for array in self.arrays]
+
+    @property
+    def ndims(self) -> list[int]:
+        """The dimensions of each file."""
+        return [array.ndim for array in self.arrays]
+
+    def read(self, spans: Sequence[RowSpan]) -> list[NDArray[Any]]:
+        """Rows of the files, as views of them."""
+        arrays = self.arrays
+        return [arrays[file][start:stop] for file, start, stop in spans]
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
@@ -85,8 +115,8 @@ def _absolute(source: Pathlike | Raw) -> str | Raw:
 def opened(source: Pathlike | Raw) -> NDArray[Any]:
     """The array in a `.npy` file or a `Raw` one, memory-mapped read-only; the first dimension counts samples."""
     path = path_of(source)
-    layout = _raw_layout(source, path) if isinstance(source, Raw) else _npy_layout(path)
-    _refuse_foreign(layout.dtype, path)
+    with open(path, "rb") as file:
+        layout = layout_of(source, path, file, os.fstat(file.fileno()).st_size)
     if 0 in layout.shape:
         return np.empty(layout.shape, layout.dtype)  # nothing to map
     order = "F" if layout.fortran else "C"
@@ -95,35 +125,41 @@ def opened(source: Pathlike | Raw) -> NDArray[Any]:
     return array
 
 
-def _npy_layout(path: str) -> _Layout:
-    with open(path, "rb") as file:
-        try:
-            version = npy.read_magic(file)
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, fortran, dtype = read(file)
-        except ValueError as error:
-            raise SampleError(f"{path} is not a .npy file ({error}); give bare numbers as Raw(path, dtype)") from error
-        offset = file.tell()
+def layout_of(source: Pathlike | Raw, path: str, file: BinaryIO, nbytes: int) -> Layout:
+    """The layout of a file that begins like `file` and has `nbytes`; errors name it `path`."""
+    layout = _raw_layout(source, path, nbytes) if isinstance(source, Raw) else _npy_layout(path, file, nbytes)
+    _refuse_foreign(layout.dtype, path)
+    return layout
+
+
+def _npy_layout(path: str, file: BinaryIO, nbytes: int) -> Layout:
+    try:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+    except ValueError as error:
+        raise SampleError(f"{path} is not a .npy file ({error}); give bare numbers as Raw(path, dtype)") from error
+    offset = file.tell()
     if not shape:
         raise SampleError(f"{path} holds a single number; the first dimension of an array counts its samples")
-    found, wanted = Path(path).stat().st_size, offset + prod(shape) * dtype.itemsize
-    if found < wanted:
-        raise SampleError(f"{path} is truncated: the file has {found} bytes, its header wants {wanted}")
-    return _Layout(dtype, shape, fortran, offset)
+    wanted = offset + prod(shape) * dtype.itemsize
+    if nbytes < wanted:
+        raise SampleError(f"{path} is truncated: the file has {nbytes} bytes, its header wants {wanted}")
+    return Layout(dtype, shape, fortran, offset)
 
 
-def _raw_layout(raw: Raw, path: str) -> _Layout:
+def _raw_layout(raw: Raw, path: str, found: int) -> Layout:
     dtype = np.dtype(raw.dtype)
     row_nbytes = prod(raw.row_shape) * dtype.itemsize
     if row_nbytes <= 0 or raw.offset < 0:
         raise ArgumentError(f"rows of {raw.row_shape} {dtype} at offset {raw.offset} of {path} cannot be")
-    nbytes = Path(path).stat().st_size - raw.offset
+    nbytes = found - raw.offset
     if nbytes < 0 or nbytes % row_nbytes:
         raise SampleError(
-            f"{path} does not fit: the file has {nbytes + raw.offset} bytes, which is not {raw.offset} and a multiple "
+            f"{path} does not fit: the file has {found} bytes, which is not {raw.offset} and a multiple "
             f"of the {row_nbytes} bytes of a row of {raw.row_shape} {dtype}"
         )
-    return _Layout(dtype, (nbytes // row_nbytes, *raw.row_shape), False, raw.offset)
+    return Layout(dtype, (nbytes // row_nbytes, *raw.row_shape), False, raw.offset)
 
 
 def _refuse_foreign(dtype: np.dtype[Any], path: str) -> None:

@@ -17,11 +17,23 @@ from feedline.errors import ArgumentError, SampleError
 from feedline.shards import arrays
 
 
+class Details(NamedTuple):
+    """Size and version of each object, as a listing of its store told them."""
+
+    sizes: NDArray[np.int64]
+    versions: PackedBytes
+
+    def taken(self, places: NDArray[np.int64]) -> Details:
+        """Those of the objects at these places."""
+        return Details(self.sizes[places], PackedBytes.of(self.versions.many(places)))
+
+
 class Listing(NamedTuple):
     """Paths of files below a root, class after class, and how many there are of each class."""
 
     paths: PackedBytes
     counts: NDArray[np.int64]
+    details: Details | None = None
 
 
 class _Folder(NamedTuple):

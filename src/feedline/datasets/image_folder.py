@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import Any, overload
+from io import BytesIO
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
-from feedline.datasets.folder_scan import Listing, accepted, ending, kept_listing, listing
+from feedline.datasets.files import Pathlike
+from feedline.datasets.image_samples import Samples
 from feedline.datasets.packed_bytes import PackedBytes
+from feedline.datasets.picture_trees import Choice, Fetched, tree_at
 from feedline.datasets.pictures import Called, Pictures, loaded
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.gather import Keys
 from feedline.images import ImageError
 from feedline.rng import sample_rng, torch_keys
 from feedline.rows import Empty, as_indices, numpy_view, one_within, within
+from feedline.stores import Cache, CachedStore, ObjectNotFoundError, Want
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Torchvision's: what a file must end with to be taken for a picture; its content then decides what it is."""
@@ -29,52 +33,6 @@ _GONE = (
     "it was moved or deleted since the folder was listed, or is a broken link: restore it, make the dataset anew, or "
     "pass on_error='skip' to the loader"
 )
-
-
-class Samples(Sequence[tuple[str, int]]):
-    """`(path, class index)` of each sample, made when looked at; equal to the list that torchvision holds.
-
-    Pickles as two arrays of paths and one of class indices.
-    """
-
-    def __init__(self, beginning: str, paths: PackedBytes, targets: NDArray[np.int32]) -> None:
-        self._beginning = beginning
-        self._paths, self._targets = paths, targets
-
-    def __len__(self) -> int:
-        return len(self._targets)
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[str, int]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[str, int]]: ...
-    def __getitem__(self, index: int | slice) -> tuple[str, int] | list[tuple[str, int]]:
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
-        at = one_within(index, len(self), "ImageFolder.samples")
-        return self._beginning + os.fsdecode(self._paths[at]), int(self._targets[at])
-
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        return (self[at] for at in range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        shown = ", ".join(map(repr, self[:2]))
-        return f"[{shown}{', …' * (len(self) > 2)}]"
-
-    def files(self, places: NDArray[np.int64], folder: bytes) -> list[str]:
-        """The paths at these places, which have been checked, as they are read: below `folder`."""
-        return [(folder + path).decode("utf-8", "surrogateescape") for path in self._paths.many(places)]
-
-    def targets(self, places: NDArray[np.int64] | slice) -> NDArray[np.int32]:
-        """The class indices at these places."""
-        return self._targets[places]
 
 
 class ImageFolder(torch.utils.data.Dataset[Any]):
@@ -88,6 +46,9 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
     `listing` names a file in which the list of paths is kept, so that the tree is walked once; it is made anew when a
     folder has changed. Paths are held packed: 12 bytes for each and its own; `samples` and `targets` are made when
     looked at. `samples` may be assigned, but not changed in place.
+
+    `root` may be an address in a store, of which `options` are those of `open_store`: one listing tells all, a kept one
+    is taken as it is, and a `loader` gets a file in memory. Pictures are kept in the folder `cache`, if one is given.
     """
 
     thread_safe = True
@@ -97,49 +58,46 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         root: str | os.PathLike[str],
         transform: Transform | None = None,
         target_transform: Transform | None = None,
-        loader: Callable[[str], Any] | None = None,
+        loader: Callable[[Any], Any] | None = None,
         is_valid_file: Callable[[str], bool] | None = None,
         allow_empty: bool = False,
         *,
         extensions: Sequence[str] = IMG_EXTENSIONS,
         apply_exif_orientation: bool = False,
         listing: str | os.PathLike[str] | None = None,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         if listing is not None and is_valid_file is not None:
             raise ArgumentError("listing= cannot know what is_valid_file would say: pass extensions= instead")
-        self.root = os.path.expanduser(os.fspath(root))  # noqa: PTH111 - stays as it is written otherwise
         self.extensions = (extensions,) if isinstance(extensions, str) else tuple(extensions)
+        choice = Choice(self.extensions, is_valid_file, None if listing is None else os.fspath(listing))
+        self._tree = tree_at(os.fspath(root), choice, cache, options)
+        self.root = self._tree.root
         self._ours = partial(loaded, apply_exif_orientation=apply_exif_orientation)
-        self.loader: Callable[[str], Any] = loader or self._ours
+        self.loader: Callable[[Any], Any] = loader or self._ours
         self._oriented = apply_exif_orientation
         self.classes, self.class_to_idx = self.find_classes(self.root)
         names = sorted(self.class_to_idx)
-        found = self._listed(names, is_valid_file, listing)
+        found = self._tree.listing(names)
         if not allow_empty:
             self._refuse_empty(names, found.counts, is_valid_file is not None)
         targets = np.repeat(np.array([self.class_to_idx[name] for name in names], np.int32), found.counts)
-        self._samples = Samples(os.path.join(self.root, ""), found.paths, targets)  # noqa: PTH118 - keeps its form
-        self._folder = os.fsencode(os.path.join(os.path.abspath(self.root), ""))  # noqa: PTH100, PTH118
+        beginning = os.path.join(self.root, "")  # noqa: PTH118 - keeps its form
+        self._samples = Samples(beginning, found.paths, targets, found.details)
+        self._folder = self._tree.folder
         self.transform = transform
         self.target_transform = target_transform
 
     def find_classes(self, directory: str | os.PathLike[str]) -> tuple[list[str], dict[str, int]]:
         """The classes and their indices: the sorted names of the folders in `directory`. For subclasses to change."""
-        with os.scandir(directory) as entries:
-            classes = sorted(entry.name for entry in entries if entry.is_dir())
+        classes = self._tree.classes(directory)
         if not classes:
             raise FileNotFoundError(
                 f"{os.fspath(directory)} holds no class folders: pictures lie in root/class/name.jpg, one folder for "
                 f"each class"
             )
         return classes, {name: number for number, name in enumerate(classes)}
-
-    def _listed(
-        self, names: Sequence[str], is_valid: Callable[[str], bool] | None, kept: str | os.PathLike[str] | None
-    ) -> Listing:
-        if kept is not None:
-            return kept_listing(os.fspath(kept), os.path.abspath(self.root), names, self.extensions)  # noqa: PTH100
-        return listing(self.root, names, ending(self.extensions) if is_valid is None else accepted(is_valid))
 
     def _refuse_empty(self, names: Sequence[str], counts: NDArray[np.int64], by_function: bool) -> None:
         empty = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
@@ -186,27 +144,35 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         """Sample `index`; negative indices count from the end."""
-        return self._sample(one_within(index, len(self), "ImageFolder"), None)
+        return self._made_singly(np.array([one_within(index, len(self), "ImageFolder")]), [None])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-        """The samples of these indices."""
+        """The samples of these indices; those in a store come all at once."""
         if type(self).__getitem__ is not ImageFolder.__getitem__:  # a subclass makes samples of its own
             return [self[index] for index in indices]
         places = within(as_indices(indices), len(self), "ImageFolder")
-        return [self._sample(at, row) for row, at in enumerate(places.tolist())]
+        return self._made_singly(places, range(len(places)))
 
-    def _sample(self, at: int, row: int | None) -> tuple[Any, Any]:
-        place = np.array([at])
-        [path] = self._samples.files(place, self._folder)
-        with self._naming([path], place):
-            picture = self._picture(path, row)
-        target = int(self._samples.targets(place)[0])
-        return picture, target if self.target_transform is None else self.target_transform(target)
+    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, Want]]:
+        """What reading these samples will want from a cache."""
+        return self._tree.wants(self._samples, within(indices, len(self), "ImageFolder"))
 
-    def _picture(self, path: str, row: int | None) -> Any:
+    def _made_singly(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[tuple[Any, Any]]:
+        paths = self._samples.files(places, self._folder)
+        targets = self._samples.targets(places).tolist()
+        labelled, made = self.target_transform or int, []
+        with self._tree.fetching(self._samples, places, paths) as fetched:
+            for number, (each, row, target) in enumerate(zip(fetched, rows, targets, strict=True)):
+                with self._naming(paths[number : number + 1], places[number:]):
+                    picture = self._picture(_content(each), row)
+                made.append((picture, labelled(target)))
+        return made
+
+    def _picture(self, source: Any, row: int | None) -> Any:
         if self.loader is self._ours:
-            return self._pictures.value(path, sample_rng(row) if self._pictures.draws else None)
-        return self._called(self.loader(path), sample_rng(row) if self._called.wants_rng else None)
+            return self._pictures.value(source, sample_rng(row) if self._pictures.draws else None)
+        file = source if isinstance(source, str) else BytesIO(source)
+        return self._called(self.loader(file), sample_rng(row) if self._called.wants_rng else None)
 
     @property
     def gather(self) -> Callable[..., Any]:
@@ -237,11 +203,21 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         paths = self._samples.files(places, self._folder)
         if keys is None and self._pictures.draws:
             keys = torch_keys(len(places))
+        sources = self._contents(paths, places)
         with self._naming(paths, places):
-            pictures = self._pictures.batch(paths, keys, empty, threads=threads)
+            pictures = self._pictures.batch(sources, keys, empty, threads=threads)
         labels = empty((len(places),), torch.int64)
         numpy_view(labels)[...] = self._samples.targets(places)
         return [pictures, labels]
+
+    def _contents(self, paths: Sequence[str], places: NDArray[np.int64]) -> list[Any]:
+        """What to read these pictures from, all at once."""
+        contents = []
+        with self._tree.fetching(self._samples, places, paths) as fetched:
+            for number, each in enumerate(fetched):
+                with self._naming(paths[number : number + 1], places[number:]):
+                    contents.append(_content(each))
+        return contents
 
     @contextmanager
     def _naming(self, paths: Sequence[str], places: NDArray[np.int64]) -> Iterator[None]:
@@ -251,6 +227,8 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         except (SampleError, OSError) as error:
             row = _row_of(error, paths)
             told = f"{paths[row]} (sample {places[row]} of the ImageFolder {self.root})"
+            if isinstance(error, ObjectNotFoundError):
+                raise ObjectNotFoundError(f"{told} is not there: {_GONE}") from error
             if isinstance(error, FileNotFoundError) and not os.path.exists(paths[row]):  # noqa: PTH110
                 raise FileNotFoundError(f"{told} is not there: {_GONE}") from error
             note(error, f"feedline: {told}")
@@ -261,6 +239,10 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
 
     def __repr__(self) -> str:
         return f"<ImageFolder {self.root}: {len(self)} pictures of {len(self.classes)} classes>"
+
+
+def _content(fetched: Fetched) -> str | memoryview:
+    return fetched if isinstance(fetched, str) else fetched.result()
 
 
 def _row_of(error: Exception, paths: Sequence[str]) -> int:

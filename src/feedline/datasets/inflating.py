@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Mapping
-from pathlib import Path
-from tempfile import NamedTemporaryFile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline import extras
-from feedline.datasets.files import Pathlike
-from feedline.datasets.sidecars import stamp
 from feedline.errors import ArgumentError, SampleError
+from feedline.per_process import PerProcess
+from feedline.stores import Cache, StoreError
+from feedline.stores.cache.entries import Key
+from feedline.stores.cache.folder import Folder
 
 _CODECS = {"br": "brotli", "bz2": "bzip2", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}
+_WAITED_S = 60.0
 _XXHASHES = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 
 
@@ -37,17 +39,44 @@ def inflated(data: Any, codec: str, nbytes: int, where: str, extra: str) -> NDAr
     return out
 
 
-def inflated_file(
-    path: Path, codec: str, nbytes: int, extra: str, folder: Pathlike | None, hashes: Mapping[str, str] | None = None
-) -> Path:
-    """A file with what `path` holds decompressed, made on first use; `hashes` are those of the result."""
-    place = _place(path, folder)
-    if not (place.exists() and place.stat().st_size == nbytes):
-        data = inflated(np.fromfile(path, np.uint8), codec, nbytes, str(path), extra)
-        refuse_other(data, hashes or {}, str(path))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _write(place, data)
-    return place
+class InflatedFiles:
+    """What compressed files and objects hold, each decompressed once for all processes of the machine.
+
+    It is kept in a cache, under the address and version of what was compressed, and checked when it is opened.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        # The fewer of them a folder keeps mapped, the better: they are as large as shards.
+        self._folder = PerProcess(partial(Folder, replace(cache, piece_nbytes=1 << 30)))
+
+    def has(self, name: str, version: str) -> bool:
+        """Whether it need not be decompressed."""
+        return self._folder().has(_key(name, version))
+
+    def data(self, name: str, version: str, make: Callable[[], NDArray[np.uint8]]) -> memoryview:
+        """What `make()` gives, mapped: it is called by one process for all, if it must be called at all."""
+        key, folder = _key(name, version), self._folder()
+        while (found := folder.get(key)) is None:
+            with folder.claims() as claims:
+                if claims.take(key.name()):
+                    found = folder.get(key)  # made by another since the first look
+                    return self._made(name, key, make()) if found is None else found
+            claims.wait(key.name(), _WAITED_S)
+        return found
+
+    def _made(self, name: str, key: Key, data: NDArray[np.uint8]) -> memoryview:
+        folder, view = self._folder(), data.data
+        try:
+            folder.put_file(key, view.nbytes, lambda write_at: write_at(0, view))
+        except OSError as error:
+            raise StoreError(
+                f"{name} makes {view.nbytes:,} bytes when it is decompressed, which cannot be kept in"
+                f" {self.cache.folder} ({error.strerror or 'the limit of the cache is lower'}): give cache= a folder"
+                " with more room"
+            ) from error
+        kept = folder.get(key)
+        return view.toreadonly() if kept is None else kept  # evicted at once
 
 
 def refuse_other(data: NDArray[np.uint8], hashes: Mapping[str, str], where: str) -> None:
@@ -67,23 +96,5 @@ def _digest(name: str, data: NDArray[np.uint8], where: str) -> str:
     return digest
 
 
-def _place(path: Path, folder: Pathlike | None) -> Path:
-    """Where the decompressed file lies: another place for another state of the compressed one."""
-    key = hashlib.sha256(repr((str(path.resolve()), *stamp(path))).encode()).hexdigest()[:24]
-    return (_default_folder() if folder is None else Path(folder)) / f"{key}-{path.stem}"
-
-
-def _default_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "feedline", "inflated")
-
-
-def _write(place: Path, data: NDArray[np.uint8]) -> None:
-    """Whole or not at all; of two processes that write the same, the later one wins."""
-    with NamedTemporaryFile(dir=place.parent, prefix=f".{place.name}.", delete=False) as file:
-        try:
-            file.write(data.data)
-            file.close()
-            Path(file.name).replace(place)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+def _key(name: str, version: str) -> Key:
+    return Key(name, f"{version} decompressed", 0, 0)

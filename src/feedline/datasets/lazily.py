@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from feedline.per_process import PerProcess
+from feedline.stores.blobs import open_at_once
 from feedline.stores.recent import Recent
 
 T = TypeVar("T")
 
 
 class Lazily(Generic[T]):
-    """`parts[number]` is `making(number)`; the parts that were used last are kept, as many as may be open at once.
+    """`parts[number]` is `making(number)`; the `most` that were used last are kept, by default all that may be open.
 
     Each process has its own. Two threads that come first may both make a part. Pickles as `making` alone.
     """
 
-    def __init__(self, making: Callable[[int], T], count: int) -> None:
-        self._making, self._count = making, count
-        self._kept: PerProcess[Recent[int, T]] = PerProcess(partial(Recent, _open_at_once()))
+    def __init__(self, making: Callable[[int], T], count: int, most: int | None = None) -> None:
+        self._making, self._count, self._most = making, count, most
+        self._kept: PerProcess[Recent[int, T] | _All[T]] = PerProcess(partial(_kept, count, most))
 
     def __len__(self) -> int:
         return self._count
@@ -32,10 +32,17 @@ class Lazily(Generic[T]):
         return kept.put(number, self._making(number)) if made is None else made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Lazily, (self._making, self._count)
+        return Lazily, (self._making, self._count, self._most)
 
 
-def _open_at_once() -> int:
-    """A share of the descriptors that the process may have: a mapped file holds one, a part up to two."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 4096 if limit == resource.RLIM_INFINITY else min(max(limit // 8, 16), 4096)
+class _All(dict[int, T]):
+    """As `Recent`, without a limit, at a fraction of its price."""
+
+    def put(self, key: int, value: T) -> T:
+        self[key] = value
+        return value
+
+
+def _kept(count: int, most: int | None) -> Recent[int, Any] | _All[Any]:
+    limit = open_at_once() if most is None else most
+    return _All() if count <= limit else Recent(limit)

@@ -5,36 +5,40 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
 from feedline.datasets.decoding import Decoding, Step, Where, split_transform
 from feedline.datasets.files import Pathlike
-from feedline.datasets.inflating import inflated_file
+from feedline.datasets.indexed_folders import IndexedFolder
 from feedline.datasets.lazily import Lazily
-from feedline.datasets.litdata_chunks import ArrowItems, Items, items_of
-from feedline.datasets.litdata_index import Chunk, Index, index_of
+from feedline.datasets.litdata_chunks import Items, chunk_ends, items_of
+from feedline.datasets.litdata_index import index_of
 from feedline.datasets.litdata_leaves import decoder, is_picture
+from feedline.datasets.litdata_rows import Rows
 from feedline.datasets.once import OnceCache
-from feedline.datasets.records import Records
+from feedline.datasets.records import Field, FieldRecords
+from feedline.datasets.shard_files import ShardFileFields, ShardFiles
+from feedline.datasets.sharded_records import Record
 from feedline.errors import ArgumentError, SampleError
 from feedline.per_process import PerProcess
+from feedline.stores import Cache
+from feedline.stores.blobs import Extent
 
 _KEPT_NBYTES = 1 << 26
 """How much of compressed or tabular chunks each process keeps decoded."""
 
 
-class LitData(Records):
+class LitData(ShardFileFields):
     """The samples of a LitData folder (with its `index.json`), in the structure in which they were written.
 
     Tensors, arrays, numbers, texts and bytes come as they were, pictures as PIL images, other files as bytes; pickle
     is never read. `transform` is a function of the sample, or functions by leaf: "image", or "view.0" where leaves are
-    nested. Chunks compressed as a whole are decompressed on first use into the folder `cache` (by default one in the
-    user's cache folder). For what was written with a `TokensLoader`, read `LitDataTokens`.
+    nested. For what was written with a `TokensLoader`, read `LitDataTokens`.
+
+    `path` is a folder of this machine or the address of one in a store. What a store gives is kept in the folder
+    `cache`, if there is one, and so are chunks that were compressed as a whole, which are decompressed on first use (by
+    default into the user's cache folder). `options` are those of `open_store`.
     """
 
     def __init__(
@@ -42,49 +46,63 @@ class LitData(Records):
         path: Pathlike,
         *,
         transform: Transform | Mapping[str, Transform] | None = None,
-        cache: Pathlike | None = None,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path = str(Path(path).resolve())
-        index = index_of(Path(self.path))
+        folder = IndexedFolder(path, cache=cache, options=options)
+        self.path = folder.name
+        index = index_of(folder)
         if index.tokens:
             raise ArgumentError(f"{self.path} holds tokens: read it with datasets.LitDataTokens(path, window)")
         self._index, self._names = index, index.tree.names()
         by_leaf, whole = split_transform(transform, self._names)
+        super().__init__(ShardFiles([(folder, shard) for shard in index.shards()], chunk_ends, "litdata", cache))
+        FieldRecords.__init__(self, whole)
         self._steps = {name: Step(each) for name, each in by_leaf.items()}
-        self._step = Step(whole)
-        self._firsts = np.cumsum([0, *(chunk.items for chunk in index.chunks)])
-        self._chunks = PerProcess(partial(_opened_on_use, Path(self.path), index, cache))
-        self._leaves = self._decodings(by_leaf)
+        kept = PerProcess(partial(OnceCache[Any, Any], _KEPT_NBYTES))
+        self._items = Lazily(partial(_items, self._files, index.wrapped, kept), len(index.chunks))
+        self._leaves = self._leaf_decodings(by_leaf)
 
-    @property
-    def shard_sizes(self) -> NDArray[np.int64]:
-        """The samples of each chunk, for `ShardShuffled`."""
-        return np.diff(self._firsts)
+    def _span(self, shard: int, row: int) -> tuple[int, int]:
+        items = self._items[shard]
+        return (0, 0) if items.kept(row) else items.span(row)
 
-    def __len__(self) -> int:
-        return int(self._firsts[-1])
+    def _decodings(self) -> list[Decoding]:
+        return self._leaves
 
-    def _sample(self, at: int, row: int | None) -> Any:
-        number = int(np.searchsorted(self._firsts, at, side="right")) - 1
-        at -= int(self._firsts[number])
-        item = self._chunks()[number].item(at)
-        where = partial(self._where, number, at)
-        made = self._made(item, row, where) if isinstance(item, memoryview) else self._stepped(item, row)
-        return self._step(made, row)
-
-    def _decodings(self, by_leaf: Mapping[str, Transform]) -> list[Decoding]:
+    def _leaf_decodings(self, by_leaf: Mapping[str, Transform]) -> list[Decoding]:
         """How each leaf is decoded; none where samples come whole, whatever the index says of their leaves."""
         formats = zip(self._names, self._index.formats, strict=True)
         try:
             return [_decoding(name, kind, by_leaf.get(name), self.path) for name, kind in formats]
         except ArgumentError:
-            if self._index.chunks and isinstance(self._chunks()[0], ArrowItems):
+            if self._index.chunks and isinstance(self._items[0], Rows):
                 return []
             raise
 
-    def _made(self, item: memoryview, row: int | None, where: Where) -> Any:
-        """The sample out of its bytes: the length of each leaf, then the leaves."""
-        count = len(self._leaves)
+    def _item(self, record: Record) -> Any:
+        """The bytes of a sample, or one that came whole."""
+        items, (shard, row, data) = self._items[record.shard], record
+        # What was kept, so that it was not read, may be forgotten by now.
+        return items.item(row, lambda: data or self._files.read([Extent(shard, *items.span(row))])[0])
+
+    def _decoded(self, record: Record, row: int | None) -> Any:
+        item = self._item(record)
+        if isinstance(item, memoryview):
+            leaves = [decoding(data, row, where) for decoding, data, where in self._leaves_in(item, record)]
+            return self._step(self._index.tree.filled(leaves[::-1]), row)
+        return self._step(self._stepped(item, row), row)
+
+    def _fields_in(self, record: Record) -> dict[str, Field]:
+        item = self._item(record)
+        if not isinstance(item, memoryview):
+            raise SampleError(f"{self._where(record)} is a row of a table, others are not; write them again")
+        # By number, because names may be equal: keys may hold dots.
+        return {str(number): Field(*leaf) for number, leaf in enumerate(self._leaves_in(item, record))}
+
+    def _leaves_in(self, item: memoryview, record: Record) -> list[tuple[Decoding, memoryview, Where]]:
+        """The leaves of a sample out of its bytes: the length of each comes first."""
+        count, where = len(self._leaves), partial(self._where, record)
         stop = 4 * count
         try:
             lengths = struct.unpack_from(f"<{count}I", item)
@@ -94,11 +112,14 @@ class LitData(Records):
             raise SampleError(
                 f"{where()} is damaged: its leaves do not fill its {len(item)} bytes; copy the chunk again"
             )
-        leaves = []
+        leaves: list[tuple[Decoding, memoryview, Where]] = []
         for name, decoding, length in zip(self._names, self._leaves, lengths, strict=True):
             start, stop = stop, stop + length
-            leaves.append(decoding(item[start:stop], row, partial(_of_leaf, name, where)))
-        return self._index.tree.filled(leaves[::-1])
+            leaves.append((decoding, item[start:stop], partial(_of_leaf, name, where)))
+        return leaves
+
+    def _collated(self, columns: dict[str, Any]) -> Any:
+        return self._index.tree.collated([*columns.values()][::-1])
 
     def _stepped(self, sample: Any, row: int | None) -> Any:
         """A sample that came whole, as a dict: the transforms of its leaves."""
@@ -110,8 +131,8 @@ class LitData(Records):
             parent[last] = step(parent[last], row)
         return sample
 
-    def _where(self, number: int, at: int) -> str:
-        return f"sample {at} of {Path(self.path, self._index.chunks[number].name)}"
+    def _where(self, record: Record) -> str:
+        return f"sample {record.row} of {self._files.where(record.shard)}"
 
 
 def _of_leaf(name: str, where: Where) -> str:
@@ -127,22 +148,6 @@ def _decoding(name: str, kind: str, transform: Transform | None, path: str) -> D
         raise ArgumentError(f"leaf {name!r} of {path} is stored as {error}; write it again as something else") from None
 
 
-def _opened_on_use(folder: Path, index: Index, cache: Pathlike | None) -> Lazily[Items]:
-    return Lazily(partial(_opened, folder, index, cache, OnceCache(_KEPT_NBYTES)), len(index.chunks))
-
-
-def _opened(folder: Path, index: Index, cache: Pathlike | None, kept: OnceCache[Any, Any], number: int) -> Items:
-    chunk = index.chunks[number]
-    return items_of(mapped(folder, chunk, index, cache), chunk.items, folder / chunk.name, index.wrapped, kept)
-
-
-def mapped(folder: Path, chunk: Chunk, index: Index, cache: Pathlike | None) -> NDArray[np.uint8]:
-    """The bytes of a chunk, those of one that was compressed as a whole after decompression."""
-    path = folder / chunk.name
-    if index.codec is not None and chunk.name.endswith(f".{index.codec}.bin"):
-        path = inflated_file(path, index.codec, chunk.nbytes, "litdata", cache)
-    found = path.stat().st_size
-    if found != chunk.nbytes:
-        raise SampleError(f"{path} has {found} bytes, its index promises {chunk.nbytes}; copy it again")
-    whole: NDArray[np.uint8] = np.memmap(path, np.uint8, "r").view(np.ndarray)
-    return whole
+def _items(files: ShardFiles, wrapped: str, kept: PerProcess[OnceCache[Any, Any]], number: int) -> Items:
+    shard = files.shards[number]
+    return items_of(files.ends(number), shard.nbytes, shard.samples, files.where(number), wrapped, kept())

@@ -1,140 +1,136 @@
-"""The samples in a chunk file of LitData, in each of the ways that it writes them."""
+"""The samples in a chunk of LitData, in each of the ways that it writes them: what is read for one, what it is."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline import extras
 from feedline.datasets.inflating import inflated
+from feedline.datasets.litdata_rows import Rows, ends_of_rows
 from feedline.datasets.once import OnceCache
+from feedline.datasets.shard_ends import Ends, Read, offsets_in
 from feedline.errors import SampleError
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_FRAMED, _ARROW = b"LDFZ01\0\0", b"LDARW01\0"
+_FRAMED = b"LDFZ01\0\0"
 _HEAD = struct.Struct("<8sHHIII")
 _FRAME = np.dtype([("first", "<u4"), ("items", "<u4"), ("at", "<u8"), ("nbytes", "<u4"), ("whole", "<u4")])
 _MOST_NBYTES = 1 << 30
 """One sample, or one frame of samples, that claims to be larger is refused."""
+_NOTHING = memoryview(b"")
+
+Span = tuple[int, int]
+Fetch = Callable[[], memoryview]
+Cache = OnceCache[tuple[str, int], Any]
 
 
 class Items(Protocol):
-    """A chunk: the bytes of a sample, or, in Arrow's form, the sample itself."""
+    """The samples of a chunk by number."""
 
-    def item(self, at: int) -> Any: ...
+    def span(self, at: int) -> Span:
+        """Where to read what a sample is in."""
+        ...
+
+    def kept(self, at: int) -> bool:
+        """Whether it need not be read, because others that it lies with were."""
+        ...
+
+    def item(self, at: int, read: Fetch) -> Any:
+        """The bytes of a sample, or, in Arrow's form, the sample itself; `read()` gives what `span` says."""
+        ...
 
 
 class RawItems:
     """Samples one after the other, each within the offsets that come first."""
 
-    def __init__(self, data: NDArray[np.uint8], count: int, path: Path, inflates: bool = False) -> None:
-        self._data, self._path, self._inflates = data.data, path, inflates
-        self._offsets = offsets_of(data, count, path)
+    def __init__(self, ends: Ends, nbytes: int, count: int, where: str, inflates: bool) -> None:
+        self._where, self._inflates = where, inflates
+        self._offsets = offsets_in(ends.begin, count, nbytes, where)
 
-    def item(self, at: int) -> memoryview:
+    def span(self, at: int) -> Span:
+        """Where a sample lies."""
+        return self._offsets[at], self._offsets[at + 1]
+
+    def kept(self, at: int) -> bool:  # noqa: ARG002 - as others
+        """Nothing is."""
+        return False
+
+    def item(self, at: int, read: Fetch) -> memoryview:
         """The bytes of a sample."""
-        piece = self._data[self._offsets[at] : self._offsets[at + 1]]
+        data = read()
         if not self._inflates:
-            return piece
-        where = f"sample {at} of {self._path}"
-        return inflated(np.frombuffer(piece, np.uint8), "zstd", _content_nbytes(piece, where), where, "litdata").data
+            return data
+        where = f"sample {at} of {self._where}"
+        return inflated(np.frombuffer(data, np.uint8), "zstd", _content_nbytes(data, where), where, "litdata").data
 
 
 class FramedItems:
     """Samples compressed some at a time; the frames that were used last are kept."""
 
-    def __init__(self, data: NDArray[np.uint8], count: int, path: Path, frames: Cache) -> None:
-        self._data, self._path, self._cache = data, path, frames
+    def __init__(self, ends: Ends, nbytes: int, count: int, where: str, frames: Cache) -> None:
+        self._where, self._cache = where, frames
+        head = ends.begin.data
         try:
-            _, version, _, items, self._rows, total = _HEAD.unpack_from(data.data)
-            table = _HEAD.size + 4 * (items + 1)
-            self._offsets = np.frombuffer(data.data, "<u4", items + 1, _HEAD.size)
-            self._frames = np.frombuffer(data.data, _FRAME, total, table)
+            _, version, _, items, self._rows, total = _HEAD.unpack_from(head)
+            self._offsets = np.frombuffer(head, "<u4", items + 1, _HEAD.size)
+            self._frames = np.frombuffer(head, _FRAME, total, _HEAD.size + 4 * (items + 1))
         except (struct.error, ValueError) as error:
-            raise SampleError(f"{path} is cut off within its head ({error}); copy it again") from error
+            raise SampleError(f"{where} is cut off within its head ({error}); copy it again") from error
         if version != 1 or items != count or self._rows < 1 or total < -(-items // self._rows):
-            raise SampleError(f"{path} is damaged: it does not hold {count} samples, as its index says; copy it again")
+            raise SampleError(f"{where} is damaged: it does not hold {count} samples, as its index says; copy it again")
+        self._nbytes = nbytes
 
-    def item(self, at: int) -> memoryview:
+    def span(self, at: int) -> Span:
+        """Where the frame of a sample lies."""
+        number = at // self._rows
+        _, _, start, nbytes, whole = self._frames[number].tolist()
+        if whole > _MOST_NBYTES or start + nbytes > self._nbytes:
+            raise SampleError(
+                f"frame {number} of {self._where} claims {nbytes} bytes that make {whole}: the file is damaged"
+            )
+        return start, start + nbytes
+
+    def kept(self, at: int) -> bool:
+        """Whether its frame is decompressed."""
+        return (self._where, at // self._rows) in self._cache
+
+    def item(self, at: int, read: Fetch) -> memoryview:
         """The bytes of a sample."""
         number = at // self._rows
-        frame: NDArray[np.uint8] = self._cache.get((str(self._path), number), lambda: self._frame(number))
+        frame: NDArray[np.uint8] = self._cache.get((self._where, number), lambda: self._frame(number, read()))
         start, stop = (int(self._offsets[i]) - int(self._offsets[number * self._rows]) for i in (at, at + 1))
         if not 0 <= start <= stop <= len(frame):
-            raise SampleError(f"sample {at} of {self._path} lies outside of its frame: the file is damaged")
+            raise SampleError(f"sample {at} of {self._where} lies outside of its frame: the file is damaged")
         return frame.data[start:stop]
 
-    def _frame(self, number: int) -> NDArray[np.uint8]:
-        _, _, at, nbytes, whole = self._frames[number].tolist()
-        where = f"frame {number} of {self._path}"
-        if whole > _MOST_NBYTES or at + nbytes > len(self._data):
-            raise SampleError(f"{where} claims {nbytes} bytes that make {whole}: the file is damaged")
-        return inflated(self._data[at : at + nbytes], "zstd", whole, where, "litdata")
+    def _frame(self, number: int, data: memoryview) -> NDArray[np.uint8]:
+        whole = int(self._frames["whole"][number])
+        return inflated(np.frombuffer(data, np.uint8), "zstd", whole, f"frame {number} of {self._where}", "litdata")
 
 
-class ArrowItems:
-    """Rows of an Arrow file at the end of the chunk, in record batches of equal length; the last used are kept."""
-
-    def __init__(self, data: NDArray[np.uint8], count: int, path: Path, batches: Cache) -> None:
-        length = int(data[-12:-8].view("<u4")[0])
-        self._ipc, self._path, self._cache = data[max(0, len(data) - 12 - length) : -12], path, batches
-        self._rows = max(1, self._batch(0).num_rows)
-        last = self._reading(lambda reader: reader.num_record_batches - 1)
-        rows = self._rows * last + self._batch(last).num_rows
-        if rows != count:
-            raise SampleError(f"{path} is damaged: it holds {rows} samples, its index says {count}; copy it again")
-
-    def item(self, at: int) -> dict[str, Any]:
-        """A sample."""
-        batch = self._batch(at // self._rows)
-        row: dict[str, Any] = batch.slice(at % self._rows, 1).to_pylist()[0]
-        return row
-
-    def _batch(self, number: int) -> Any:
-        return self._cache.get(
-            (str(self._path), number), lambda: self._reading(lambda reader: reader.get_batch(number))
-        )
-
-    def _reading(self, use: Callable[[Any], Any]) -> Any:
-        """What `use` makes of a reader of its own: no two threads share one."""
-        pyarrow = extras.load("pyarrow", "litdata", "datasets.LitData, for nested samples,")
-        ipc = extras.load("pyarrow.ipc", "litdata", "datasets.LitData, for nested samples,")
-        try:
-            return use(ipc.open_file(pyarrow.py_buffer(self._ipc)))
-        except (pyarrow.ArrowException, OSError) as error:
-            raise SampleError(f"{self._path} has no readable table at its end ({error}); copy it again") from error
-
-
-Cache = OnceCache[tuple[str, int], Any]
-
-
-def items_of(data: NDArray[np.uint8], count: int, path: Path, wrapped: str, cache: Cache) -> Items:
+def items_of(ends: Ends, nbytes: int, count: int, where: str, wrapped: str, cache: Cache) -> Items:
     """The samples of a chunk whose file, if it was compressed as a whole, has been decompressed."""
-    if data[:8].tobytes() == _FRAMED:
-        return FramedItems(data, count, path, cache)
-    if data[-8:].tobytes() == _ARROW and len(data) >= 12:
-        return ArrowItems(data, count, path, cache)
-    return RawItems(data, count, path, wrapped == "sample")
+    if len(ends.end):
+        return Rows(ends, nbytes, count, where, cache)
+    if ends.begin[:8].tobytes() == _FRAMED:
+        return FramedItems(ends, nbytes, count, where, cache)
+    return RawItems(ends, nbytes, count, where, wrapped == "sample")
 
 
-def offsets_of(data: NDArray[np.uint8], count: int, path: Path) -> memoryview:
-    """Where samples begin, and where the last one ends; checked, because a wrong one would read something else."""
-    first = 4 * (count + 2)
-    offsets = data[4:first].view("<u4").astype(np.uint32, copy=False) if len(data) >= first else np.empty(0, np.uint32)
-    if not (
-        len(offsets)
-        and int(data[:4].view("<u4")[0]) == count
-        and offsets[0] >= first
-        and offsets[-1] == len(data)
-        and (offsets[1:] >= offsets[:-1]).all()
-    ):
-        raise SampleError(f"{path} is damaged: it does not hold {count} samples, as its index says; copy it again")
-    return offsets.data
+def chunk_ends(read: Read, nbytes: int, samples: int) -> tuple[memoryview, memoryview]:
+    """Offsets, or the head of frames; of Arrow's form, what tells its batches from both sides of them."""
+    begin = read(0, min(nbytes, max(_HEAD.size, 4 * (samples + 2))))
+    if bytes(begin[:8]) == _FRAMED and len(begin) >= _HEAD.size:
+        _, _, _, items, _, frames = _HEAD.unpack_from(begin)
+        return read(0, min(nbytes, _HEAD.size + 4 * (items + 1) + _FRAME.itemsize * frames)), _NOTHING
+    at = 4 * (samples + 1)
+    if int.from_bytes(begin[at : at + 4], "little") == nbytes:
+        return begin, _NOTHING
+    return ends_of_rows(read, nbytes) or (begin, _NOTHING)
 
 
 def _content_nbytes(data: memoryview, where: str) -> int:

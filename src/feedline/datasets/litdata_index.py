@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feedline.datasets.indexed_folders import IndexedFolder
+from feedline.datasets.shard_sources import Shard
 from feedline.errors import ArgumentError, SampleError
 
 
@@ -34,6 +36,15 @@ class Index:
     """What is compressed: a whole "chunk", a "batch" of samples, or each "sample"."""
     tokens: bool
 
+    def shards(self) -> list[Shard]:
+        """The chunks as shards: those that were compressed as a whole say so by their name."""
+        whole = f".{self.codec}.bin"
+        codecs = [self.codec if chunk.name.endswith(whole) else None for chunk in self.chunks]
+        return [
+            Shard({chunk.name: codec}, chunk.nbytes, chunk.items, {})
+            for chunk, codec in zip(self.chunks, codecs, strict=True)
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class Tree:
@@ -49,6 +60,13 @@ class Tree:
             return leaves.pop()
         parts = [child.filled(leaves) for child in self.children]
         return _BUILD[self.kind](self.keys, parts)
+
+    def collated(self, columns: list[Any]) -> Any:
+        """The structure that default collate gives such samples, with these columns for leaves, as in `filled`."""
+        if not self.kind:
+            return columns.pop()
+        parts = [child.collated(columns) for child in self.children]
+        return parts if self.kind == "builtins.tuple" else _BUILD[self.kind](self.keys, parts)
 
     def names(self) -> list[str]:
         """The leaves by name: their key, or their place where there is none, joined by dots; "" for a bare leaf."""
@@ -70,13 +88,11 @@ _BUILD: dict[str, Callable[[Sequence[Any], list[Any]], Any]] = {
 }
 
 
-def index_of(folder: Path) -> Index:
+def index_of(folder: IndexedFolder) -> Index:
     """The index in this folder; SampleError tells what is wrong with it, ArgumentError what cannot be read."""
-    path = folder / "index.json"
-    if not path.exists():
-        raise FileNotFoundError(f"no LitData set: {path} does not exist")
+    data, path = folder.index("LitData set"), folder.where("index.json")
     try:
-        told = json.loads(path.read_bytes())
+        told = json.loads(data)
         return _index(told["config"], told["chunks"])
     except ArgumentError as error:
         raise ArgumentError(f"{path}: {error}") from None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,40 +12,51 @@ from numpy.typing import NDArray
 
 from feedline import _kernels
 from feedline.datasets.files import Pathlike
+from feedline.datasets.indexed_folders import IndexedFolder
 from feedline.datasets.lazily import Lazily
-from feedline.datasets.litdata import mapped
-from feedline.datasets.litdata_index import Index, index_of
+from feedline.datasets.litdata_index import Chunk, index_of
 from feedline.datasets.litdata_leaves import token_dtype
+from feedline.datasets.shard_files import ShardFiles
 from feedline.errors import ArgumentError, SampleError
 from feedline.rows import Empty, as_indices, numpy_view, one_within, torch_empty, within
+from feedline.stores import Cache, CachedStore, Want
+from feedline.stores.blobs import Extent
 
 
 class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
     """Windows of `window` tokens, one after the other in each chunk, as tensors of the dtype that was written.
 
-    As litdata has it, a window never crosses into the next chunk; the rest of a chunk is left out.
+    As litdata has it, a window never crosses into the next chunk; the rest of a chunk is left out. `path`, `cache` and
+    `options` are as in `LitData`.
     """
 
     thread_safe = True
 
-    def __init__(self, path: Pathlike, window: int, *, cache: Pathlike | None = None) -> None:
-        self.path, self.window = str(Path(path).resolve()), window
+    def __init__(
+        self,
+        path: Pathlike,
+        window: int,
+        *,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        folder = IndexedFolder(path, cache=cache, options=options)
+        self.path, self.window = folder.name, window
         if window < 1:
             raise ArgumentError(f"window={window} must be at least 1")
-        index = index_of(Path(self.path))
+        index = index_of(folder)
         if not index.tokens:
             raise ArgumentError(f"{self.path} holds samples, not tokens: read it with datasets.LitData(path)")
         self._dtype = token_dtype(index.formats[0])
-        self._sizes = np.array([(chunk.dim or 0) // window for chunk in index.chunks], np.int64)
-        self._firsts = np.cumsum([0, *self._sizes])
+        self.shard_sizes: NDArray[np.int64] = np.array([(chunk.dim or 0) // window for chunk in index.chunks], np.int64)
+        """The windows of each chunk, for `samplers.ShardShuffled`."""
+        self._firsts = np.cumsum([0, *self.shard_sizes])
         if not len(self):
             raise ArgumentError(f"no chunk of {self.path} holds {window} tokens, as a window needs")
-        self._chunks = Lazily(partial(_opened, Path(self.path), index, self._dtype, cache), len(index.chunks))
-
-    @property
-    def shard_sizes(self) -> NDArray[np.int64]:
-        """The windows of each chunk, for `ShardShuffled`."""
-        return self._sizes
+        self._files = ShardFiles([(folder, shard) for shard in index.shards()], None, "litdata", cache)
+        # The offsets of samples come first; the tokens of all samples follow one another.
+        self._begins = np.array([4 * (chunk.items + 2) for chunk in index.chunks], np.int64)
+        self._tokens = Lazily(partial(_tokens, self._files, index.chunks, self._dtype), len(index.chunks))
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
@@ -65,28 +75,51 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
         out = empty((len(places), self.window), self._dtype)
         # As bytes: the tokens of a chunk begin wherever its offsets end, which no wider dtype is aligned to.
         rows = numpy_view(out).view(np.uint8)
-        numbers = np.searchsorted(self._firsts, places, side="right") - 1
-        starts = (places - self._firsts[numbers]) * rows.shape[1]
+        numbers, starts = self._located(places)
+        apart: list[int] = []
         for number in np.unique(numbers).tolist():
-            mine = np.flatnonzero(numbers == number)
-            if len(mine) == len(rows):
-                _kernels.gather_windows(self._chunks[number], starts, rows)
+            mine, chunk = np.flatnonzero(numbers == number), self._tokens[number]
+            if chunk is None:
+                apart += mine.tolist()
+            elif len(mine) == len(rows):
+                _kernels.gather_windows(chunk, starts, rows)
             else:
-                rows[mine] = _windows(self._chunks[number], starts[mine], rows.shape[1])
+                rows[mine] = _windows(chunk, starts[mine], rows.shape[1])
+        read = self._files.read(self._extents(numbers[apart], starts[apart])) if apart else []
+        for row, data in zip(apart, read, strict=True):
+            rows[row] = np.frombuffer(data, np.uint8)
         return out
+
+    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, Want]]:
+        """What reading these windows will want from which cache."""
+        numbers, starts = self._located(within(indices, len(self), "LitDataTokens"))
+        whole = [self._files.wants_whole(number) for number in np.unique(numbers).tolist()]
+        return [*(want for wants in whole for want in wants or ()), *self._files.wants(self._extents(numbers, starts))]
+
+    def _located(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The chunk of each window, and at which byte of it the window begins."""
+        numbers = np.searchsorted(self._firsts, places, side="right") - 1
+        nbytes = self.window * self._dtype.itemsize
+        return numbers, self._begins[numbers] + (places - self._firsts[numbers]) * nbytes
+
+    def _extents(self, numbers: NDArray[np.int64], starts: NDArray[np.int64]) -> list[Extent]:
+        nbytes = self.window * self._dtype.itemsize
+        pairs = zip(numbers.tolist(), starts.tolist(), strict=True)
+        return [Extent(number, start, start + nbytes) for number, start in pairs]
 
 
 def _windows(data: NDArray[np.uint8], starts: NDArray[np.int64], nbytes: int) -> NDArray[np.uint8]:
     return _kernels.gather_windows(data, starts, np.empty((len(starts), nbytes), np.uint8))
 
 
-def _opened(folder: Path, index: Index, dtype: torch.dtype, cache: Pathlike | None, number: int) -> NDArray[Any]:
-    """The tokens of a chunk, as bytes."""
-    chunk = index.chunks[number]
-    tokens = mapped(folder, chunk, index, cache)[4 * (chunk.items + 2) :]
-    if len(tokens) != (chunk.dim or 0) * dtype.itemsize:
+def _tokens(files: ShardFiles, chunks: Sequence[Chunk], dtype: torch.dtype, number: int) -> NDArray[np.uint8] | None:
+    """A chunk as bytes, offsets included; None where it is read in ranges."""
+    shard, chunk = files.shards[number], chunks[number]
+    found, promised = shard.nbytes - 4 * (chunk.items + 2), chunk.dim or 0
+    if found != promised * dtype.itemsize:
         raise SampleError(
-            f"{folder / chunk.name} holds {len(tokens)} bytes of tokens, its index promises {chunk.dim} of {dtype};"
+            f"{files.where(number)} holds {found} bytes of tokens, its index promises {promised} of {dtype};"
             " copy it again"
         )
-    return tokens
+    data = files.data(number)
+    return None if data is None else np.frombuffer(data, np.uint8)

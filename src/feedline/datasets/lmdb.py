@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import os
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
+from feedline.datasets.blob_indexes import default_folder
 from feedline.datasets.decoding import Decode, Decoding
 from feedline.datasets.files import Pathlike
-from feedline.datasets.lmdb_environments import Environment, open_environment
+from feedline.datasets.lmdb_environments import Environment, data_in, fetch_environment, open_environment
 from feedline.datasets.packed_bytes import PackedBytes
+from feedline.datasets.paths import find
 from feedline.datasets.records import DecodedRecords, Keys
-from feedline.datasets.sidecars import Columns, SideCar
+from feedline.datasets.sidecars import Columns, SideCar, State
 from feedline.errors import ArgumentError, SampleError
 from feedline.per_process import PerProcess
 from feedline.rows import Empty, as_indices, within
+from feedline.stores import Cache
+from feedline.stores.addresses import scheme_of
+from feedline.stores.blobs import Blobs
 
 _BIG_ENDIAN = {"uint32": ">I", "uint64": ">Q"}
 
@@ -36,7 +43,8 @@ class LMDB(DecodedRecords):
     side-car at `index` (beside the data unless given). With patterns and numbers, `length` is the number of entries
     unless given. `decode` is "bytes", "text", "npy", "image" or a function of a memoryview that does not keep it.
 
-    The environment is opened read-only and without locks, once in each process. `readahead` suits reading in order.
+    The environment is opened read-only and without locks, once in each process. `readahead` suits reading in order. One
+    in a store is fetched as a whole, once, into the folder `cache`; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -50,12 +58,17 @@ class LMDB(DecodedRecords):
         database: str | None = None,
         readahead: bool = False,
         index: Pathlike | None = None,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path = str(Path(path).resolve())
+        held = _held(os.fspath(path), cache, options)
+        self.path = held.name
         self._decoding = Decoding(_Transient(decode) if callable(decode) else decode, transform)
-        self._environment = PerProcess(partial(open_environment, self.path, database, readahead))
+        self._environment = PerProcess(partial(held.opened, database, readahead))
         if keys is None:
-            self._keys: _Names = _EnumeratedKeys(self.path, database, index, self._environment)
+            self._environment()  # what is wrong with the path is said here
+            place = held.beside(database) if index is None else index
+            self._keys: _Names = _EnumeratedKeys(SideCar(place, held.state(), partial(_enumerated, self._environment)))
         elif isinstance(keys, str):
             self._keys = _numbered(keys, self._environment().entries() if length is None else length)
         else:
@@ -104,6 +117,54 @@ class LMDB(DecodedRecords):
             for key in ends:
                 if transaction.get(key) is None:
                     self._missing(key)
+
+
+class _Local(NamedTuple):
+    """An environment on this machine."""
+
+    name: str
+
+    def opened(self, database: str | None, readahead: bool) -> Environment:
+        return open_environment(self.name, database, readahead)
+
+    def beside(self, database: str | None) -> str:
+        """Where its keys are kept."""
+        return f"{data_in(self.name)}.{database or 'main'}.keys"
+
+    def state(self) -> str | State:
+        """What keys belong to: the file, as it is."""
+        return str(data_in(self.name))
+
+
+class _InStore(NamedTuple):
+    """An environment in a store, found."""
+
+    blobs: Blobs
+
+    @property
+    def name(self) -> str:
+        return self.blobs.name(0)
+
+    def opened(self, database: str | None, readahead: bool) -> Environment:
+        return fetch_environment(self.blobs, database, readahead)
+
+    def beside(self, database: str | None) -> str:
+        """Where its keys are kept on this machine."""
+        key = hashlib.blake2b(self.name.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
+        return str(default_folder("indexes") / f"{key}-{self.name.rpartition('/')[2]}.{database or 'main'}.keys")
+
+    def state(self) -> str | State:
+        """What keys belong to: this version of the object."""
+        return (self.blobs.info(0).size, self.blobs.info(0).version)
+
+
+def _held(address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _Local | _InStore:
+    if scheme_of(address) == "file":
+        return _Local(str(Path(address.removeprefix("file://")).resolve()))
+    blobs = find(address, "data.mdb", cache=cache, options=options)
+    if len(blobs) > 1:
+        raise ArgumentError(f"LMDB reads one environment; {address} stands for {len(blobs)}")
+    return _InStore(blobs)
 
 
 class _Transient:
@@ -164,13 +225,8 @@ class _NumberKeys:
 class _EnumeratedKeys:
     """All keys of an environment, in a side-car."""
 
-    def __init__(
-        self, path: str, database: str | None, index: Pathlike | None, environment: PerProcess[Environment]
-    ) -> None:
-        data = Path(path, "data.mdb") if Path(path).is_dir() else Path(path)
-        environment()  # what is wrong with the path is said here
-        beside = f"{data}.{database or 'main'}.keys" if index is None else index
-        self._sidecar = SideCar(beside, data, partial(_enumerated, environment))
+    def __init__(self, sidecar: SideCar) -> None:
+        self._sidecar = sidecar
         self._packed = self._opened()
 
     def _opened(self) -> PackedBytes:

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from feedline import extras
 from feedline.errors import ArgumentError, SampleError
+from feedline.stores.blobs import Blobs
 
 _DATABASES = 64
 
@@ -34,10 +35,28 @@ class Environment:
 
 def open_environment(path: str, database: str | None, readahead: bool) -> Environment:
     """The environment of a folder or file, read-only and without locks; the first to open it decides on `readahead`."""
-    held = _OPEN.at(path, readahead)
+    data = data_in(path)
+    if not data.exists():
+        raise FileNotFoundError(f"no LMDB environment: {data} does not exist")
+    return _environment(path, path, data.stat().st_size, database, readahead)
+
+
+def fetch_environment(blobs: Blobs, database: str | None, readahead: bool) -> Environment:
+    """As `open_environment`, of an object that is fetched into its cache as a whole."""
+    return _environment(blobs.file(0), blobs.name(0), blobs.info(0).size, database, readahead)
+
+
+def data_in(path: str) -> Path:
+    """The file with the data of an environment."""
+    return Path(path, "data.mdb") if Path(path).is_dir() else Path(path)
+
+
+def _environment(path: str, name: str, nbytes: int, database: str | None, readahead: bool) -> Environment:
+    """That of which the data are the first `nbytes` of their file; errors name it `name`."""
+    held = _OPEN.at(path, name, nbytes, readahead)
     if database is None:
         return Environment(held, None)
-    with naming(path):
+    with naming(name):
         return Environment(held, held.open_db(database.encode(), create=False))
 
 
@@ -49,12 +68,12 @@ class _OpenEnvironments:
         self._pid = os.getpid()
         self._locks: dict[int, Lock] = {}  # by process: one that was held at a fork is never released in the child
 
-    def at(self, path: str, readahead: bool) -> Any:
+    def at(self, path: str, name: str, nbytes: int, readahead: bool) -> Any:
         with self._locks.setdefault(os.getpid(), Lock()):
             self._close_inherited()
             held = self._held.get(path)
             if held is None:
-                held = self._held[path] = _opened(path, readahead)
+                held = self._held[path] = _opened(path, name, nbytes, readahead)
             return held
 
     def _close_inherited(self) -> None:
@@ -71,27 +90,24 @@ class _OpenEnvironments:
 _OPEN = _OpenEnvironments()
 
 
-def _opened(path: str, readahead: bool) -> Any:
-    subdir = Path(path).is_dir()
-    data = Path(path, "data.mdb") if subdir else Path(path)
-    if not data.exists():
-        raise FileNotFoundError(f"no LMDB environment: {data} does not exist")
+def _opened(path: str, name: str, nbytes: int, readahead: bool) -> Any:
     lmdb = extras.load("lmdb", "lmdb", "datasets.LMDB")
-    with naming(path):
+    with naming(name):
         environment = lmdb.open(
-            path, subdir=subdir, readonly=True, lock=False, readahead=readahead, meminit=False, max_dbs=_DATABASES
+            path,
+            subdir=Path(path).is_dir(),
+            readonly=True,
+            lock=False,
+            readahead=readahead,
+            meminit=False,
+            max_dbs=_DATABASES,
         )
-    _refuse_truncated(environment, data)
-    return environment
-
-
-def _refuse_truncated(environment: Any, data: Path) -> None:
-    """Reading pages that the file does not have would kill the process."""
     wanted = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-    found = data.stat().st_size
-    if found < wanted:
+    if nbytes < wanted:  # reading pages that the file does not have would kill the process
         environment.close()
-        raise SampleError(f"{data} is truncated: the file has {found} bytes, its header wants {wanted}")
+        told = name if "://" in name else data_in(path)
+        raise SampleError(f"{told} is truncated: the file has {nbytes} bytes, its header wants {wanted}")
+    return environment
 
 
 @contextmanager

@@ -6,72 +6,86 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from feedline.datasets.arrays import Transform
 from feedline.datasets.decoding import Decoding, split_transform
 from feedline.datasets.files import Pathlike
-from feedline.datasets.inflating import inflated_file, refuse_other
+from feedline.datasets.indexed_folders import IndexedFolder
 from feedline.datasets.lazily import Lazily
 from feedline.datasets.mds_encodings import decoder, is_picture
-from feedline.datasets.mds_index import Columns, Shard, shards_of
+from feedline.datasets.mds_index import Columns, shards_of
+from feedline.datasets.mds_index import Shard as Told
+from feedline.datasets.paths import Paths, listed
 from feedline.datasets.records import Field, FieldRecords
+from feedline.datasets.shard_ends import Read, offsets_in
+from feedline.datasets.shard_files import ShardFileFields, ShardFiles
+from feedline.datasets.shard_sources import Shard
+from feedline.datasets.sharded_records import Record
 from feedline.errors import ArgumentError, SampleError
+from feedline.stores import Cache
 
 
-class MDS(FieldRecords):
+class MDS(ShardFileFields):
     """The samples of an MDS folder (with its `index.json`) as dicts of what Mosaic's own reader gives.
 
+    `path` is a folder of this machine or the address of one in a store, or several, whose samples follow one another.
     `columns` picks some; those encoded as pickle are never read. `transform` is a function of the sample, or functions
-    by column. Compressed shards are decompressed on first use into the folder `cache` (by default one in the user's
-    cache folder), and their hashes compared where the index has some; `check_hashes` compares those of the others now.
+    by column.
+
+    What a store gives is kept in the folder `cache`, if there is one, and so are compressed shards, which are
+    decompressed on first use (by default into the user's cache folder), and their hashes compared where the index has
+    some; `check_hashes` compares those of the others now. `options` are those of `open_store`.
     """
 
     def __init__(
         self,
-        path: Pathlike,
+        path: Paths,
         *,
         columns: Sequence[str] | None = None,
         transform: Transform | Mapping[str, Transform] | None = None,
-        cache: Pathlike | None = None,
+        cache: Cache | Pathlike | None = None,
         check_hashes: bool = False,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path = str(Path(path).resolve())
-        shards = shards_of(Path(self.path))
-        names = (
-            tuple(columns) if columns is not None else tuple(dict.fromkeys(n for s in shards for n in s.columns.names))
-        )
+        folders = [IndexedFolder(each, cache=cache, options=options) for each in listed(path)]
+        self.paths = [folder.name for folder in folders]
+        known: dict[Columns, Columns] = {}
+        told = [(folder, each) for folder in folders for each in shards_of(folder, known)]
+        names = tuple(columns) if columns is not None else tuple(dict.fromkeys(n for kind in known for n in kind.names))
         by_column, whole = split_transform(transform, names)
-        super().__init__(whole)
-        self._sizes = np.array([shard.samples for shard in shards], np.int64)
-        self._firsts = np.cumsum([0, *self._sizes])
-        kinds = dict.fromkeys(shard.columns for shard in shards)
-        layouts = {kind: _layout(kind, names, by_column, self.path) for kind in kinds}
-        parts = tuple((shard, layouts[shard.columns]) for shard in shards)
-        self._shards = Lazily(partial(_opened, Path(self.path), parts, cache), len(shards))
+        super().__init__(ShardFiles([(folder, _shard(each)) for folder, each in told], _ends, "mds", cache))
+        FieldRecords.__init__(self, whole)
+        layouts = {kind: _layout(kind, names, by_column, ", ".join(self.paths)) for kind in known}
         self._layouts = tuple(layouts.values())
+        places = {kind: number for number, kind in enumerate(layouts)}
+        self._kinds = [places[each.columns] for _, each in told]
+        self._offsets = Lazily(partial(_offsets, self._files), len(told))
         if check_hashes:
-            for number, shard in enumerate(shards):
-                self._shards[number].check(shard.raw.hashes)
+            self._files.check()
 
-    @property
-    def shard_sizes(self) -> NDArray[np.int64]:
-        """The samples of each shard, for `ShardShuffled`."""
-        return self._sizes
-
-    def __len__(self) -> int:
-        return int(self._firsts[-1])
+    def _span(self, shard: int, row: int) -> tuple[int, int]:
+        offsets = self._offsets[shard]
+        return offsets[row], offsets[row + 1]
 
     def _decodings(self) -> list[Decoding]:
         """Of all shards: a column that is encoded otherwise in some of them has no one decoding."""
         return [decoding for layout in self._layouts for _, _, decoding in layout.wanted]
 
-    def _fields(self, at: int) -> dict[str, Field]:
-        number = int(np.searchsorted(self._firsts, at, side="right")) - 1
-        return self._shards[number].fields(at - int(self._firsts[number]))
+    def _fields_in(self, record: Record) -> dict[str, Field]:
+        layout, (shard, row, data) = self._layouts[self._kinds[record.shard]], record
+        try:
+            spans = layout.spans(data)
+        except (ValueError, struct.error) as error:
+            raise SampleError(f"{self._where(shard, row)} is damaged ({error}); copy the shard again") from error
+        fields = {}
+        for number, name, decoding in layout.wanted:
+            start, stop = spans[number]
+            fields[name] = Field(decoding, data[start:stop], partial(self._where, shard, row, name))
+        return fields
+
+    def _where(self, shard: int, row: int, name: str | None = None) -> str:
+        return f"{'' if name is None else f'column {name!r} of '}sample {row} of {self._files.where(shard)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,51 +108,21 @@ class _Layout:
         return found
 
 
-class _Opened:
-    """A shard whose file is mapped."""
-
-    def __init__(self, path: Path, samples: int, layout: _Layout) -> None:
-        self._path, self._layout = path, layout
-        self._whole: NDArray[np.uint8] = np.memmap(path, np.uint8, "r").view(np.ndarray)
-        self._data = self._whole.data
-        self._offsets = _offsets(self._whole, samples, path)
-
-    def fields(self, at: int) -> dict[str, Field]:
-        """The chosen columns of a sample."""
-        data = self._data[self._offsets[at] : self._offsets[at + 1]]
-        try:
-            spans = self._layout.spans(data)
-        except (ValueError, struct.error) as error:
-            raise SampleError(f"{self._where(at)} is damaged ({error}); copy the shard again") from error
-        fields = {}
-        for number, name, decoding in self._layout.wanted:
-            start, stop = spans[number]
-            fields[name] = Field(decoding, data[start:stop], partial(self._where, at, name))
-        return fields
-
-    def check(self, hashes: Mapping[str, str]) -> None:
-        """SampleError if the file has not these."""
-        refuse_other(self._whole, hashes, str(self._path))
-
-    def _where(self, at: int, name: str | None = None) -> str:
-        return f"{'' if name is None else f'column {name!r} of '}sample {at} of {self._path}"
+def _shard(told: Told) -> Shard:
+    forms: dict[str, str | None] = {told.raw.name: None}
+    if told.zipped is not None and told.codec is not None:
+        forms[told.zipped.name] = told.codec
+    return Shard(forms, told.raw.nbytes, told.samples, told.raw.hashes)
 
 
-def _offsets(whole: NDArray[np.uint8], samples: int, path: Path) -> memoryview:
-    """Where samples begin, and where the last one ends; checked, because a wrong one would read something else."""
-    first = 4 * (samples + 2)
-    offsets = (
-        whole[4:first].view("<u4").astype(np.uint32, copy=False) if len(whole) >= first else np.empty(0, np.uint32)
-    )
-    if not (
-        len(offsets)
-        and int(whole[:4].view("<u4")[0]) == samples
-        and offsets[0] >= first
-        and offsets[-1] == len(whole)
-        and (offsets[1:] >= offsets[:-1]).all()
-    ):
-        raise SampleError(f"{path} is damaged: it does not hold {samples} samples, as its index says; copy it again")
-    return offsets.data
+def _ends(read: Read, nbytes: int, samples: int) -> tuple[memoryview, memoryview]:
+    """The number of samples, and where each begins: nothing at the end is needed."""
+    return read(0, min(nbytes, 4 * (samples + 2))), memoryview(b"")
+
+
+def _offsets(files: ShardFiles, number: int) -> memoryview:
+    begin, shard = files.ends(number).begin, files.shards[number]
+    return offsets_in(begin, shard.samples, shard.nbytes, files.where(number))
 
 
 def _layout(columns: Columns, names: Sequence[str], by_column: Mapping[str, Transform], path: str) -> _Layout:
@@ -158,15 +142,3 @@ def _decoding(name: str, encoding: str, transform: Transform | None, path: str) 
         return Decoding(decoder(encoding), transform)
     except ArgumentError as error:
         raise ArgumentError(f"column {name!r} of {path} is encoded as {error}; leave it out with columns=") from None
-
-
-def _opened(folder: Path, parts: tuple[tuple[Shard, _Layout], ...], cache: Pathlike | None, number: int) -> _Opened:
-    shard, layout = parts[number]
-    path = folder / shard.raw.name
-    if not path.exists() and shard.zipped is not None and shard.codec is not None:
-        path = folder / shard.zipped.name
-        path = inflated_file(path, shard.codec, shard.raw.nbytes, "mds", cache, shard.raw.hashes)
-    found = path.stat().st_size
-    if found != shard.raw.nbytes:
-        raise SampleError(f"{path} has {found} bytes, its index promises {shard.raw.nbytes}; copy it again")
-    return _Opened(path, shard.samples, layout)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from feedline.datasets.indexed_folders import IndexedFolder
 from feedline.datasets.mds_encodings import fixed_nbytes
 from feedline.errors import ArgumentError, SampleError
 
@@ -41,14 +41,14 @@ class Shard:
     codec: str | None
 
 
-def shards_of(folder: Path) -> list[Shard]:
-    """The shards that the index in this folder names; SampleError tells what is wrong with it."""
-    path = folder / "index.json"
-    if not path.exists():
-        raise FileNotFoundError(f"no MDS data set: {path} does not exist (give the folder of one split)")
+def shards_of(folder: IndexedFolder, known: dict[Columns, Columns]) -> list[Shard]:
+    """The shards that the index in this folder names; SampleError tells what is wrong with it.
+
+    Columns that are in `known` are given as they are there; others are added.
+    """
+    data, path = folder.index("MDS data set"), folder.where("index.json")
     try:
-        known: dict[Columns, Columns] = {}
-        return [_shard(each, known) for each in json.loads(path.read_bytes())["shards"]]
+        return [_shard(each, known) for each in json.loads(data)["shards"]]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, ArgumentError):
             raise ArgumentError(f"{path}: {error}") from None
@@ -71,6 +71,7 @@ def _shard(told: dict[str, Any], known: dict[Columns, Columns]) -> Shard:
 
 def _file(told: dict[str, Any]) -> File:
     name = str(told["basename"])
-    if Path(name).name != name or name in (".", ".."):
+    # An index that Mosaic merged from those of several folders names files in these.
+    if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
         raise ValueError(f"the file name {name!r} leads out of the folder")
     return File(name, int(told["bytes"]), dict(told["hashes"]))

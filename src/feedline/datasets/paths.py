@@ -6,6 +6,7 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from feedline.stores.finding import Finder
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_ASKED_AT_ONCE = 32
 
 Paths = Pathlike | Sequence[Pathlike]
 
@@ -85,16 +87,32 @@ def find(
     Objects are read through a cache in the folder `cache` if one is given; `options` are those of `open_store`.
     FileNotFoundError, which ObjectNotFoundError is too, names what is not there.
     """
-    finder = Finder(os.fspath(cache) if isinstance(cache, os.PathLike) else cache, options)
-    found: list[tuple[Store | None, ObjectInfo]] = []
-    for given in listed(paths):
-        if scheme_of(given) == "file":
-            found += [(None, local_info(path)) for path in matching(os.fspath(given).removeprefix("file://"), inside)]
-        else:
-            found += finder.found(os.fspath(given), inside)
-    if not found:
+    meant = [each for several in found(paths, inside, cache=cache, options=options) for each in several]
+    if not meant:
         raise FileNotFoundError("no files: the list of paths is empty")
-    return Blobs(found)
+    return Blobs(meant)
+
+
+Found = list[tuple[Store | None, ObjectInfo]]
+"""Objects and their stores, in order; files of this machine have none."""
+
+
+def found(
+    paths: Paths, inside: str, *, cache: Cache | Pathlike | None = None, options: Mapping[str, Any] | None = None
+) -> list[Found]:
+    """What each path, address or pattern means, as `find` says; many are asked for at once."""
+    finder = Finder(os.fspath(cache) if isinstance(cache, os.PathLike) else cache, options)
+
+    def meant(given: Pathlike) -> Found:
+        if scheme_of(given) == "file":
+            return [(None, local_info(path)) for path in matching(os.fspath(given).removeprefix("file://"), inside)]
+        return [*finder.found(os.fspath(given), inside)]
+
+    several = listed(paths)
+    if all(scheme_of(given) == "file" for given in several):
+        return [meant(given) for given in several]
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+        return list(pool.map(meant, several))
 
 
 class Version(NamedTuple):

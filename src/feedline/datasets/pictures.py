@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -125,14 +126,19 @@ def rgb(file: Any, *, apply_exif_orientation: bool = False) -> PIL.Image.Image:
         return upright.convert("RGB")
 
 
-def loaded(path: str, *, apply_exif_orientation: bool = False) -> PIL.Image.Image:
-    """The picture in a file as `rgb` gives it; SampleError names one that holds none, OSError one that is not there."""
+def loaded(source: str | memoryview, *, apply_exif_orientation: bool = False) -> PIL.Image.Image:
+    """The picture in a file, or in its content, as `rgb` gives it.
+
+    SampleError names one that holds none, OSError one that is not there.
+    """
     try:
-        return rgb(path, apply_exif_orientation=apply_exif_orientation)
+        file = source if isinstance(source, str) else io.BytesIO(source)
+        return rgb(file, apply_exif_orientation=apply_exif_orientation)
     except DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the file, not of what is in it
             raise
+        name = source if isinstance(source, str) else "what was fetched"
         raise SampleError(
-            f"{path} cannot be read as a picture ({type(error).__name__}: {error}). Replace or remove it, or pass "
+            f"{name} cannot be read as a picture ({type(error).__name__}: {error}). Replace or remove it, or pass "
             f"on_error='skip' to the loader"
         ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -63,16 +63,28 @@ class DecodedRecords(Records):
         return self._batch(within(indices, len(self), type(self).__name__), empty, keys)
 
 
+class Decodes(Protocol):
+    """Makes values of fields as `Decoding` does; `batchable` only if it is one."""
+
+    @property
+    def step(self) -> Step: ...
+    @property
+    def batchable(self) -> bool: ...
+    @property
+    def draws(self) -> bool: ...
+    def __call__(self, source: Any, row: int | None, where: Where) -> Any: ...
+
+
 class Field(NamedTuple):
     """One field of a record: its bytes, how they are decoded, and what an error calls it."""
 
-    decoding: Decoding
+    decoding: Decodes
     source: Any
     where: Where
 
 
 class FieldRecords(Records):
-    """Records of fields that are decoded each by itself: samples are dicts.
+    """Records of fields that are decoded each by itself: samples are dicts, unless `_joined` makes something else.
 
     A subclass says which decodings every record has, and gives the fields of one record in their order.
     """
@@ -80,15 +92,31 @@ class FieldRecords(Records):
     def __init__(self, transform: Transform | None) -> None:
         self._step = Step(transform)
 
-    def _decodings(self) -> Collection[Decoding]:
+    def _decodings(self) -> Collection[Decodes]:
         raise NotImplementedError
 
     def _fields(self, at: int) -> Mapping[str, Field]:
         raise NotImplementedError
 
     def _sample(self, at: int, row: int | None) -> Any:
-        fields = self._fields(at).items()
-        return self._step({name: decoding(source, row, where) for name, (decoding, source, where) in fields}, row)
+        return self._made(self._fields(at), row)
+
+    def _made(self, fields: Mapping[str, Field], row: int | None) -> Any:
+        """The sample that these fields are."""
+        decoded = {name: decoding(source, row, where) for name, (decoding, source, where) in fields.items()}
+        return self._step(self._joined(decoded), row)
+
+    def _all_fields(self, places: NDArray[np.int64]) -> Sequence[Mapping[str, Field]]:
+        """The fields of checked indices."""
+        return [self._fields(at) for at in places.tolist()]
+
+    def _joined(self, values: dict[str, Any]) -> Any:
+        """The sample of which these are the values, before its transform."""
+        return values
+
+    def _collated(self, columns: dict[str, Any]) -> Any:
+        """The batch of which these are the columns: what default collate makes of such samples."""
+        return self._joined(columns)
 
     @property
     def gather(self) -> Callable[..., Any]:
@@ -103,15 +131,17 @@ class FieldRecords(Records):
             raise AttributeError("gather: there is nothing that is made faster many at once")
         return self._drawn if any(each.draws for each in decodings) else self._gathered
 
-    def _gathered(self, indices: NDArray[np.int64], empty: Empty) -> dict[str, Any]:
+    def _gathered(self, indices: NDArray[np.int64], empty: Empty) -> Any:
         return self._drawn(indices, empty, None)
 
-    def _drawn(self, indices: NDArray[np.int64], empty: Empty, keys: Keys) -> dict[str, Any]:
-        records = [self._fields(at) for at in within(indices, len(self), type(self).__name__).tolist()]
+    def _drawn(self, indices: NDArray[np.int64], empty: Empty, keys: Keys) -> Any:
+        records = self._all_fields(within(indices, len(self), type(self).__name__))
         names = list(records[0])
         drawing = [name for name in names if records[0][name].decoding.draws]
         drawn = _keys_of(keys, len(records), drawing)
-        return {name: _column([record[name] for record in records], drawn.get(name), empty) for name in names}
+        return self._collated(
+            {name: _column([record[name] for record in records], drawn.get(name), empty) for name in names}
+        )
 
 
 def _keys_of(keys: Keys, count: int, names: Sequence[str]) -> dict[str, Keys]:
@@ -124,6 +154,6 @@ def _keys_of(keys: Keys, count: int, names: Sequence[str]) -> dict[str, Keys]:
 
 def _column(fields: Sequence[Field], keys: Keys, empty: Empty) -> Any:
     decoding = fields[0].decoding
-    if decoding.batchable:
+    if isinstance(decoding, Decoding) and decoding.batchable:
         return decoding.batch([field.source for field in fields], keys, empty, lambda row: fields[row].where())
     return collate.default([field.decoding(field.source, None, field.where) for field in fields], empty=empty)

@@ -18,6 +18,7 @@ from feedline.datasets.parquet_files import WHAT, Files, naming
 from feedline.datasets.parquet_footers import Footers, Summary
 from feedline.datasets.row_filters import Filters
 from feedline.datasets.sparse import joined
+from feedline.datasets.uncached import Span
 from feedline.errors import SampleError
 from feedline.per_process import PerProcess
 from feedline.stores import CachedStore, Want

@@ -17,6 +17,7 @@ from feedline.errors import SampleError, StateError
 from feedline.shards import arrays as files
 
 Columns = Mapping[str, NDArray[np.integer[Any]]]
+State = list[int | str] | tuple[int | str, ...]
 
 
 class SideCarWarning(RuntimeWarning):
@@ -24,15 +25,16 @@ class SideCarWarning(RuntimeWarning):
 
 
 class SideCar:
-    """Arrays that `build()` works out from the file `source`, kept at `path` for as long as the file stays as it is.
+    """Arrays that `build()` works out from a file or an object, kept at `path` for as long as that stays as it is.
 
-    A side-car that is missing, damaged or of another state of the file is written anew, whole or not at all. Where it
-    cannot be written a warning says so, and the arrays are held. Pickles as its path; as arrays where there is no file.
+    `source` is the file, or what tells one state of the object from another. A side-car that is missing, damaged or of
+    another state is written anew, whole or not at all. Where it cannot be written a warning says so, and the arrays are
+    held. Pickles as its path; as arrays where there is no file.
     """
 
-    def __init__(self, path: Pathlike, source: Pathlike, build: Callable[[], Columns]) -> None:
+    def __init__(self, path: Pathlike, source: Pathlike | State, build: Callable[[], Columns]) -> None:
         self._path = str(Path(path).absolute())
-        self._source, self._stamp = str(source), stamp(source)
+        self._stamp = stamp(source) if isinstance(source, (str, os.PathLike)) else [*source]
         self._held: Columns | None = None
         self._arrays: Columns | None = None
         shapes = _kept(self._path, self._stamp)
@@ -63,11 +65,6 @@ class SideCar:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_arrays": None}
 
-    def refuse_changed(self) -> None:
-        """StateError if the file is not the one that the arrays were worked out from."""
-        if stamp(self._source) != self._stamp:
-            raise StateError(f"{self._source} has changed since this dataset was made; make it anew")
-
     def _keep(self, arrays: Columns) -> None:
         try:
             Path(self._path).parent.mkdir(parents=True, exist_ok=True)
@@ -77,18 +74,18 @@ class SideCar:
                 f"the index {self._path} could not be written ({error.strerror}), so that it is worked out again each"
                 " time; give index=, a place that can be written to",
                 SideCarWarning,
-                stacklevel=4,
+                stacklevel=2,
             )
             self._held = arrays
 
 
-def stamp(source: Pathlike) -> list[int]:
+def stamp(source: Pathlike) -> list[int | str]:
     """The size of a file and the time of its last change."""
     found = os.stat(source)  # noqa: PTH116 - asked for every shard
     return [found.st_size, found.st_mtime_ns]
 
 
-def _kept(path: str, wanted: list[int]) -> dict[str, tuple[int, ...]] | None:
+def _kept(path: str, wanted: list[int | str]) -> dict[str, tuple[int, ...]] | None:
     """The shapes of the arrays in the side-car, or None where there is none that fits."""
     try:
         table = files.table_of(path)

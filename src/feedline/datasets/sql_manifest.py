@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
 from feedline.datasets.decoding import Decode, Decoding, split_transform
-from feedline.datasets.file_contents import FileDecoding, Root
+from feedline.datasets.file_contents import Fetched, FileDecoding, Root
 from feedline.datasets.files import Pathlike
 from feedline.datasets.records import Field, FieldRecords
 from feedline.datasets.sql_columns import Column
 from feedline.datasets.sql_query import Connect, Params, Query
 from feedline.errors import ArgumentError, SampleError, StateError
+from feedline.rows import as_indices, within
+from feedline.stores import Cache, CachedStore, Want
 
 
 class SQLManifest(FieldRecords):
@@ -28,6 +31,7 @@ class SQLManifest(FieldRecords):
     The query is asked once, here; its rows, in the order of the unique column `key`, are held packed, and travel to
     worker processes with the dataset. Files are read below `root`, a folder or the address of a store, and `decode` is
     "bytes", "text", "npy", "image" or a function. `transform` is a function of the sample, or functions by column.
+    What a store gives is kept in the folder `cache`, if there is one; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -42,6 +46,8 @@ class SQLManifest(FieldRecords):
         decode: Decode = "bytes",
         into: str = "data",
         transform: Transform | Mapping[str, Transform] | None = None,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self._query = Query(source if callable(source) else _address(source), query, params)
         self._key, self._path, self._into, self._transform = key, path, into, transform
@@ -49,7 +55,7 @@ class SQLManifest(FieldRecords):
         by_column, whole = split_transform(transform, [*self._columns, into])
         super().__init__(whole)
         self._values = {name: Decoding(_same, by_column.get(name)) for name in self._columns}
-        self._files = FileDecoding(Root(root), decode, by_column.get(into))
+        self._files = FileDecoding(Root(root, cache=cache, options=options), decode, by_column.get(into))
 
     def __len__(self) -> int:
         return len(self._columns[self._key])
@@ -103,15 +109,37 @@ class SQLManifest(FieldRecords):
     def _decodings(self) -> list[Decoding]:
         return [*self._values.values(), self._files]
 
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of these indices; objects of a store come all at once."""
+        places = within(as_indices(indices), len(self), "SQLManifest").tolist()
+        with self._files.root.fetching([self._file(at) for at in places]) as fetched:
+            return [
+                self._made(self._fields_of(at, file), row)
+                for row, (at, file) in enumerate(zip(places, fetched, strict=True))
+            ]
+
+    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, Want]]:
+        """What reading these samples will want from a cache."""
+        named = self._columns[self._path]
+        paths = (named[at] for at in within(indices, len(self), "SQLManifest").tolist())
+        return self._files.root.wants([path for path in paths if isinstance(path, str)])
+
     def _fields(self, at: int) -> dict[str, Field]:
+        return self._fields_of(at, self._file(at))
+
+    def _fields_of(self, at: int, file: Fetched) -> dict[str, Field]:
         where = partial(self._where, at)
         fields = {name: Field(self._values[name], column[at], where) for name, column in self._columns.items()}
+        return {**fields, self._into: Field(self._files, file, where)}
+
+    def _file(self, at: int) -> str:
+        """The path that a row names."""
         path = self._columns[self._path][at]
         if not isinstance(path, str):
             raise SampleError(
-                f"{where()} has {path!r} for its path; leave such rows out: WHERE {self._path} IS NOT NULL"
+                f"{self._where(at)} has {path!r} for its path; leave such rows out: WHERE {self._path} IS NOT NULL"
             )
-        return {**fields, self._into: Field(self._files, path, where)}
+        return path
 
     def _where(self, at: int) -> str:
         """The file that a row names."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,19 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
-from feedline.datasets.decoding import Decode, Decoding, Step, split_transform
+from feedline.datasets.decoding import Decode, Decoding, split_transform
 from feedline.datasets.files import Pathlike
 from feedline.datasets.lazily import Lazily
-from feedline.datasets.paths import Paths, matching
-from feedline.datasets.records import Records
+from feedline.datasets.paths import Paths, find
+from feedline.datasets.records import Decodes, Field, FieldRecords
+from feedline.datasets.sharded_records import Record, ShardedFields
 from feedline.datasets.sidecars import SideCar
 from feedline.datasets.tfrecord_features import ChosenFeatures, EveryFeature, Feature
-from feedline.datasets.tfrecord_index import HEAD_NBYTES, TAIL_NBYTES, indexed, mapped
+from feedline.datasets.tfrecord_index import HEAD_NBYTES, TAIL_NBYTES, indexed
 from feedline.errors import ArgumentError
+from feedline.stores import Cache
+
+_WHOLE = ""
+"""The name of the one field of records that are no examples, or are taken as they are."""
 
 
-class TFRecord(Records):
-    """The records of TFRecord files: `tf.train.Example` messages as dicts.
+class TFRecord(ShardedFields):
+    """The records of TFRecord files and objects: `tf.train.Example` messages as dicts.
 
     `features` says what to take and as what, by name: a dtype for one number; `(dtype, shape)` for a tensor, of which
     one side may be -1; "bytes", "text", "npy", "image" or a function of the bytes for what one `bytes` value holds.
@@ -30,7 +35,8 @@ class TFRecord(Records):
     functions by feature. With `decode`, records are not examples: it is "bytes" or another of these words.
 
     A side-car beside each file (in the folder `index` where given) says where records lie; `check` compares the
-    checksums of all of them when it is made.
+    checksums of all of them when it is made. Objects are kept in the folder `cache`, if one is given; `options` are
+    those of `open_store`.
     """
 
     def __init__(
@@ -42,51 +48,41 @@ class TFRecord(Records):
         transform: Transform | Mapping[str, Transform] | None = None,
         check: bool = True,
         index: Pathlike | None = None,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         by_feature, whole = split_transform(transform, features)
         if decode is not None and features is not None:
             raise ArgumentError("features= describes examples, and with decode= the records are none")
-        self.paths = matching(paths, "*.tfrecord*")
-        indexes = [indexed(path, check, index) for path in self.paths]
-        self._firsts = np.cumsum([0, *(each.shapes["starts"][0] - 1 for each in indexes)])
-        self._decoding = _decoding(features, by_feature, decode)
-        self._step = Step(whole)
-        self._files = Lazily(partial(_opened, tuple(zip(self.paths, indexes, strict=True))), len(indexes))
+        self._chosen = None if features is None else ChosenFeatures(features, by_feature)
+        # A picture and its transform are one step.
+        self._decoding: Decodes = EveryFeature() if decode is None else Decoding(decode, whole)
+        blobs = find(paths, "*.tfrecord*", cache=cache, options=options)
+        self.paths = blobs.names
+        indexes = indexed(blobs, check, index)
+        super().__init__((each.shapes["starts"][0] - 1 for each in indexes), blobs)
+        FieldRecords.__init__(self, whole if decode is None else None)
+        self._starts = Lazily(partial(_starts, tuple(indexes)), len(indexes))
 
-    @property
-    def shard_sizes(self) -> NDArray[np.int64]:
-        """The records of each file, for `ShardShuffled`."""
-        return np.diff(self._firsts)
+    def _span(self, shard: int, row: int) -> tuple[int, int]:
+        start, stop = self._starts[shard][row : row + 2].tolist()
+        return start + HEAD_NBYTES, stop - TAIL_NBYTES
 
-    def __len__(self) -> int:
-        return int(self._firsts[-1])
+    def _decodings(self) -> Collection[Decodes]:
+        return [self._decoding] if self._chosen is None else self._chosen.decodings
 
-    def _sample(self, at: int, row: int | None) -> Any:
-        file = int(np.searchsorted(self._firsts, at, side="right")) - 1
-        number = at - int(self._firsts[file])
-        record = self._files[file].record(number)
-        return self._step(self._decoding(record, row, lambda: f"record {number} of {self.paths[file]}"), row)
+    def _fields_in(self, record: Record) -> dict[str, Field]:
+        where = partial(self._where, record.shard, record.row)
+        if self._chosen is None:
+            return {_WHOLE: Field(self._decoding, record.data, where)}
+        return self._chosen.fields(record.data, where)
 
+    def _joined(self, values: dict[str, Any]) -> Any:
+        return values[_WHOLE] if self._chosen is None else values
 
-class _Opened:
-    """A file, and where its records begin; both mapped."""
-
-    def __init__(self, path: str, index: SideCar) -> None:
-        index.refuse_changed()
-        self._data, self._starts = mapped(path).data, index.opened()["starts"]
-
-    def record(self, number: int) -> bytes:
-        start, stop = self._starts[number : number + 2].tolist()
-        return bytes(self._data[start + HEAD_NBYTES : stop - TAIL_NBYTES])
+    def _where(self, shard: int, row: int) -> str:
+        return f"record {row} of {self.paths[shard]}"
 
 
-def _opened(files: tuple[tuple[str, SideCar], ...], number: int) -> _Opened:
-    return _Opened(*files[number])
-
-
-def _decoding(
-    features: Mapping[str, Feature] | None, by_feature: Mapping[str, Transform], decode: Decode | None
-) -> Decoding | EveryFeature | ChosenFeatures:
-    if decode is not None:
-        return Decoding(decode)
-    return EveryFeature() if features is None else ChosenFeatures(features, by_feature)
+def _starts(indexes: tuple[SideCar, ...], number: int) -> NDArray[np.integer[Any]]:
+    return indexes[number].opened()["starts"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from feedline.datasets.arrays import Transform
 from feedline.datasets.decoding import DECODERS, Decode, Decoding, Step
 from feedline.datasets.examples import Value, parsed
+from feedline.datasets.records import Decodes, Field
 from feedline.errors import ArgumentError, SampleError
 from feedline.rows import torch_dtype
 
@@ -21,18 +22,15 @@ Feature = Decode | DTypeLike | torch.dtype | tuple[DTypeLike | torch.dtype, tupl
 Where = Callable[[], str]
 
 
-class Field(Protocol):
-    """Makes the value of one feature."""
-
-    def __call__(self, value: Value, row: int | None, where: Where) -> Any: ...
-
-
 class EveryFeature:
-    """All features as they are: numbers as 1-D tensors, bytes as lists."""
+    """Decodes whole records to all features as they are: numbers as 1-D tensors, bytes as lists."""
 
-    def __call__(self, record: bytes, row: int | None, where: Where) -> dict[str, Any]:  # noqa: ARG002 - as its twin
+    step = Step(None)
+    batchable = draws = False
+
+    def __call__(self, source: memoryview, row: int | None, where: Where) -> dict[str, Any]:  # noqa: ARG002 - as others
         """The sample in these bytes."""
-        found = _parsed(record, None, where)
+        found = _parsed(source, None, where)
         # Sorted, because the format leaves the order to chance.
         return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in sorted(found.items())}
 
@@ -41,33 +39,46 @@ class ChosenFeatures:
     """The features that were asked for, each as what it should be."""
 
     def __init__(self, features: Mapping[str, Feature], transforms: Mapping[str, Transform]) -> None:
-        self._fields = {name: _field(name, feature, transforms.get(name)) for name, feature in features.items()}
+        self._decodings = {name: _decoding(name, feature, transforms.get(name)) for name, feature in features.items()}
 
-    def __call__(self, record: bytes, row: int | None, where: Where) -> dict[str, Any]:
-        """The sample in these bytes."""
-        found = _parsed(record, self._fields, where)
-        if len(found) < len(self._fields):
-            missing = next(name for name in self._fields if name not in found)
+    @property
+    def decodings(self) -> Collection[Decodes]:
+        """How each feature is decoded."""
+        return self._decodings.values()
+
+    def fields(self, record: memoryview, where: Where) -> dict[str, Field]:
+        """The features in these bytes."""
+        found = _parsed(record, self._decodings, where)
+        if len(found) < len(self._decodings):
+            missing = next(name for name in self._decodings if name not in found)
             there = ", ".join(sorted(_parsed(record, None, where))) or "none"
             raise SampleError(f"{where()} has no feature {missing!r}; it has {there}")
-        return {
-            name: field(found[name], row, lambda name=name: f"feature {name!r} of {where()}")  # type: ignore[misc]
-            for name, field in self._fields.items()
-        }
+        return {name: _field(name, found[name], decoding, where) for name, decoding in self._decodings.items()}
 
 
-def _parsed(record: bytes, wanted: Mapping[str, Any] | None, where: Where) -> dict[str, Value]:
+def _field(name: str, value: Value, decoding: Decodes, where: Where) -> Field:
+    def named() -> str:
+        return f"feature {name!r} of {where()}"
+
+    if isinstance(decoding, _Numbers):
+        return Field(decoding, value, named)
+    if isinstance(value, np.ndarray) or len(value) != 1:
+        raise SampleError(f"{named()} holds {_told(value)}, not one value of bytes")
+    return Field(decoding, value[0], named)
+
+
+def _parsed(record: memoryview, wanted: Mapping[str, Any] | None, where: Where) -> dict[str, Value]:
     try:
-        return parsed(record, wanted)
+        return parsed(bytes(record), wanted)
     except ValueError as error:  # UnicodeDecodeError is one
         raise SampleError(
             f"{where()} is no tf.train.Example ({error}); give decode='bytes' for other records"
         ) from error
 
 
-def _field(name: str, feature: Feature, transform: Transform | None) -> Field:
+def _decoding(name: str, feature: Feature, transform: Transform | None) -> Decodes:
     if (isinstance(feature, str) and feature in DECODERS) or (callable(feature) and not isinstance(feature, type)):
-        return _Encoded(Decoding(feature, transform))
+        return Decoding(feature, transform)
     dtype, shape = feature if isinstance(feature, tuple) else (feature, ())
     try:
         numbers = torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else np.dtype(dtype)
@@ -81,30 +92,19 @@ def _field(name: str, feature: Feature, transform: Transform | None) -> Field:
     return _Numbers(numbers, tuple(shape), Step(transform))
 
 
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    """One value of bytes, decoded."""
-
-    decoding: Decoding
-
-    def __call__(self, value: Value, row: int | None, where: Where) -> Any:
-        if isinstance(value, np.ndarray) or len(value) != 1:
-            raise SampleError(f"{where()} holds {_told(value)}, not one value of bytes")
-        return self.decoding(value[0], row, where)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Numbers:
     """A tensor; its numbers are listed, or lie bare (little endian) in one value of bytes."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     step: Step
+    batchable = draws = False
 
-    def __call__(self, value: Value, row: int | None, where: Where) -> Any:
-        numbers = value if isinstance(value, np.ndarray) else self._bare(value, where)
+    def __call__(self, source: Value, row: int | None, where: Where) -> Any:
+        numbers = source if isinstance(source, np.ndarray) else self._bare(source, where)
         if not self._fits(len(numbers)):
-            raise SampleError(f"{where()} holds {_told(value)}, which do not make {self.dtype} of shape {self.shape}")
+            raise SampleError(f"{where()} holds {_told(source)}, which do not make {self.dtype} of shape {self.shape}")
         converted = numbers.astype(self.dtype)
         if numbers.dtype.kind == "i" and (converted != numbers).any():
             raise SampleError(f"{where()} holds numbers that {self.dtype} does not; ask for a wider dtype")

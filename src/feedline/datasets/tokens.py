@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import glob
-import os
-from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,47 +12,24 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import DTypeLike, NDArray
 
 from feedline import _kernels
-from feedline.datasets.files import MappedFiles, Pathlike, Raw, opened, path_of
+from feedline.datasets.files import MappedFiles, Pathlike, Raw
+from feedline.datasets.remote_arrays import TOGETHER_NBYTES
+from feedline.datasets.token_stream import TokenSource, TokenStream, positions_in
 from feedline.errors import ArgumentError
 from feedline.rows import Empty, as_indices, one_within, torch_dtype, torch_empty, within
-
-TokenSource = Pathlike | Raw | Sequence[Pathlike | Raw]
-
-
-class _TokenDataset(torch.utils.data.Dataset[Any]):
-    """Token ids of one or more files as one stream, and the dtype in which they come out."""
-
-    thread_safe = True
-
-    def __init__(self, source: TokenSource, dtype: DTypeLike | None, out_dtype: torch.dtype | None) -> None:
-        self._files = MappedFiles([_typed(each, dtype) for each in _listed(source)])
-        stored = _refuse_other_kinds(self._files, dtype)
-        self._dtype = _output_dtype(stored, out_dtype)
-        self._bounds = [0, *accumulate(map(len, self._files.arrays))]
-
-    def _tokens(self, start: int, count: int) -> torch.Tensor:
-        tokens = torch.empty(count, dtype=self._dtype)
-        self._copy(start, tokens.numpy())
-        return tokens
-
-    def _copy(self, start: int, row: NDArray[Any]) -> None:
-        """Fill `row` with the tokens from `start` on, over the borders of files."""
-        at = bisect_right(self._bounds, start) - 1
-        start -= self._bounds[at]
-        filled = 0
-        while filled < len(row):
-            piece = self._files.arrays[at][start : start + len(row) - filled]
-            row[filled : filled + len(piece)] = piece
-            filled, at, start = filled + len(piece), at + 1, 0
+from feedline.stores import Cache, CachedStore, Want
 
 
-class TokenFile(_TokenDataset):
+class TokenFile(TokenStream):
     """Windows of `window` tokens that begin every `stride` tokens (None: one after the other).
 
     `source` is a path, a glob pattern, a `Raw`, or a list of paths. A `.npy` file says its dtype; any other is bare
     numbers of `dtype` (uint16 by default). With `targets`, samples are `(x, y)` where y is x one token later. Windows
     never cross from one file into the next, and the rest of a file that is shorter than a window is left out, unless
     `cross_files` makes one stream of all. Tokens keep the stored dtype, or become `out_dtype` in the same pass.
+
+    Of files in a store, windows are read in ranges, and kept in the folder `cache`, if one is given; `options` are
+    those of `open_store`.
     """
 
     def __init__(
@@ -69,10 +42,12 @@ class TokenFile(_TokenDataset):
         dtype: DTypeLike | None = None,
         out_dtype: torch.dtype | None = None,
         cross_files: bool = False,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         if window < 1 or (stride is not None and stride < 1):
             raise ArgumentError(f"window={window} and stride={stride} must be at least 1")
-        super().__init__(source, dtype, out_dtype)
+        super().__init__(source, dtype, out_dtype, cache, options)
         self.window, self.stride, self.targets = window, stride or window, targets
         bounds = np.array([0, self._bounds[-1]] if cross_files else self._bounds)
         self._starts, lengths = bounds[:-1], np.diff(bounds)
@@ -93,8 +68,9 @@ class TokenFile(_TokenDataset):
     def __getitem__(self, index: int) -> Any:
         """Window `index`, in memory of its own; negative indices count from the end."""
         start = int(self._token_starts(one_within(index, len(self), "TokenFile")))
-        x = self._tokens(start, self.window)
-        return (x, self._tokens(start + 1, self.window)) if self.targets else x
+        tokens = self._one(start, start + self.window + self.targets)
+        x = self._copied(tokens[: self.window])
+        return (x, self._copied(tokens[1:])) if self.targets else x
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The windows of these indices; they share memory with each other only."""
@@ -103,36 +79,55 @@ class TokenFile(_TokenDataset):
 
     def gather(self, indices: NDArray[np.int64], empty: Empty) -> Any:
         """The collated batch of these windows, (B, window), in memory from `empty`; `[x, y]` with targets."""
-        if not self.targets:
-            return self._shifted(indices, 0, empty)
-        return [self._shifted(indices, shift, empty) for shift in (0, 1)]
-
-    def _shifted(self, indices: NDArray[np.int64], shift: int, empty: Empty) -> torch.Tensor:
-        """The windows of these indices, `shift` tokens later."""
-        out = empty((len(indices), self.window), self._dtype)
-        rows = out.numpy()
-        if self._views is None:
-            self._views = self._windows()
-        if self._views:
-            _kernels.gather_rows(self._views[shift], indices, rows)
+        parts = [empty((len(indices), self.window), self._dtype) for _ in range(1 + self.targets)]
+        views = self._views
+        if views is None:
+            views = self._views = self._windows()
+        if views:
+            for view, part in zip(views, parts, strict=True):
+                _kernels.gather_rows(view, indices, part.numpy())
         else:
-            self._fill(rows, self._token_starts(within(indices, len(self), "TokenFile")) + shift)
-        return out
+            self._fill([part.numpy() for part in parts], indices)
+        return parts if self.targets else parts[0]
+
+    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, Want]]:
+        """What reading these samples will want from a cache."""
+        return self._wanted(self._spans(indices))
+
+    @property
+    def shard_sizes(self) -> NDArray[np.int64]:
+        """Windows that lie together, for `ShardShuffled`: of files of this machine all, as any costs the same."""
+        if isinstance(self._files, MappedFiles):
+            return np.array([len(self)])
+        windows = max(1, TOGETHER_NBYTES // (self.stride * self._files.dtypes[0].itemsize))
+        starts = [np.arange(first, stop, windows) for first, stop in pairwise(self._counted.tolist())]
+        return np.diff(np.append(np.concatenate(starts), len(self)))
+
+    def _spans(self, indices: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Where in the stream the windows of these indices lie, targets included."""
+        starts = self._token_starts(within(indices, len(self), "TokenFile")).tolist()
+        return [(start, start + self.window + self.targets) for start in starts]
 
     def _windows(self) -> list[NDArray[Any]]:
         """The file with a window in each row, for inputs and targets; none of several files, or for another dtype."""
+        if not isinstance(self._files, MappedFiles) or len(self._files.arrays) > 1:
+            return []
         tokens = self._files.arrays[0]
-        if len(self._files.arrays) > 1 or torch_dtype(tokens.dtype) != self._dtype:
+        if torch_dtype(tokens.dtype) != self._dtype:
             return []
         shape, strides = (len(self), self.window), (self.stride * tokens.itemsize, tokens.itemsize)
         return [as_strided(tokens[shift:], shape, strides, writeable=False) for shift in range(1 + self.targets)]
 
-    def _fill(self, rows: NDArray[Any], starts: NDArray[np.int64]) -> None:
-        if len(self._files.arrays) == 1:
-            _kernels.gather_windows(self._files.arrays[0], starts, rows)
-        else:
-            for row, start in enumerate(starts.tolist()):
-                self._copy(start, rows[row])
+    def _fill(self, parts: Sequence[NDArray[Any]], indices: NDArray[np.int64]) -> None:
+        """Write the windows of these indices, each part one token later."""
+        if isinstance(self._files, MappedFiles) and len(self._files.arrays) == 1:
+            starts = self._token_starts(within(indices, len(self), "TokenFile"))
+            for shift, rows in enumerate(parts):
+                _kernels.gather_windows(self._files.arrays[0], starts + shift, rows)
+            return
+        for row, tokens in enumerate(self._read(self._spans(indices))):
+            for shift, rows in enumerate(parts):
+                rows[row] = tokens[shift : shift + self.window]
 
     def _token_starts(self, indices: Any) -> Any:
         """Where in the stream the windows of checked indices begin, or the window of one index."""
@@ -142,11 +137,12 @@ class TokenFile(_TokenDataset):
         return self._starts[file] + (indices - self._counted[file]) * self.stride
 
 
-class TokenDocuments(_TokenDataset):
+class TokenDocuments(TokenStream):
     """Documents of different lengths in token files: document i is the tokens `[offsets[i], offsets[i + 1])`.
 
     `offsets` are n + 1 rising token positions in the stream that the files make together: an array, or a `.npy` or
     `Raw` file of them. `lengths` suits `LengthBuckets`; `collate.pad` and `collate.token_budget` make batches.
+    Files may lie in a store, as those of `TokenFile`.
     """
 
     def __init__(
@@ -156,10 +152,11 @@ class TokenDocuments(_TokenDataset):
         *,
         dtype: DTypeLike | None = None,
         out_dtype: torch.dtype | None = None,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(source, dtype, out_dtype)
-        held = offsets if isinstance(offsets, np.ndarray) else opened(offsets)
-        self._offsets = np.array(held, np.int64)
+        super().__init__(source, dtype, out_dtype, cache, options)
+        self._offsets = np.array(positions_in(offsets, cache, options), np.int64)
         _refuse_disorder(self._offsets, self._bounds[-1])
 
     @property
@@ -173,56 +170,22 @@ class TokenDocuments(_TokenDataset):
     def __getitem__(self, index: int) -> torch.Tensor:
         """Document `index`, in memory of its own; negative indices count from the end."""
         at = one_within(index, len(self), "TokenDocuments")
-        start, stop = self._offsets[at : at + 2].tolist()
-        return self._tokens(start, stop - start)
+        return self._copied(self._one(*self._offsets[at : at + 2].tolist()))
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
         """The documents of these indices."""
-        return [self[index] for index in indices]
+        spans = self._spans(as_indices(indices))
+        if isinstance(self._files, MappedFiles):
+            return [self._copied(self._one(start, stop)) for start, stop in spans]
+        return [self._copied(tokens) for tokens in self._read(spans)]
 
+    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, Want]]:
+        """What reading these samples will want from a cache."""
+        return self._wanted(self._spans(indices))
 
-def _listed(source: TokenSource) -> list[Pathlike | Raw]:
-    if isinstance(source, Raw):
-        return [source]
-    if not isinstance(source, (str, os.PathLike)):
-        found: list[Pathlike | Raw] = list(source)
-    elif Path(source).exists() or not glob.has_magic(os.fspath(source)):
-        found = [source]
-    else:
-        found = [*sorted(glob.glob(os.fspath(source), recursive=True))]  # noqa: PTH207 - Path.glob: no absolute ones
-    if not found:
-        raise FileNotFoundError(f"no token files: {source!r} names none")
-    return found
-
-
-def _typed(source: Pathlike | Raw, dtype: DTypeLike | None) -> Pathlike | Raw:
-    """A source that knows its dtype."""
-    if isinstance(source, Raw):
-        return source
-    if not path_of(source).endswith(".npy"):
-        return Raw(source, np.uint16 if dtype is None else dtype)
-    return source
-
-
-def _refuse_other_kinds(files: MappedFiles, dtype: DTypeLike | None) -> np.dtype[Any]:
-    stored = files.arrays[0].dtype if dtype is None else np.dtype(dtype)
-    for path, tokens in zip(files.paths, files.arrays, strict=True):
-        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            raise ArgumentError(f"{path} holds {tokens.dtype} of {tokens.ndim} dimensions; tokens are 1-D integers")
-        if tokens.dtype != stored:
-            whose = f"{files.paths[0]} holds" if dtype is None else "the argument dtype says"
-            raise ArgumentError(f"{path} holds {tokens.dtype}, but {whose} {stored}")
-    return stored
-
-
-def _output_dtype(stored: np.dtype[Any], out_dtype: torch.dtype | None) -> torch.dtype:
-    kept = torch_dtype(stored)
-    assert kept is not None
-    if out_dtype is None:
-        return kept
-    if not np.can_cast(stored, torch.empty(0, dtype=out_dtype).numpy().dtype, "safe"):
-        raise ArgumentError(f"out_dtype={out_dtype} cannot hold every {stored} that is stored")
-    return out_dtype
+    def _spans(self, indices: NDArray[np.int64]) -> list[tuple[int, int]]:
+        places = within(indices, len(self), "TokenDocuments")
+        return list(zip(self._offsets[places].tolist(), self._offsets[places + 1].tolist(), strict=True))
 
 
 def _refuse_disorder(offsets: NDArray[np.int64], tokens: int) -> None:

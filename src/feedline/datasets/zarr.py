@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -10,14 +13,20 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline import extras
 from feedline.datasets.arrays import Transform
-from feedline.datasets.chunked_rows import ChunkCache, ChunkedRows, ReadRows, Rows, Shape
+from feedline.datasets.chunked_rows import ChunkCache, ChunkedRows, Rows, Shape, Span
 from feedline.datasets.decoding import DAMAGE
 from feedline.datasets.files import Pathlike
+from feedline.datasets.paths import find
 from feedline.datasets.stored_arrays import Names, StoredArrays, refuse_changed
+from feedline.datasets.zarr_stores import library, reading
 from feedline.errors import ArgumentError, SampleError
 from feedline.rows import torch_dtype
+from feedline.stores import Cache, CachedStore, Store, StoreError, Want, open_store
+from feedline.stores.addresses import scheme_of
+from feedline.stores.blobs import Blobs
+
+_READERS = 16
 
 
 class Zarr(StoredArrays):
@@ -26,52 +35,137 @@ class Zarr(StoredArrays):
     `names` is one name, a sequence, or names by key; None is every array at the top, or the store itself where it is
     an array. Chunks (with sharding, shards) are decoded whole, and the last `cache_nbytes` of them kept. Each process
     opens the store for itself, on first use. Numbers become tensors, strings texts.
+
+    Of an address in a store, the chunks of a batch are fetched at once, and kept in the folder `cache`, if one is given
+    (a `.zip` needs one); `options` are those of `open_store`.
     """
 
     def __init__(
-        self, path: Pathlike, names: Names = None, *, transform: Transform | None = None, cache_nbytes: int = 1 << 26
+        self,
+        path: Pathlike,
+        names: Names = None,
+        *,
+        transform: Transform | None = None,
+        cache_nbytes: int = 1 << 26,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(path, names, transform, cache_nbytes)
-
-    @staticmethod
-    def _everything(path: str) -> Names:
-        node = _node(path)
-        return "" if isinstance(node, _library().Array) else {name: name for name in sorted(node.array_keys())}
-
-    @staticmethod
-    def _described(path: str, names: Sequence[str]) -> list[Shape]:
-        return [_shape(_array(path, name), name, path) for name in names]
-
-    @staticmethod
-    def _open_rows(path: str, shapes: Sequence[Shape], cache: ChunkCache) -> list[Rows]:
-        rows: list[Rows] = []
-        for shape in shapes:
-            array = _array(path, shape.name)
-            refuse_changed(path, shape, array.shape[0], array.shape[1:])
-            rows.append(ChunkedRows(path, shape, _reader(array), cache))
-        return rows
+        super().__init__(_held(os.fspath(path), cache, options), names, transform, cache_nbytes)
 
 
-def _library() -> Any:
-    return extras.load("zarr", "zarr", "datasets.Zarr")
+def _held(address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _Local:
+    if scheme_of(address) == "file":
+        return _Local(str(Path(address.removeprefix("file://")).resolve()))
+    if address.endswith(".zip"):
+        return _Zip(find(address, "*.zip", cache=cache, options=options))
+    kept = Path(cache) if isinstance(cache, os.PathLike) else cache
+    return _Remote(open_store(address, cache=kept, options=options))
 
 
-def _node(path: str) -> Any:
-    """The group or array at the root of the store, for reading."""
-    zarr = _library()
-    if not Path(path).exists():
-        raise FileNotFoundError(f"no such store: {path}")
+class _Local:
+    """A folder or `.zip` of this machine."""
+
+    is_remote = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def everything(self) -> Names:
+        node = self._node()
+        return "" if isinstance(node, library().Array) else {name: name for name in sorted(node.array_keys())}
+
+    def shapes(self, names: Sequence[str]) -> list[Shape]:
+        node = self._node()
+        return [_shape(_array(node, name, self.name), name, self.name) for name in names]
+
+    def rows(self, shapes: Sequence[Shape], cache: ChunkCache) -> list[Rows | ChunkedRows]:
+        node = self._node()
+        return [self._rows(_unchanged(node, shape, self.name), shape, cache) for shape in shapes]
+
+    def _node(self) -> Any:
+        """The group or array at the root of the store, for reading."""
+        if not Path(self.name).exists():
+            raise FileNotFoundError(f"no such store: {self.name}")
+        return _opened(self.name, self.name)
+
+    def _rows(self, array: Any, shape: Shape, cache: ChunkCache) -> Rows | ChunkedRows:
+        def read(spans: Sequence[Span]) -> Iterator[NDArray[Any]]:
+            for start, stop in spans:
+                yield np.asarray(array[start:stop])
+
+        return ChunkedRows(self.name, shape, read, cache)
+
+
+class _Zip(_Local):
+    """A `.zip` in a store, which zarr opens as a file of this machine."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        super().__init__(blobs.name(0))
+        self._blobs = blobs
+
+    def _node(self) -> Any:
+        return _opened(self._blobs.file(0), self.name)
+
+
+class _Remote(_Local):
+    """Objects in a store."""
+
+    is_remote = True
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.url)
+        self._store = store
+
+    def _node(self) -> Any:
+        return _opened(reading(self._store), self.name)
+
+    def _rows(self, array: Any, shape: Shape, cache: ChunkCache) -> Rows | ChunkedRows:
+        chunks = _Chunks(self._store, array)
+        return ChunkedRows(self.name, shape, chunks.read, cache, chunks.wants)
+
+
+class _Chunks:
+    """The chunks of an array in a store: read at once, as objects known by their keys."""
+
+    def __init__(self, store: Store, array: Any) -> None:
+        self._store, self._array = store, array
+        self._sizes = getattr(array, "shards", None) or array.chunks
+        self._readers = ThreadPoolExecutor(_READERS, "feedline-chunks")
+
+    def read(self, spans: Sequence[Span]) -> Iterator[NDArray[Any]]:
+        return self._readers.map(lambda span: np.asarray(self._array[span[0] : span[1]]), spans)
+
+    def wants(self, spans: Sequence[Span]) -> list[tuple[CachedStore, Want]]:
+        store = self._store
+        if not isinstance(store, CachedStore):
+            return []
+        return [(store, Want(key)) for span in spans for key in self._keys(*span)]
+
+    def _keys(self, start: int, stop: int) -> Iterator[str]:
+        first, *others = zip(self._array.shape, self._sizes, strict=True)
+        numbers = [range(start // first[1], -(-stop // first[1]))]
+        numbers += [range(-(-length // size)) for length, size in others]
+        beginning = f"{self._array.path}/" if self._array.path else ""
+        for place in product(*numbers):
+            yield beginning + self._array.metadata.encode_chunk_key(place)
+
+
+def _opened(source: Any, name: str) -> Any:
+    zarr = library()
     try:
-        return zarr.open(zarr.storage.ZipStore(path, mode="r") if Path(path).is_file() else path, mode="r")
+        is_zip = isinstance(source, str) and Path(source).is_file()
+        return zarr.open(zarr.storage.ZipStore(source, mode="r") if is_zip else source, mode="r")
+    except StoreError:
+        raise
     except (*DAMAGE, RuntimeError, BadZipFile) as error:
         raise SampleError(
-            f"{path} cannot be opened as a Zarr store ({type(error).__name__}: {error}); was it written to its end?"
+            f"{name} cannot be opened as a Zarr store ({type(error).__name__}: {error}); was it written to its end?"
         ) from error
 
 
-def _array(path: str, name: str) -> Any:
+def _array(node: Any, name: str, path: str) -> Any:
     """An array of the store; "" is the store itself."""
-    zarr, node = _library(), _node(path)
+    zarr = library()
     is_array = isinstance(node, zarr.Array)
     if is_array and name == "":
         return node
@@ -83,6 +177,13 @@ def _array(path: str, name: str) -> Any:
         there = ["itself (names=None)"] if is_array else sorted(node.array_keys())
         raise ArgumentError(f"{path} has no array {name!r}; it has {', '.join(there) or 'none'}")
     return found
+
+
+def _unchanged(node: Any, shape: Shape, path: str) -> Any:
+    """The array, which must be the one that the shape was told of."""
+    array = _array(node, shape.name, path)
+    refuse_changed(path, shape, array.shape[0], array.shape[1:])
+    return array
 
 
 def _shape(array: Any, name: str, path: str) -> Shape:
@@ -101,10 +202,3 @@ def _numbers(array: Any, name: str, path: str) -> np.dtype[Any] | None:
     if torch_dtype(native) is None:
         raise ArgumentError(f"{name!r} in {path} holds {dtype}, which no tensor can hold; name other arrays")
     return native
-
-
-def _reader(array: Any) -> ReadRows:
-    def read(start: int, stop: int) -> NDArray[Any]:
-        return np.asarray(array[start:stop])
-
-    return read

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from feedline.errors import ArgumentError, StateError
@@ -16,7 +16,9 @@ from feedline.stores.cache import CachedStore, Want
 from feedline.stores.protocol import ObjectInfo, Store, Views
 from feedline.stores.recent import Recent
 
-_OPEN_AT_ONCE = 1024
+if sys.platform != "win32":
+    import resource
+
 _READERS = 32
 
 
@@ -86,7 +88,7 @@ class Blobs:
         self._stores = list(stores.values())
         self._store_numbers = [-1 if store is None else numbers[id(store)] for store, _ in found]
         self._infos = [info for _, info in found]
-        self._opened: PerProcess[Recent[int, LocalBlob | RemoteBlob]] = PerProcess(partial(Recent, _OPEN_AT_ONCE))
+        self._opened: PerProcess[Recent[int, LocalBlob | RemoteBlob]] = PerProcess(_recent)
         self._readers = PerProcess(_readers)
 
     def __len__(self) -> int:
@@ -124,7 +126,7 @@ class Blobs:
     def read(self, extents: Sequence[Extent]) -> Views:
         """One view for each, from many blobs at once; the first failure is raised."""
         if self.is_local:
-            return [self[blob].read([(start, stop)])[0] for blob, start, stop in extents]
+            return [self[blob].data[start:stop] for blob, start, stop in extents]  # type: ignore[union-attr]
         wanted: dict[int, list[tuple[int, int]]] = {}
         for blob, start, stop in extents:
             wanted.setdefault(blob, []).append((start, stop))
@@ -184,6 +186,18 @@ def local_info(path: str) -> ObjectInfo:
 def file_version(status: os.stat_result) -> str:
     """The version of a file: the same for a copy that keeps the time of the last change."""
     return f"{status.st_size:x}-{status.st_mtime_ns:x}"
+
+
+def open_at_once() -> int:
+    """A share of the descriptors that the process may have: a mapped file holds one, a part up to two."""
+    if sys.platform == "win32":
+        return 256
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 4096 if limit == resource.RLIM_INFINITY else min(max(limit // 8, 16), 4096)
+
+
+def _recent() -> Recent[int, LocalBlob | RemoteBlob]:
+    return Recent(open_at_once())
 
 
 def _readers() -> ThreadPoolExecutor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from os.path import commonprefix
 from pathlib import Path
@@ -48,12 +48,12 @@ class Finder:
         ]
 
     def _store(self, root: str) -> Store:
-        if root not in self._stores:
-            self._stores[root] = open_store(root, options=self._options, cache=self._cache)
+        if root not in self._stores:  # of two threads that come first, both get the store of one
+            self._stores.setdefault(root, open_store(root, options=self._options, cache=self._cache))
         return self._stores[root]
 
     def _matching(self, store: Store, pattern: str) -> list[ObjectInfo]:
-        fixed, matches = MAGIC.split(pattern, maxsplit=1)[0], translated(pattern).fullmatch
+        fixed, matches = MAGIC.split(pattern, maxsplit=1)[0], _matcher(pattern)
         infos = [info for info in store.list(fixed) if matches(info.path)]
         if not infos:
             raise ObjectNotFoundError(f"{join(store.url, pattern)}: nothing matches")
@@ -90,5 +90,11 @@ class Finder:
 
 
 def _inside(store: Store, folder: str, inside: str) -> list[ObjectInfo]:
-    matches = translated(inside).fullmatch
+    matches = _matcher(inside)
     return [info for info in store.list(folder) if matches(info.path.removeprefix(folder))]
+
+
+def _matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether a path matches; as for files, what begins with a dot only if the pattern says so: indexes are hidden."""
+    matches, hidden = translated(pattern).fullmatch, "/." in f"/{pattern}"
+    return lambda path: bool(matches(path)) and (hidden or "/." not in f"/{path}")

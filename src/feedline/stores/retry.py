@@ -72,10 +72,14 @@ class SystemClock:
         time.sleep(seconds)
 
 
+_DRAWN = random.SystemRandom().random
+"""From nobody's state: that of `random` is the user's, and may be seeded for each sample."""
+
+
 class Attempts:
     """Runs requests under a policy. Safe to use from several threads."""
 
-    def __init__(self, retry: Retry, clock: Clock | None = None, draw: Callable[[], float] = random.random) -> None:
+    def __init__(self, retry: Retry, clock: Clock | None = None, draw: Callable[[], float] = _DRAWN) -> None:
         self.retry = retry
         self._clock = clock or SystemClock()
         self._draw = draw
