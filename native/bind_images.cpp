@@ -12,6 +12,7 @@
 
 #include "buffer.h"
 #include "crew.h"
+#include "image/quick.h"
 #include "image/row.h"
 #include "module.h"
 
@@ -86,7 +87,7 @@ nb::object left_over(std::int64_t row, const Status& status) {
 class ImagePlan {
 public:
     ImagePlan(std::pair<int, int> size, int law, std::array<double, 4> bounds, double flip, bool bicubic, bool planar,
-              int number, nb::handle values, Triple mean, Triple std, bool oriented, bool scaled, bool plain) {
+              int number, nb::handle values, Triple mean, Triple std, bool oriented, bool scaled, bool plain, bool quick) {
         plan_.layout = {size.second, size.first, planar, static_cast<Number>(number)};
         plan_.law.kind = static_cast<Kind>(law);
         if (plan_.law.kind == Kind::random_box) {
@@ -98,6 +99,7 @@ public:
         plan_.bicubic = bicubic;
         plan_.oriented = oriented;
         plan_.scaled = scaled;
+        plan_.quick = quick;
         plan_.passes = plain ? &plain_passes : &fastest_passes();
         const Buffer table(values);
         if (table.ndim() != 2 || table.shape(0) != 3 || table.shape(1) != 256 || table.item_nbytes() != 4 ||
@@ -184,8 +186,9 @@ nb::tuple image_header(nb::handle source, std::int64_t limit) {
         nb::none());
 }
 
-// Decodes a whole JPEG from memory into `out`, (height, width, 3) as its header says; None, or what is left over.
-nb::object image_decode(nb::handle jpeg, nb::handle out_) {
+// Decodes a whole JPEG from memory into `out`, (height, width, 3) as its header says; None, or what is left over. What
+// is not `quick` leaves all to libjpeg, to the same effect.
+nb::object image_decode(nb::handle jpeg, nb::handle out_, bool quick) {
     const Held held(jpeg);
     const Buffer out(out_, true);
     Header header;
@@ -196,7 +199,7 @@ nb::object image_decode(nb::handle jpeg, nb::handle out_) {
             out.stride(0) != out.row_nbytes())
             throw nb::value_error("out does not fit the picture");
         nb::gil_scoped_release nogil;
-        status = read_whole((*held).bytes, reinterpret_cast<std::uint8_t*>(out.data()));
+        status = read_whole((*held).bytes, quick, reinterpret_cast<std::uint8_t*>(out.data()));
     }
     return status.fine() ? nb::none() : left_over(0, status);
 }
@@ -206,15 +209,17 @@ nb::object image_decode(nb::handle jpeg, nb::handle out_) {
 void bind_images(nb::module_& m) {
     nb::class_<ImagePlan>(m, "ImagePlan")
         .def(nb::init<std::pair<int, int>, int, std::array<double, 4>, double, bool, bool, int, nb::handle, Triple,
-                      Triple, bool, bool, bool>(),
+                      Triple, bool, bool, bool, bool>(),
              nb::arg("size"), nb::arg("law"), nb::arg("bounds"), nb::kw_only(), nb::arg("flip"), nb::arg("bicubic"),
              nb::arg("planar"), nb::arg("number"), nb::arg("values"), nb::arg("mean"), nb::arg("std"),
-             nb::arg("oriented"), nb::arg("scaled"), nb::arg("plain") = false)
+             nb::arg("oriented"), nb::arg("scaled"), nb::arg("plain") = false,
+             nb::arg("quick") = true)
         .def("read", &ImagePlan::read, nb::arg("sources"), nb::arg("out"), nb::arg("keys").none(),
              nb::arg("grids").none(), nb::arg("limit"), nb::arg("threads"))
         .def("geometry", &ImagePlan::geometry, nb::arg("key"), nb::arg("width"), nb::arg("height"));
     m.def("image_header", &image_header, nb::arg("source"), nb::arg("limit"));
-    m.def("image_decode", &image_decode, nb::arg("jpeg"), nb::arg("out"));
+    m.def("image_decode", &image_decode, nb::arg("jpeg"), nb::arg("out"), nb::arg("quick") = true);
+    m.def("image_quick", &quick_is_sound, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace feedline

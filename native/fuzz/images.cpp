@@ -1,4 +1,5 @@
-// libFuzzer's target for everything that reads pictures from outside: header, geometry, region, resize, grid.
+// libFuzzer's target for everything that reads pictures from outside: header, geometry, region, resize, grid. What the
+// quick entropy decoder gives must be what libjpeg gives.
 // The last bytes of an input say what is done with the rest of it; `scripts/fuzz` builds and runs this.
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@ using namespace feedline;
 
 constexpr std::int64_t kLimit = 1 << 20;  // pixels: so that inputs are quick
 constexpr std::size_t kOptions = 24;
+constexpr int kMeetings = 4;  // with its tables, after which the quick decoder knows the fastest way
 
 // The options of one input, which the fuzzer varies like everything else.
 struct Options {
@@ -41,6 +43,25 @@ Plan plan_of(const Options& options) {
     return plan;
 }
 
+using Memory = std::vector<std::uint8_t>;
+
+void must(bool holds) {
+    if (!holds) __builtin_trap();
+}
+
+// Calls `read(quick, memory)`, which gives a Status, both ways; must find the same.
+template <class Read>
+void both_ways(std::size_t nbytes, Read read) {
+    Memory expected(nbytes);
+    const Status status = read(false, expected.data());
+    for (int i = 0; i < kMeetings; i++) {
+        Memory row(nbytes);
+        const Status quick = read(true, row.data());
+        must(quick.verdict == status.verdict && quick.number == status.number && quick.text == status.text);
+        must(!status.fine() || row == expected);
+    }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -48,7 +69,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     Options options;
     std::memcpy(&options, data + size - kOptions, kOptions);
     const std::vector<std::uint8_t> jpeg(data, data + size - kOptions);  // of its own, so that reads beyond it show
-    const Plan plan = plan_of(options);
+    Plan plan = plan_of(options);
     Source source;
     source.bytes = {jpeg.data(), jpeg.size()};
     std::vector<std::uint16_t> grid;
@@ -57,13 +78,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         source.grid = grid.data();
         source.intervals = grid.size();
     }
-    std::vector<std::uint8_t> row(plan.layout.nbytes());
-    read_row(plan, source, options.key, kLimit, row.data());
+    both_ways(plan.layout.nbytes(), [&](bool quick, std::uint8_t* row) {
+        plan.quick = quick;
+        return read_row(plan, source, options.key, kLimit, row);
+    });
     Header header;
-    if (read_header(source, kLimit, header).fine() && (options.switches & 128)) {
-        std::vector<std::uint8_t> whole(std::size_t{3} * static_cast<std::size_t>(header.width) *
-                                        static_cast<std::size_t>(header.height));
-        read_whole(source.bytes, whole.data());
-    }
+    if (!read_header(source, kLimit, header).fine() || !(options.switches & 128)) return 0;
+    const std::size_t pixels = static_cast<std::size_t>(header.width) * static_cast<std::size_t>(header.height);
+    both_ways(3 * pixels, [&](bool quick, std::uint8_t* rgb) { return read_whole(source.bytes, quick, rgb); });
     return 0;
 }

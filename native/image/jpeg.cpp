@@ -15,6 +15,13 @@ constexpr int kNarrowest = 48;  // columns below which libjpeg would upsample in
 
 const JOCTET kEnd[] = {0xFF, JPEG_EOI};
 
+// How libjpeg's entropy decoders begin, in all versions since 6: its own header for it is seldom installed. quick.cpp
+// sees to it that this is so.
+struct EntropyDecoder {
+    void (*start_pass)(j_decompress_ptr);
+    boolean (*decode_mcu)(j_decompress_ptr, JBLOCKROW*);
+};
+
 }  // namespace
 
 template <class Call>
@@ -40,9 +47,11 @@ JpegReader::JpegReader() : decoder_(), errors_(), input_(), progress_() {
 JpegReader::~JpegReader() { jpeg_destroy_decompress(&decoder_); }
 
 bool JpegReader::open(Bytes jpeg) {
-    stop();
+    quick_ = gave_up_ = false;
     return guarded([&] {
-        if (!decoder_.mem) jpeg_create_decompress(&decoder_);
+        // Tables outlive a picture in a decoder: one that lacks some would be decoded with those of any other.
+        jpeg_destroy_decompress(&decoder_);
+        jpeg_create_decompress(&decoder_);
         decoder_.progress = &progress_;
         decoder_.src = &input_.base;
         input_.base.next_input_byte = jpeg.data;
@@ -52,7 +61,7 @@ bool JpegReader::open(Bytes jpeg) {
     });
 }
 
-bool JpegReader::start(int scale, J_COLOR_SPACE space) {
+bool JpegReader::start(int scale, J_COLOR_SPACE space, bool quick) {
     return guarded([&] {
         decoder_.scale_num = 1;
         decoder_.scale_denom = static_cast<unsigned>(scale);
@@ -61,6 +70,7 @@ bool JpegReader::start(int scale, J_COLOR_SPACE space) {
         decoder_.do_fancy_upsampling = TRUE;
         input_.decoding = true;
         jpeg_start_decompress(&decoder_);
+        if (quick && !jpeg_has_multiple_scans(&decoder_)) take_over();
     });
 }
 
@@ -72,6 +82,7 @@ bool JpegReader::region(int left, int right, int top, int& first) {
         JDIMENSION column = static_cast<JDIMENSION>(from), width = static_cast<JDIMENSION>(to - from);
         if (to - from < whole) jpeg_crop_scanline(&decoder_, &column, &width);
         first = to - from < whole ? static_cast<int>(column) : 0;
+        if (quick_) scan_.window(decoder_, first, line_width());
         if (top > 0) jpeg_skip_scanlines(&decoder_, static_cast<JDIMENSION>(top));
     });
 }
@@ -83,6 +94,20 @@ int JpegReader::read(std::uint8_t* const* lines, int most) {
     const bool fine =
         guarded([&] { got = static_cast<int>(jpeg_read_scanlines(&decoder_, rows, static_cast<JDIMENSION>(most))); });
     return fine ? got : 0;
+}
+
+void JpegReader::take_over() {
+    quick_ = scan_.begin(decoder_);
+    if (!quick_) return;
+    decoder_.client_data = this;
+    reinterpret_cast<EntropyDecoder*>(decoder_.entropy)->decode_mcu = decode_mcu;
+}
+
+boolean JpegReader::decode_mcu(j_decompress_ptr decoder, JBLOCKROW* blocks) {
+    JpegReader& reader = *static_cast<JpegReader*>(decoder->client_data);
+    if (reader.scan_.decode(blocks)) return TRUE;
+    reader.gave_up_ = true;
+    std::longjmp(reader.errors_.escape, 1);
 }
 
 void JpegReader::stop() {

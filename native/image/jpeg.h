@@ -6,6 +6,7 @@
 
 #include <jpeglib.h>
 
+#include "entropy.h"
 #include "scan.h"
 
 namespace feedline {
@@ -27,8 +28,12 @@ public:
     int height() const { return static_cast<int>(decoder_.image_height); }
     int components() const { return decoder_.num_components; }
 
-    // Then: lines of `space` at 1/scale, scale being 1, 2, 4 or 8.
-    bool start(int scale, J_COLOR_SPACE space);
+    // Then: lines of `space` at 1/scale, scale being 1, 2, 4 or 8. Where `quick`, ScanDecoder takes the place of
+    // libjpeg's entropy decoder if it can. The pixels are the same; what it cannot make sense of fails and leaves
+    // gave_up(), and all is to be done again without.
+    bool start(int scale, J_COLOR_SPACE space, bool quick);
+    bool is_quick() const { return quick_; }
+    bool gave_up() const { return gave_up_; }
     int scaled_width() const { return static_cast<int>(decoder_.output_width); }
     int scaled_height() const { return static_cast<int>(decoder_.output_height); }
 
@@ -67,11 +72,15 @@ private:
     static boolean resync(j_decompress_ptr decoder, int marker);
     static void count_scans(j_common_ptr decoder);
     static Input& input_of(j_common_ptr decoder);
+    void take_over();
+    static boolean decode_mcu(j_decompress_ptr decoder, JBLOCKROW* blocks);
 
     jpeg_decompress_struct decoder_;
     Errors errors_;
     Input input_;
     jpeg_progress_mgr progress_;
+    ScanDecoder scan_;
+    bool quick_ = false, gave_up_ = false;
 };
 
 }  // namespace feedline

@@ -3,30 +3,51 @@
 #include <algorithm>
 
 #include "passes.h"
+#include "quick.h"
 
 namespace feedline {
 
 Status RegionDecoder::decode(const Region& region, int overrun, Samples& samples) {
     Region smaller = region;
     // Lengths that do not belong to the file show at the latest now; the file by itself is what counts.
-    if (assembled(region, smaller) && lines(smaller, overrun, samples)) return {};
-    samples.restart();
-    return lines(region, overrun, samples) ? Status{} : Status::bad(problem_);
+    if (assembled(region, smaller) && drawn(smaller, overrun, samples)) return {};
+    return drawn(region, overrun, samples) ? Status{} : Status::bad(problem_);
 }
 
-Status RegionDecoder::decode_whole(Bytes jpeg, int width, int height, std::uint8_t* rgb) {
-    if (!open({jpeg, width, height, 1, {}, nullptr, 0})) return Status::bad(problem_);
-    if (!jpeg_.start(1, JCS_RGB)) return Status::bad(jpeg_.problem());
-    const std::size_t stride = static_cast<std::size_t>(width) * 3;
-    for (int y = 0, got = 0; y < height; y += got) {
+Status RegionDecoder::decode_whole(Bytes jpeg, int width, int height, bool quick, std::uint8_t* rgb) {
+    Region region{jpeg, width, height, 1, {0, 0, width, height}, nullptr, 0, quick && quick_is_sound()};
+    if (whole(region, rgb)) return {};
+    region.quick = false;
+    return jpeg_.gave_up() && whole(region, rgb) ? Status{} : Status::bad(problem_);
+}
+
+// All lines from the top; once more in libjpeg's way where the quick way gave up.
+bool RegionDecoder::drawn(const Region& region, int overrun, Samples& samples) {
+    Region ordinary = region;
+    ordinary.quick = false;
+    samples.restart();
+    if (region.quick && quick_is_sound()) {
+        if (lines(region, overrun, samples)) return true;
+        if (!jpeg_.gave_up()) return false;
+        samples.restart();
+    }
+    return lines(ordinary, overrun, samples);
+}
+
+bool RegionDecoder::whole(const Region& region, std::uint8_t* rgb) {
+    if (!open(region)) return false;
+    problem_ = jpeg_.problem();
+    if (!jpeg_.start(1, JCS_RGB, region.quick)) return false;
+    const std::size_t stride = static_cast<std::size_t>(region.width) * 3;
+    for (int y = 0, got = 0; y < region.height; y += got) {
         std::uint8_t* lines[JpegReader::kLines];
-        const int most = std::min(JpegReader::kLines, height - y);
+        const int most = std::min(JpegReader::kLines, region.height - y);
         for (int i = 0; i < most; i++) lines[i] = rgb + static_cast<std::size_t>(y + i) * stride;
         got = jpeg_.read(lines, most);
-        if (got == 0) return Status::bad(jpeg_.problem());
+        if (got == 0) return false;
     }
     jpeg_.stop();
-    return {};
+    return true;
 }
 
 bool RegionDecoder::open(const Region& region) {
@@ -62,7 +83,7 @@ bool RegionDecoder::lines(const Region& region, int overrun, Samples& samples) {
     int first = 0;
     if (!open(region)) return false;
     problem_ = jpeg_.problem();
-    if (!jpeg_.start(region.scale, JCS_EXT_RGBX)) return false;
+    if (!jpeg_.start(region.scale, JCS_EXT_RGBX, region.quick)) return false;
     if (part.x + part.width > jpeg_.scaled_width() || part.y + part.height > jpeg_.scaled_height()) return false;
     if (!jpeg_.region(part.x, part.x + part.width, part.y, first)) return false;
     const std::size_t stride =

@@ -29,6 +29,7 @@ struct Region {
     Window part;
     const std::uint16_t* grid;
     std::size_t intervals;
+    bool quick;  // as JpegReader::start; whether it helps or not, the pixels are the same
 };
 
 // Decodes regions of JPEGs, one after another, with memory that is used again.
@@ -38,12 +39,14 @@ public:
     Status decode(const Region& region, int overrun, Samples& samples);
 
     // The whole picture at full scale, as RGB without gaps.
-    Status decode_whole(Bytes jpeg, int width, int height, std::uint8_t* rgb);
+    Status decode_whole(Bytes jpeg, int width, int height, bool quick, std::uint8_t* rgb);
 
 private:
     bool open(const Region& region);
     bool assembled(const Region& region, Region& smaller);
+    bool drawn(const Region& region, int overrun, Samples& samples);
     bool lines(const Region& region, int overrun, Samples& samples);
+    bool whole(const Region& region, std::uint8_t* rgb);
 
     JpegReader jpeg_;
     std::vector<std::uint8_t> lines_, assembled_;

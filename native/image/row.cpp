@@ -105,7 +105,7 @@ class Reader {
 public:
     Status row(const Plan& plan, const Source& source, std::uint64_t key, std::int64_t limit, void* row);
     Status header(const Source& source, std::int64_t limit, Header& header);
-    Status whole(Bytes jpeg, std::uint8_t* rgb);
+    Status whole(Bytes jpeg, bool quick, std::uint8_t* rgb);
 
 private:
     Status encoded(const Source& source, std::size_t most, Bytes& bytes);
@@ -152,10 +152,10 @@ Status Reader::header(const Source& source, std::int64_t limit, Header& header) 
     return status.fine() ? scan(bytes, limit, header) : status;
 }
 
-Status Reader::whole(Bytes jpeg, std::uint8_t* rgb) {
+Status Reader::whole(Bytes jpeg, bool quick, std::uint8_t* rgb) {
     Header header;
     Status status = scan(jpeg, 0, header);
-    return status.fine() ? decoder_.decode_whole(jpeg, header.width, header.height, rgb) : status;
+    return status.fine() ? decoder_.decode_whole(jpeg, header.width, header.height, quick, rgb) : status;
 }
 
 // Sets up resampler and writer; gives the part of the upright picture at 1/scale whose lines the resampler takes.
@@ -198,7 +198,7 @@ Status Reader::jpeg(const Plan& plan, const Source& source, Bytes bytes, std::ui
     const int scale = plan.scaled ? found.largest_scale() : 1;
     const Window part = prepare(plan, found, scale, Picture(width, height, scale, turn), writer);
     const Window stored = turn.stored(part, reduced(header.width, scale), reduced(header.height, scale));
-    const Region region{bytes, header.width, header.height, scale, stored, source.grid, source.intervals};
+    const Region region{bytes, header.width, header.height, scale, stored, source.grid, source.intervals, plan.quick};
     if (!turn.none()) return turned(region, turn, part, *plan.passes, writer);
     Upright samples(resampler_, *plan.passes, writer);
     return decoder_.decode(region, overrun(), samples);
@@ -248,8 +248,8 @@ Status read_header(const Source& source, std::int64_t limit, Header& header) {
     return within_memory([&] { return reader().header(source, limit, header); });
 }
 
-Status read_whole(Bytes jpeg, std::uint8_t* rgb) {
-    return within_memory([&] { return reader().whole(jpeg, rgb); });
+Status read_whole(Bytes jpeg, bool quick, std::uint8_t* rgb) {
+    return within_memory([&] { return reader().whole(jpeg, quick, rgb); });
 }
 
 }  // namespace feedline

@@ -36,6 +36,7 @@ struct Plan {
     bool bicubic, oriented, scaled;
     Numbers numbers;
     const Passes* passes;
+    bool quick;  // entropy decoding of our own; the pixels are the same
 };
 
 // Writes one row of a batch. Uses memory and decoder of the calling thread, which are kept for its next picture.
@@ -45,7 +46,7 @@ Status read_row(const Plan& plan, const Source& source, std::uint64_t key, std::
 // The header of an encoded picture.
 Status read_header(const Source& source, std::int64_t limit, Header& header);
 
-// A JPEG as it is stored, into 3 * width * height bytes.
-Status read_whole(Bytes jpeg, std::uint8_t* rgb);
+// A JPEG as it is stored, into 3 * width * height bytes; `quick` as in a plan.
+Status read_whole(Bytes jpeg, bool quick, std::uint8_t* rgb);
 
 }  // namespace feedline

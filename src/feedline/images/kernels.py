@@ -29,8 +29,11 @@ def plan_of(recipe: Recipe) -> Any:
     return made(recipe)
 
 
-def made(recipe: Recipe, *, plain: bool = False) -> Any:
-    """A plan of its own; a plain one leaves out what only some CPUs have, and gives the same bits."""
+def made(recipe: Recipe, *, plain: bool = False, quick: bool = True) -> Any:
+    """A plan of its own; one that is plain, or not quick, does without what only some CPUs, or files, allow.
+
+    All give the same bits.
+    """
     return native.ImagePlan(
         recipe.size,
         *_law(recipe),
@@ -44,6 +47,7 @@ def made(recipe: Recipe, *, plain: bool = False) -> Any:
         oriented=recipe.apply_exif_orientation,
         scaled=recipe.scaled_decode,
         plain=plain,
+        quick=quick,
     )
 
 
