@@ -29,7 +29,7 @@ from images.environments import ENVIRONMENTS, ROOT
 from remote_servers import GIGABIT, LATENCY_S, S3, proxied, radosgw
 
 PEERS = Path(__file__).parent / "remote_peers"
-SHARDS, SAMPLES_EACH, NBYTES = 12, 300, 110_000
+SHARDS, SAMPLES_EACH, NBYTES = 16, 300, 110_000
 SAMPLES, BATCH, WORKERS = SHARDS * SAMPLES_EACH, 64, 2
 MEGABYTES = SAMPLES * NBYTES / 1e6
 AT_ONCE, RANGE = 32, 1 << 20

@@ -14,7 +14,7 @@ from feedline.stores.protocol import Span
 class Requests:
     """How ranges become requests."""
 
-    at_once: int = 32
+    at_once: int = 64
     """Requests in flight, for each store and process."""
     gap_nbytes: int = 128 << 10
     """Ranges of one object that are at most this far apart are read by one request, and the gap is thrown away."""
