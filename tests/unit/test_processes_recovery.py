@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from feedline.builder import NOTHING, BatchBuilder
 from feedline.cursor import LaneMark
@@ -433,3 +435,36 @@ def test_a_batch_that_cannot_be_received(open_pool: OpenPool) -> None:
         with pytest.raises(ZeroDivisionError, match="on arrival") as caught:
             pool.submit(request(number)).result()
         assert f"batch {number}" in caught.value.__notes__[-1]
+
+
+class Rows:
+    """Samples that are too large for a message: batches of them lie in slots."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((1 << 16,), index)
+
+
+@pytest.mark.parametrize("kind", ["zygote", "fork"])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_an_answer_that_is_heard_of_together_with_the_death_of_its_worker(
+    open_pool: OpenPool, kind: str, wanted: bool
+) -> None:
+    """It lies in a slot that came with an earlier one."""
+    pool = open_pool(BatchBuilder(Rows()), workers=1, kind=kind)
+    for number in range(2):
+        assert pool.submit(request(number)).result().batch[0, 0] == number * BATCH_SIZE
+    roster = pool._dispatch.roster
+    (member,) = roster.members.values()
+    ticket = pool.submit(request(2))
+    assert select.select([member.answers], [], [], 30)[0]
+    member.process.kill()
+    assert select.select([roster._crew.fileno()], [], [], 30)[0]
+    if not wanted:
+        ticket.cancel()
+    assert pool.submit(request(3)).result().batch[0, 0] == 3 * BATCH_SIZE
+    if wanted:
+        assert ticket.result().batch[0, 0] == 2 * BATCH_SIZE
+    assert pool.statistics().restarts == 1

@@ -68,6 +68,7 @@ class Dispatch:
                 self._settle(event)
                 answers += 1
             else:
+                event.member.inbox.close()  # its answers, which came before, are settled
                 deaths.append(event)
                 self._stale = True
                 self.roster.processes.pop(event.member.worker_id, None)

@@ -51,7 +51,10 @@ class Answer(NamedTuple):
 
 
 class Death(NamedTuple):
-    """A worker has ended; all of its answers came before. Its task is the one that it had in hand."""
+    """A worker has ended; all of its answers came before. Its task is the one that it had in hand.
+
+    Its inbox is open until whoever hears of this closes it: those answers may not have been looked at yet.
+    """
 
     member: Member
     ended: Ended
@@ -126,9 +129,11 @@ class Roster:
         for member in list(self.members.values()):
             if not member.process.is_alive():
                 self._forget(member)
+                member.inbox.close()
 
     def close(self, grace_s: float) -> None:
         """See every worker off, after `grace_s` by force. Their outlets must have been closed before."""
+        everyone = list(self.members.values())
         for member in self.members.values():
             self._hang_up(member)
         try:
@@ -139,6 +144,8 @@ class Roster:
             self._see_off(_KILLED_S)
             for member in list(self.members.values()):
                 self._forget(member)
+            for member in everyone:
+                member.inbox.close()
             self._crew.close()
             self._poll.close()
             self.board.close()
@@ -193,5 +200,4 @@ class Roster:
     def _forget(self, member: Member) -> None:
         self._hang_up(member)
         os.close(member.stacks)
-        member.inbox.close()
         del self.members[member.worker_id]
