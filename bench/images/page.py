@@ -68,11 +68,14 @@ def _lines(contests: list[Result]) -> Iterator[str]:
 
 def _circumstances(contests: list[Result]) -> str:
     latest = max(contests, key=lambda result: result["date"])
-    machine, versions, rounds = latest["machine"], latest["versions"], len(latest["entrants"][0]["runs"])
+    machine, versions = latest["machine"], latest["versions"]
+    counts = [len(contest["entrants"][0]["runs"]) for contest in contests]
+    rounds = f"{min(counts)} to {max(counts)}" if len(set(counts)) > 1 else str(counts[0])
+    workers = min(contest["task"]["workers"] for contest in contests)
     return (
         f"Medians of {rounds} rounds on {machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB, "
         f"Python {machine['python']}, torch {versions['torch']}, {latest['date'][:10]}; everything read was in the "
-        f"page cache. {latest['task']['workers']} workers each. Quartiles and single rounds: "
+        f"page cache. {workers} workers each where nothing else is said. Quartiles and single rounds: "
         "[bench/results](../bench/results)."
     )
 
