@@ -33,6 +33,7 @@ FLOORS: tuple[tuple[str, set[str]], ...] = (
             "tree",
             "told_length",
             "twins",
+            "user_cache",
         },
     ),
     ("0 keys", {"rng"}),

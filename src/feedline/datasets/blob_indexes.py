@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,6 +20,7 @@ from feedline.shards import arrays as files
 from feedline.stores import AccessDeniedError, CachedStore, ObjectInfo, ObjectNotFoundError
 from feedline.stores.addresses import scheme_of
 from feedline.stores.blobs import Blob, Blobs, LocalBlob, RemoteBlob
+from feedline.user_cache import user_cache
 
 _log = logging.getLogger("feedline")
 
@@ -52,11 +52,6 @@ def indexes_of(blobs: Blobs, kind: Kind, folder: Pathlike | None) -> list[SideCa
         return list(pool.map(index, range(len(blobs))))
 
 
-def default_folder(*names: str) -> Path:
-    """The folder in the user's cache folder with this name."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "feedline", *names)
-
-
 def _index(blobs: Blobs, kind: Kind, folder: Pathlike | None, number: int) -> SideCar:
     info, address = blobs.info(number), blobs.name(number)
     name = kind.name(address.rpartition("/")[2])
@@ -65,7 +60,7 @@ def _index(blobs: Blobs, kind: Kind, folder: Pathlike | None, number: int) -> Si
         place = Path(address).with_name(name)
     else:  # names are told apart by where they come from
         key = hashlib.blake2b(address.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
-        place = Path(folder or default_folder("indexes"), f"{key}-{name.lstrip('.')}")
+        place = Path(folder or user_cache("indexes"), f"{key}-{name.lstrip('.')}")
     work = partial(_of_file, info, kind) if is_file else partial(_of_object, blobs, kind, number)
     if key_of(address, info) is None:  # it may have changed without a sign: what was kept of it is not used
         return SideCar(place, (info.size, uuid4().hex), work)

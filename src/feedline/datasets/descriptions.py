@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from feedline.errors import SampleError
 from feedline.per_process import PerProcess
 from feedline.shards import arrays as files
 from feedline.stores import ObjectInfo
+from feedline.user_cache import user_cache
 
 _KEY_NBYTES = 16
 
@@ -34,7 +34,7 @@ def key_of(name: str, info: ObjectInfo) -> bytes | None:
 def place_of(kind: str, given: Iterable[str], folder: Pathlike | None) -> str:
     """Where descriptions are kept of what these paths and addresses mean: in the folder, or that for such things."""
     if folder is None:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "feedline", "descriptions")
+        folder = user_cache("descriptions")
     named = hashlib.blake2b("\0".join([kind, *given]).encode("utf-8", "surrogateescape"), digest_size=_KEY_NBYTES)
     return str(Path(folder, f"{kind}-{named.hexdigest()}.index").absolute())
 

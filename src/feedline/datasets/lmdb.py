@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
-from feedline.datasets.blob_indexes import default_folder
 from feedline.datasets.decoding import Decode, Decoding
 from feedline.datasets.files import Pathlike
 from feedline.datasets.lmdb_environments import Environment, data_in, fetch_environment, open_environment
@@ -31,6 +30,7 @@ from feedline.rows import Empty, as_indices, within
 from feedline.stores import Cache
 from feedline.stores.addresses import scheme_of
 from feedline.stores.blobs import Blobs
+from feedline.user_cache import user_cache
 
 _BIG_ENDIAN = {"uint32": ">I", "uint64": ">Q"}
 
@@ -151,7 +151,7 @@ class _InStore(NamedTuple):
     def beside(self, database: str | None) -> str:
         """Where its keys are kept on this machine."""
         key = hashlib.blake2b(self.name.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
-        return str(default_folder("indexes") / f"{key}-{self.name.rpartition('/')[2]}.{database or 'main'}.keys")
+        return user_cache("indexes", f"{key}-{self.name.rpartition('/')[2]}.{database or 'main'}.keys")
 
     def state(self) -> str | State:
         """What keys belong to: this version of the object."""

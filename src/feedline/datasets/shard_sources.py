@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.datasets.blob_indexes import default_folder
 from feedline.datasets.files import Pathlike
 from feedline.datasets.indexed_folders import Found, IndexedFolder
 from feedline.datasets.inflating import InflatedFiles, inflated, refuse_other
@@ -21,6 +20,7 @@ from feedline.datasets.sidecars import stamp
 from feedline.errors import SampleError
 from feedline.stores import Cache, CachedStore, CacheWarning, ObjectInfo, Store, Want
 from feedline.stores.blobs import Blobs, Extent
+from feedline.user_cache import user_cache
 
 
 class Shard(NamedTuple):
@@ -131,7 +131,7 @@ def _blob(folder: IndexedFolder, found: Found) -> tuple[Store | None, ObjectInfo
 
 
 def _folder(cache: Pathlike | None) -> Path:
-    return default_folder("inflated") if cache is None else Path(cache)
+    return Path(user_cache("inflated")) if cache is None else Path(cache)
 
 
 def _mapped(path: str) -> memoryview:

@@ -18,6 +18,7 @@ from feedline.shards.looks import Measure
 from feedline.shards.reading import FileSource, Source, Version, version_of
 from feedline.stores import StoreError
 from feedline.stores.addresses import checked, scheme_of
+from feedline.user_cache import user_cache
 
 _log = logging.getLogger("feedline")
 
@@ -108,9 +109,8 @@ def beside(tar: str) -> str:
 
 def cached(tar: str) -> str:
     """Where it is kept for objects, and when the tar's own folder cannot be written to."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - for thousands of shards
     address = hashlib.blake2b(tar.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-    return f"{cache}/feedline/shards/{address}-{tar.rpartition('/')[2]}.index"
+    return user_cache("shards", f"{address}-{tar.rpartition('/')[2]}.index")
 
 
 def mirrored(tar: str) -> str:

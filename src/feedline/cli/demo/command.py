@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedline.cli.demo import comparison, show
 from feedline.cli.demo.corpus import plan, write
 from feedline.cli.demo.training import spared_threads
+from feedline.user_cache import user_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def cache_directory() -> Path:
     """Where pictures are kept when nobody says otherwise: `~/.cache/feedline/demo`, or below `XDG_CACHE_HOME`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "feedline" / "demo"
+    return Path(user_cache("demo"))
 
 
 def run(directory: Path, images: int, settings: Settings, console: Console) -> Outcome:

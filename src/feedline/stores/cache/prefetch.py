@@ -99,9 +99,10 @@ class Orders:
         while (taken := self._take()) is not None:
             position, order = taken
             try:
-                self._note(position, sum(_nbytes(*each) for each in order))
-                for store, spans in _by_object(order).items():
-                    store[0].fill_many(store[1], spans)
+                wanted = _by_object(order)
+                self._note(position, sum(stop - start for spans in wanted.values() for start, stop in spans))
+                for (store, path), spans in wanted.items():
+                    store.fill_many(path, spans)
             except StoreError:
                 self._add("failed")
             else:
