@@ -12,4 +12,5 @@ NB_MODULE(_native, m) {
     feedline::bind_grid(m);
 #endif
     feedline::bind_color(m);
+    feedline::bind_checksum(m);
 }

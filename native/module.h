@@ -8,5 +8,6 @@ void bind_gather(nanobind::module_& m);
 void bind_images(nanobind::module_& m);
 void bind_grid(nanobind::module_& m);
 void bind_color(nanobind::module_& m);
+void bind_checksum(nanobind::module_& m);
 
 }  // namespace feedline

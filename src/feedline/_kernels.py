@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+import zlib
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -27,6 +29,10 @@ except ImportError:
     native = None
 else:
     native = _native
+
+
+crc32: Callable[[memoryview], int] = getattr(native, "crc32", zlib.crc32)
+"""The CRC-32 of bytes without gaps, as zlib's, without the interpreter's lock."""
 
 
 def permuted(key: int, length: int, start: int, stop: int) -> Int64s:

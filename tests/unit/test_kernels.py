@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,19 @@ def test_scattered_places_equal_the_range(key: int, length: int, data: st.DataOb
     wanted = _kernels.permuted(key, length, start, stop)[places - start]
     np.testing.assert_array_equal(_kernels.permuted_at(key, length, places), wanted)
     np.testing.assert_array_equal(_kernels._permuted_at_numpy(key, length, places), wanted)
+
+
+@given(st.binary(max_size=700), st.integers(0, 17))
+def test_crc32_is_zlibs(data: bytes, start: int) -> None:
+    part = memoryview(data)[start:]
+    assert _kernels.crc32(part) == zlib.crc32(part)
+
+
+def test_crc32_refuses_what_has_gaps() -> None:
+    if _kernels.crc32 is zlib.crc32:
+        pytest.skip("this processor does not multiply polynomials")
+    with pytest.raises(TypeError, match="bytes without gaps"):
+        _kernels.crc32(memoryview(bytes(10))[::2])
 
 
 def test_permutations_never_change() -> None:
