@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import mmap
 import os
 import struct
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
+
+from feedline._kernels import crc32
+from feedline.stores.mapping import mapped
 
 if sys.platform != "win32":
     import fcntl
@@ -51,12 +52,19 @@ def opened(file: BinaryIO, *, trusted: bool) -> memoryview:
     size = os.fstat(file.fileno()).st_size
     if size < _FOOTER.size:
         raise DamagedError
-    content = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+    content = _content(file, size)
     data = content[: -_FOOTER.size]
     magic, nbytes, promised = _FOOTER.unpack(content[-_FOOTER.size :])
     if (magic, nbytes) != (_MAGIC, data.nbytes) or not (trusted or checksum(data) == promised):
         raise DamagedError
     return data
+
+
+def _content(file: BinaryIO, nbytes: int) -> memoryview:
+    try:
+        return mapped(file.fileno(), nbytes)
+    except OSError:  # somebody keeps so many views that the process may map no more
+        return memoryview(file.read(nbytes))
 
 
 @contextlib.contextmanager
@@ -86,17 +94,14 @@ def seal(fd: int, nbytes: int, checksum: int) -> None:
     write(fd, nbytes, memoryview(_FOOTER.pack(_MAGIC, nbytes, checksum)))
 
 
-def checksum(data: memoryview | mmap.mmap) -> int:
+def checksum(data: memoryview) -> int:
     """The checksum of data."""
-    return zlib.crc32(data)
+    return crc32(data.cast("B"))
 
 
 def checksum_of(fd: int, nbytes: int) -> int:
     """The checksum of what was written into a file."""
-    if nbytes == 0:
-        return checksum(memoryview(b""))
-    with mmap.mmap(fd, nbytes, access=mmap.ACCESS_READ) as written:
-        return checksum(written)
+    return checksum(mapped(fd, nbytes))
 
 
 def abandoned(path: Path) -> bool:
