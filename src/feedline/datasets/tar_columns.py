@@ -23,6 +23,7 @@ from feedline.rows import Empty
 from feedline.shards import Cell, Shard, names, npy
 
 _PSEUDO = ("__key__", "__shard__")
+_NOTHING = memoryview(b"")
 
 
 class Part(NamedTuple):
@@ -100,15 +101,27 @@ class TarColumn:
         """The fields of which a sample's value is made: the first that it has."""
         return () if self.spec in _PSEUDO else self.names
 
-    def value(self, shard: Shard, row: int, rng: SampleRng | None) -> Any:
-        """The value of one sample; SampleError names tar and member."""
+    def places(self, shard: Shard, rows: NDArray[np.int64]) -> list[Place]:
+        """Where the values of these samples of a shard lie; SampleError names one that has nothing to make it of."""
         if self.spec in _PSEUDO:
-            return self._pictures.called(shard.index.key(row) if self.spec == "__key__" else shard.tar, rng)
-        place = Place(shard, shard.cells(np.array([row]), self.names)[0])
+            return [Place(shard, Cell(_NOTHING, 0, row, -1)) for row in rows.tolist()]
+        cells = shard.cells(rows, self.names)
+        shard.prefetch(cells)
+        return [Place(shard, cell) for cell in cells]
+
+    def value(self, place: Place, rng: SampleRng | None) -> Any:
+        """The value of one sample; SampleError names tar and member."""
+        shard, cell = place
+        if self.spec in _PSEUDO:
+            return self._pictures.called(self._told(place), rng)
         if self._fused:
             with _located([place]):
-                return self._pictures.value(_source(place), rng, shard.index.grid(row, place.cell.column))
+                return self._pictures.value(_source(place), rng, shard.index.grid(cell.row, cell.column))
         return self._pictures.called(self._decoded(place), rng)
+
+    def _told(self, place: Place) -> str:
+        shard, cell = place
+        return shard.index.key(cell.row) if self.spec == "__key__" else shard.tar
 
     @property
     def splits(self) -> bool:
@@ -117,29 +130,20 @@ class TarColumn:
 
     def batch(self, parts: Sequence[Part], count: int, keys: Keys, empty: Empty, threads: int = 1) -> Any:
         """What default-collating the values of all parts gives, in memory from `empty`."""
+        places = self._all_places(parts, count)
         if self.spec in _PSEUDO:
-            return tuple(self._told(parts, count))
-        places = self._places(parts, count)
+            return tuple(self.value(place, None) for place in places)
         if not self._fused:
             return collate.default(tuple(map(self._decoded, places)), empty=empty)
         grids = _grids(places) if any(part.shard.index.has_grids for part in parts) else None
         with _located(places):
             return self._pictures.batch(list(_sources(places)), keys, empty, grids, threads)
 
-    def _told(self, parts: Sequence[Part], count: int) -> list[str]:
-        told = [""] * count
-        for part in parts:
-            for place, row in zip(part.places.tolist(), part.rows.tolist(), strict=True):
-                told[place] = self.value(part.shard, row, None)
-        return told
-
-    def _places(self, parts: Sequence[Part], count: int) -> list[Place]:
+    def _all_places(self, parts: Sequence[Part], count: int) -> list[Place]:
         found: list[Any] = [None] * count
         for shard, places, rows in parts:
-            cells = shard.cells(rows, self.names)
-            shard.prefetch(cells)
-            for place, cell in zip(places.tolist(), cells, strict=True):
-                found[place] = Place(shard, cell)
+            for number, place in zip(places.tolist(), self.places(shard, rows), strict=True):
+                found[number] = place
         return found
 
     def _decoded(self, place: Place) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from feedline.datasets.files import Pathlike
 from feedline.datasets.paths import Paths, find, listed, matching
 from feedline.datasets.pictures import Called
 from feedline.datasets.strings import PackedStrings
-from feedline.datasets.tar_columns import Part, Settings, TarColumn
+from feedline.datasets.tar_columns import Part, Place, Settings, TarColumn
 from feedline.errors import ArgumentError
 from feedline.gather import Keys
-from feedline.rng import SampleRng, sample_rng, torch_keys
+from feedline.rng import sample_rng, torch_keys
 from feedline.rows import Empty, as_indices, one_within, within
 from feedline.shards import FarShard, OpenShards, Shard, Tars, is_image
 from feedline.stores import Cache, CachedStore, Want
@@ -27,6 +27,10 @@ from feedline.stores.blobs import Blobs, Extent
 from feedline.transforms import plan
 
 _OPEN = 128
+_FIRST = np.zeros(1, np.int64)
+
+Sources = Sequence[tuple[TarColumn, Place]]
+"""What the values of one sample are made of."""
 
 
 class TarShards(torch.utils.data.Dataset[Any]):
@@ -135,42 +139,49 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Sample `index`, in memory of its own; negative indices count from the end."""
-        at = one_within(index, len(self), "TarShards")
-        if self._blobs is None:
-            return self._sample(*self._at(at), None)
-        [ready] = self._ready(np.array([at]))
-        return self._sample(*ready, None)
+        shard, row = self._at(one_within(index, len(self), "TarShards"))
+        [part] = self._fetched([Part(shard, _FIRST, np.array([row]))])
+        [sources] = self._sources(part)
+        return self._sample(part.shard, row, sources, None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices; what of them lies in stores is read all at once."""
         if type(self).__getitem__ is not TarShards.__getitem__:  # a subclass makes samples of its own
             return [self[index] for index in indices]
         places = within(as_indices(indices), len(self), "TarShards")
-        return [self._sample(*at, number) for number, at in enumerate(self._ready(places))]
+        found: dict[int, tuple[Shard, int, Sources]] = {}
+        for part in self._fetched(self._parts(places)):
+            for at, row, sources in zip(part.places.tolist(), part.rows.tolist(), self._sources(part), strict=True):
+                found[at] = part.shard, row, sources
+        return [self._sample(*found[at], at) for at in range(len(places))]
 
     def _at(self, at: int) -> tuple[Shard, int]:
         number = int(self._stops.searchsorted(at, side="right"))
         return self._shards[number], at - int(self._stops[number] - self.shard_sizes[number])
 
-    def _ready(self, places: NDArray[np.int64]) -> Iterator[tuple[Shard, int]]:
-        """The shard of each sample, such that it can be read from there, and its row."""
-        if self._blobs is None:
-            return map(self._at, places.tolist())
-        found: dict[int, tuple[Shard, int]] = {}
-        for part in self._fetched(self._parts(places)):
-            found |= {at: (part.shard, row) for at, row in zip(part.places.tolist(), part.rows.tolist(), strict=True)}
-        return (found[at] for at in range(len(places)))
+    def _sources(self, part: Part) -> list[Sources]:
+        """Of each sample of a part, what its values are made of, field by field."""
+        if self.fields is not None:
+            return _by_sample(self._columns, part.shard, part.rows)
+        index = part.shard.index
+        alike: dict[bytes, list[int]] = {}
+        for number, has in enumerate(index.blocks[part.rows] > 0):
+            alike.setdefault(has.tobytes(), []).append(number)
+        found: list[Any] = [None] * len(part.rows)
+        for numbers in alike.values():
+            rows = part.rows[numbers]
+            present = index.present(int(rows[0]))
+            columns = [self._column(name, present) for name in present]
+            for number, sources in zip(numbers, _by_sample(columns, part.shard, rows), strict=True):
+                found[number] = sources
+        return found
 
-    def _sample(self, shard: Shard, row: int, batch_row: int | None) -> Any:
+    def _sample(self, shard: Shard, row: int, sources: Sources, batch_row: int | None) -> Any:
         rng = sample_rng(batch_row) if self._draws else None
-        if self.fields is None:
-            return self._whole(self._named(shard, row, rng), rng)
-        return self._whole(tuple(column.value(shard, row, rng) for column in self._columns), rng)
-
-    def _named(self, shard: Shard, row: int, rng: SampleRng | None) -> dict[str, Any]:
-        present = shard.index.present(row)
-        values = {name: self._column(name, present).value(shard, row, rng) for name in present}
-        return {"__key__": shard.index.key(row), **values}
+        if self.fields is not None:
+            return self._whole(tuple([column.value(place, rng) for column, place in sources]), rng)
+        named = {column.spec: column.value(place, rng) for column, place in sources}
+        return self._whole({"__key__": shard.index.key(row), **named}, rng)
 
     @property
     def gather(self) -> Callable[..., Any]:
@@ -250,6 +261,13 @@ def _found(
         twice = next(name for number, name in enumerate(names) if name in names[:number])
         raise ArgumentError(f"{twice} is named twice, so that its samples would be, too")
     return names, None if blobs is None or blobs.is_local else blobs
+
+
+def _by_sample(columns: Sequence[TarColumn], shard: Shard, rows: NDArray[np.int64]) -> list[Sources]:
+    if not columns:
+        return [()] * len(rows)
+    places = [column.places(shard, rows) for column in columns]
+    return [tuple(zip(columns, sample, strict=True)) for sample in zip(*places, strict=True)]
 
 
 def _holding(shard: Shard, held: Mapping[tuple[int, int], memoryview]) -> Shard:
