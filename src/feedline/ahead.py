@@ -15,7 +15,7 @@ from feedline.wants import Wants
 _TRIED = 8
 """A dataset that wants nothing from a cache for so many batches has none."""
 
-_THREADS = 4
+_THREADS = 16
 
 
 class Lookahead:
@@ -70,8 +70,8 @@ class Ahead:
 
     def __init__(self, requests: Iterator[Any], wants: Wants) -> None:
         self._lookahead, self._wants = Lookahead(requests), wants
-        prefetch = import_module("feedline.stores.cache.prefetch")  # only datasets with stores come here
-        self._orders = prefetch.Orders(self._drawn(), ahead_nbytes=1, threads=_THREADS)
+        orders = import_module("feedline.stores.cache.orders")  # only datasets with stores come here
+        self._orders = orders.Orders(self._drawn(), ahead_nbytes=1, threads=_THREADS)
         self._begun = False
 
     def __iter__(self) -> Iterator[Any]:

@@ -96,11 +96,11 @@ def test_what_is_due_later_lies_in_the_cache(make: Callable[..., Bytes]) -> None
 
 
 def test_no_more_is_fetched_than_the_cache_says(make: Callable[..., Bytes]) -> None:
-    dataset = make(ahead_nbytes=2 * NBYTES)
-    entered, fetched = threading.Semaphore(0), list[str]()
+    dataset = make(ahead_nbytes=2 * PIECE)
+    entered = threading.Semaphore(0)
     store = dataset.blobs.wants([Extent(0, 0, 1)])[0][0]
-    whole = store.fill_many
-    store.fill_many = lambda *want: (fetched.append(want), whole(*want), entered.release())
+    whole = store.bring
+    store.bring = lambda *pieces: (whole(*pieces), entered.release())
     ahead = Ahead(requests(*([2 * number] for number in range(32))), dataset.wants)
     assert next(ahead).indices == [0]
     for _ in range(2):

@@ -137,7 +137,9 @@ def test_it_stays_below_its_limit_and_drops_what_was_not_used_for_longest(tmp_pa
 def test_what_is_being_read_survives_its_eviction(tmp_path: Path) -> None:
     store = cached(tmp_path, limit=file_nbytes(PIECE) * 3)
     store.cache.limit_nbytes()
-    held = Folder(store.cache).put(Key("x", "v", PIECE, 0), memoryview(CONTENT[:PIECE]))
+    folder = Folder(store.cache)
+    folder.put(Key("x", "v", PIECE, 0), memoryview(CONTENT[:PIECE]))
+    held = folder.get(Key("x", "v", PIECE, 0))
     for number in range(20):
         store.read("a", number * PIECE, number * PIECE + 1)
     assert Folder(store.cache).get(Key("x", "v", PIECE, 0)) is None

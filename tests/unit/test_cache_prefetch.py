@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,24 +13,37 @@ from feedline import stores
 from feedline.errors import ArgumentError
 from feedline.stores import Prefetch, Want
 
+PIECE, MEBIBYTES_4 = 400, 4 << 20
+
 
 class FillStore(stores.CachedStore):
     """Notes what is fetched; each fetch waits for its turn to be let through."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, piece_nbytes: int = PIECE) -> None:
         (folder / "data").mkdir()
         for name in "abcdefgh":
             (folder / "data" / name).write_bytes(name.encode() * 1000)
-        super().__init__(stores.open_store(folder / "data"), stores.Cache(folder / "cache", limit="1 MB"))
+        super().__init__(stores.open_store(folder / "data"), stores.Cache(folder / "cache", "100 MB", piece_nbytes))
         self.filled = list[tuple[str, int, int | None]]()
+        self.brought = list[tuple[str, tuple[int, ...]]]()
+        self.failures = 0
         self.turn = threading.Semaphore(0)
         self.begun = threading.Semaphore(0)
 
-    def fill_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> None:
+    def fill(self, path: str, start: int = 0, stop: int | None = None) -> int:
         self.begun.release()
         assert self.turn.acquire(timeout=30)
-        self.filled += [(path, start, stop) for start, stop in ranges]
-        super().fill_many(path, ranges)
+        self.filled.append((path, start, stop))
+        return super().fill(path, start, stop)
+
+    def bring(self, path: str, numbers: Sequence[int]) -> None:
+        self.begun.release()
+        assert self.turn.acquire(timeout=30)
+        self.brought.append((path, tuple(numbers)))
+        if self.failures:
+            self.failures -= 1
+            raise stores.StoreError(path)
+        super().bring(path, numbers)
 
 
 @pytest.fixture
@@ -54,12 +68,13 @@ def test_wants_are_fetched_in_order_and_no_further_than_allowed(store: FillStore
 
 
 def test_what_was_prefetched_is_a_hit(store: FillStore) -> None:
-    with Prefetch(store, [Want("a", 0, 500)], threads=1):
+    with Prefetch(store, [Want("a", 0, 500)], threads=1) as ahead:
         store.turn.release()
+        until_ended(ahead, 1)
     before = stores.statistics()
     assert store.read("a", 0, 500) == b"a" * 500
     after = stores.statistics()
-    assert (after.cache_hits - before.cache_hits, after.cache_misses - before.cache_misses) == (1, 0)
+    assert (after.cache_hits - before.cache_hits, after.cache_misses - before.cache_misses) == (2, 0)
 
 
 def test_a_reader_that_is_ahead_is_not_followed(store: FillStore) -> None:
@@ -78,6 +93,63 @@ def test_what_cannot_be_fetched_is_counted_and_passed(store: FillStore) -> None:
         for _ in range(2):
             assert store.begun.acquire(timeout=30)
     assert (ahead.statistics().failed, ahead.statistics().fetched) == (2, 1)
+
+
+def known(store: FillStore) -> FillStore:
+    list(store.list())
+    return store
+
+
+def until_ended(ahead: Prefetch, orders: int) -> None:
+    for _ in range(3000):
+        if ahead.statistics().fetched + ahead.statistics().failed == orders:
+            return
+        time.sleep(0.01)
+    raise AssertionError(ahead.statistics())
+
+
+def test_of_known_objects_what_is_missing_is_fetched_once(store: FillStore) -> None:
+    """Pieces hold 400 bytes and the last one of 1,000 holds 200; what follows one another is one request."""
+    known(store).turn.release(100)
+    store.read("a", 450, 460)
+    wants = [Want("a", 0, 10), Want("a", 5, 900), Want("b", 0, 1000), Want("b", 300, 500)]
+    with Prefetch(store, wants, threads=3) as ahead:
+        until_ended(ahead, 4)
+    assert sorted(store.brought) == [("a", (0,)), ("a", (2,)), ("b", (0, 1, 2))]
+    assert ahead.statistics().fetched == 4
+    assert ahead.statistics().peak_nbytes == 400 + 200 + 1000
+
+
+def test_what_is_under_way_is_waited_for_and_not_fetched_twice(store: FillStore) -> None:
+    ahead = Prefetch(known(store), [Want("a", 0, 10), Want("a", 10, 20), Want("b", 0, 10)], threads=2)
+    with ahead:
+        assert store.begun.acquire(timeout=30)
+        assert store.begun.acquire(timeout=30)  # "a" and "b": the second want adds nothing
+        assert ahead.statistics().fetched == 0
+        store.turn.release(2)
+        until_ended(ahead, 3)
+    assert sorted(store.brought) == [("a", (0,)), ("b", (0,))]
+    assert ahead.statistics().fetched == 3
+
+
+def test_the_pieces_of_one_want_are_fetched_at_the_same_time(tmp_path: Path) -> None:
+    store = FillStore(tmp_path, piece_nbytes=MEBIBYTES_4)
+    (tmp_path / "data" / "long").write_bytes(bytes(3 * MEBIBYTES_4))
+    with Prefetch(known(store), [Want("long", 0, 3 * MEBIBYTES_4)], threads=3):
+        assert all(store.begun.acquire(timeout=30) for _ in range(3))
+        store.turn.release(3)
+
+
+def test_what_failed_is_fetched_for_the_next_that_wants_it(store: FillStore) -> None:
+    store.failures = 1
+    with Prefetch(known(store), [Want("a", 0, 10), Want("a", 0, 10)], ahead_nbytes=1, threads=1) as ahead:
+        for count in (1, 2):
+            assert store.begun.acquire(timeout=30)
+            store.turn.release()
+            until_ended(ahead, count)
+            ahead.advance()
+    assert store.brought == [("a", (0,)), ("a", (0,))]
+    assert (ahead.statistics().failed, ahead.statistics().fetched) == (1, 1)
 
 
 def test_leaving_the_block_ends_it(store: FillStore) -> None:

@@ -208,7 +208,7 @@ class TestWants:
             wants = far.wants(np.array([place]))
             assert statistics().nbytes == before
             for store, want in wants:
-                store.fill_many(want.path, [(want.start, want.stop or 0)])
+                store.fill(want.path, want.start, want.stop)
             before = statistics().nbytes
             far.__getitems__([place])
             assert statistics().nbytes == before

@@ -158,13 +158,14 @@ class Blobs:
 
     def wants(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, Want]]:
         """What a prefetch has to bring into which cache for `read(extents)` to find it there."""
-        found = []
-        for blob, start, stop in extents:
+        caches: dict[int, tuple[CachedStore, str]] = {}
+        for blob in {extent.blob for extent in extents}:
             store, info = self._store(blob), self._infos[blob]
             if isinstance(store, CachedStore):
                 store.know(info)
-                found.append((store, Want(info.path, start, stop)))
-        return found
+                caches[blob] = store, info.path
+        places = ((*caches[blob], start, stop) for blob, start, stop in extents if blob in caches)
+        return [(store, Want(path, start, stop)) for store, path, start, stop in places]
 
     def _store(self, number: int) -> Store | None:
         which = self._store_numbers[number]

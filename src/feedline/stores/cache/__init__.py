@@ -1,11 +1,12 @@
 """A cache on the local disk: bounded, shared by all processes and jobs of a machine, safe against death at any moment.
 
 `entries` is one file, `ledger` the room, `claims` who fetches what, `folder` all three together, `cached` a store that
-reads through them, and `prefetch` what reads ahead.
+reads through them, `orders` what reads ahead, and `prefetch` that as a block.
 """
 
 from feedline.stores.cache.cached import CachedStore
-from feedline.stores.cache.prefetch import Prefetch, Want
+from feedline.stores.cache.orders import Want
+from feedline.stores.cache.prefetch import Prefetch
 from feedline.stores.cache.settings import Cache
 
 __all__ = ["Cache", "CachedStore", "Prefetch", "Want"]

@@ -29,10 +29,6 @@ _PART_NBYTES = 8 << 20
 _FETCHERS = 16
 """Threads that fetch and write: while one writes, others wait for the store."""
 
-_COPIED_NBYTES = 256 << 10
-"""A smaller range is copied: a view would keep its piece mapped, and with it a file descriptor, for as long as it
-lives."""
-
 _WAITED_S = 60.0
 _KNOWN = 100_000
 
@@ -92,21 +88,40 @@ class CachedStore:
         for number, data in object_.pieces(sorted(wanted)):
             first = number * self.cache.piece_nbytes
             for start, stop in wanted[number]:
-                part = data[max(start - first, 0) : stop - first]
-                results[start, stop].append(part if part.nbytes > _COPIED_NBYTES else memoryview(bytes(part)))
+                results[start, stop].append(data[max(start - first, 0) : stop - first])
         return [_whole(results[start, stop]) for start, stop in ranges]
 
     def fill(self, path: str, start: int = 0, stop: int | None = None) -> int:
         """Fetch what is missing of a range, and keep none of it in memory; gives the bytes of the range."""
         stop = self._known(path, None).size if stop is None else stop
-        self.fill_many(path, [(start, stop)])
+        self._object(path, None).fill(self.pieces(path, [(start, stop)]))
         return max(0, stop - start)
 
-    def fill_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> None:
-        """Fetch what is missing of these ranges of an object."""
-        object_ = self._object(path, None)
-        object_.refuse_beyond(ranges)
-        object_.fill(sorted(_by_piece(ranges, self.cache.piece_nbytes)))
+    def knows(self, path: str) -> bool:
+        """Whether this process has come across an object, so that nothing need be asked to say where its pieces end."""
+        return self._shared().infos.get(path) is not None
+
+    def pieces(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[int]:
+        """The numbers of the pieces in which these ranges of an object lie, each of them once, in ascending order."""
+        self._object(path, None).refuse_beyond(ranges)
+        return sorted(_by_piece(ranges, self.cache.piece_nbytes))
+
+    def piece_nbytes(self, path: str, number: int) -> int:
+        """The bytes of one piece: the last one of an object is smaller."""
+        start, stop = self._object(path, None).span(number)
+        return stop - start
+
+    def has(self, path: str, number: int) -> bool:
+        """Whether there is a file for one piece: neither opened nor checked."""
+        return self._object(path, None).has(number)
+
+    def runs(self, numbers: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Pieces of an object by the requests that fetch them."""
+        return list(_runs(numbers, self.cache.piece_nbytes))
+
+    def bring(self, path: str, numbers: Sequence[int]) -> None:
+        """Fetch what is missing of these pieces of an object, and keep none of it in memory."""
+        self._object(path, None).fill(numbers)
 
     def file(self, info: ObjectInfo) -> str:
         """The path of a file of this machine that begins with all bytes of an object, fetched if it is not there yet.
@@ -162,19 +177,33 @@ class _Object:
 
     def pieces(self, numbers: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
         """These pieces, in order; what is missing is fetched, several pieces at once, by one process for all."""
-        at_once = max(1, _GROUP_NBYTES // self._piece_nbytes)
-        for first in range(0, len(numbers), at_once):
-            group = numbers[first : first + at_once]
+        for group in self._groups(numbers):
             found = self._looked_up(group)
             count(cache_hits=len(found), cache_misses=len(group) - len(found))
-            found |= self._fetched_by_one([number for number in group if number not in found])
+            fetched = self._fetched_by_one([number for number in group if number not in found])
+            found |= {number: self._kept(number, data) for number, data in fetched.items()}
             yield from ((number, found[number]) for number in group)
 
     def fill(self, numbers: Sequence[int]) -> None:
         """Fetch those of these pieces that are missing."""
-        missing = [number for number in numbers if not self._folder.has(self._key(number))]
-        for _ in self.pieces(missing):
-            pass  # fetching is all that is wanted
+        for group in self._groups([number for number in numbers if not self.has(number)]):
+            count(cache_misses=len(group))
+            self._fetched_by_one(group)
+
+    def has(self, number: int) -> bool:
+        return self._folder.has(self._key(number))
+
+    def span(self, number: int) -> tuple[int, int]:
+        return number * self._piece_nbytes, min((number + 1) * self._piece_nbytes, self.info.size)
+
+    def _groups(self, numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+        at_once = max(1, _GROUP_NBYTES // self._piece_nbytes)
+        return (numbers[first : first + at_once] for first in range(0, len(numbers), at_once))
+
+    def _kept(self, number: int, data: memoryview) -> memoryview:
+        """The data of a piece as the file's own: others may let go of them when memory gets short."""
+        kept = self._folder.get(self._key(number))
+        return data if kept is None else kept
 
     def file(self) -> str:
         """The object as one file."""
@@ -232,7 +261,7 @@ class _Object:
         return {number: data for number, data in looked if data is not None}
 
     def _fetched(self, numbers: Sequence[int]) -> dict[int, memoryview]:
-        runs = list(_runs(numbers, max(1, _RUN_NBYTES // self._piece_nbytes)))
+        runs = list(_runs(numbers, self._piece_nbytes))
         if len(runs) == 1:
             return self._fetch(runs[0])
         futures = [self._fetchers.submit(self._fetch, run) for run in runs]
@@ -243,20 +272,21 @@ class _Object:
                 future.cancel()
 
     def _fetch(self, numbers: Sequence[int]) -> dict[int, memoryview]:
-        size = self._piece_nbytes
-        ranges = [(number * size, min((number + 1) * size, self.info.size)) for number in numbers]
+        ranges = [self.span(number) for number in numbers]
         try:
             fetched = self._store.read_many(self.info.path, ranges, version=self.info.version)
         except ObjectChangedError:
             self._infos.drop(self.info.path)
             raise
-        return {
-            number: self._folder.put(self._key(number), data) for number, data in zip(numbers, fetched, strict=True)
-        }
+        found = dict(zip(numbers, fetched, strict=True))
+        for number, data in found.items():
+            self._folder.put(self._key(number), data)
+        return found
 
 
-def _runs(numbers: Sequence[int], longest: int) -> Iterator[list[int]]:
-    """Consecutive numbers together, at most `longest` of them."""
+def _runs(numbers: Sequence[int], piece_nbytes: int) -> Iterator[list[int]]:
+    """Consecutive numbers together, as many as are fetched by one request."""
+    longest = max(1, _RUN_NBYTES // piece_nbytes)
     run: list[int] = []
     for number in numbers:
         if run and (number != run[-1] + 1 or len(run) == longest):

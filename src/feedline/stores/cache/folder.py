@@ -36,7 +36,9 @@ from feedline.stores.recent import Recent
 _log = logging.getLogger("feedline")
 
 _LAYOUT = "v1"
-_MAPPED_NBYTES = 256 << 20
+_MAPPED, _MAPPED_NBYTES, _MAPPED_SHARE = 4096, 4 << 30, 8
+"""Pieces that stay mapped, at most so many, so many bytes, and this part of the limit: what is evicted takes room on
+the disk for as long as anybody has it mapped."""
 _TOUCHED_EVERY_S = 60.0
 _SPARE = 16
 """When room is made, one part in so many is made beyond what is needed: counting the files is not done for each."""
@@ -75,12 +77,13 @@ class Folder:
         self._temporary = self._root / "temporary"
         self._limit_nbytes = 0
         self._writable = True
-        self._maps: Recent[str, _Mapped] = Recent(max(8, min(256, _MAPPED_NBYTES // cache.piece_nbytes)))
         self._trusted: dict[str, int] = {}
         try:
             self._prepare(cache)
         except OSError as error:
             self._stop_writing(error)
+        mapped_nbytes = min(_MAPPED_NBYTES, self._limit_nbytes // _MAPPED_SHARE)
+        self._maps: Recent[str, _Mapped] = Recent(max(8, min(_MAPPED, mapped_nbytes // cache.piece_nbytes)))
 
     def _prepare(self, cache: Cache) -> None:
         for part in ("temporary", *(f"objects/{number:02x}" for number in range(256))):
@@ -108,24 +111,20 @@ class Folder:
             self._touch(name, mapped.data)
         return mapped.data
 
-    def put(self, key: Key, data: memoryview) -> memoryview:
-        """Keep a piece; gives the data back, as the file's own where it was kept.
+    def put(self, key: Key, data: memoryview) -> None:
+        """Keep a piece.
 
         What cannot be kept is not: the first time that the disk is full or cannot be written to, a CacheWarning says
         so, and nothing more is written by this process.
         """
-        name = key.name()
         if not self._writable or file_nbytes(data.nbytes) > self._limit_nbytes:
-            return data
+            return
         try:
-            self._write(name, data.nbytes, partial(_fill_with, data))
+            self._write(key.name(), data.nbytes, partial(_fill_with, data))
         except _NoRoomError:
-            return data
+            return
         except OSError as error:
             self._stop_writing(error)
-            return data
-        kept = self._open(name)
-        return data if kept is None else kept
 
     def file(self, key: Key) -> str | None:
         """The path of a file with a piece, or None; it was checked when this process first came across it."""

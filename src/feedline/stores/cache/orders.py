@@ -1,0 +1,250 @@
+"""What will be wanted soon, order by order, fetched piece by piece."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from feedline.stores.cache.cached import CachedStore
+from feedline.stores.recent import Recent
+
+_SEEN = 1 << 16
+"""Pieces that are not looked for on the disk once more: an order mostly wants pieces of which the one before wanted
+other bytes."""
+
+
+class Want(NamedTuple):
+    """Bytes of an object that will be read; without `stop`, to its end."""
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+
+
+Order = Sequence[tuple[CachedStore, Want]]
+"""Wants that are read together: those of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchStatistics:
+    """How far a prefetch is."""
+
+    fetched: int
+    """Orders that lie in the cache because of it, or lay there already."""
+    passed: int
+    """Orders that the reader was done with before they were begun."""
+    failed: int
+    """Orders that could not be fetched; the reader meets the error itself."""
+    ahead_nbytes: int
+    """Bytes fetched, or being fetched, that the reader has not come to."""
+    peak_nbytes: int
+    """The most that `ahead_nbytes` ever was."""
+
+
+class _Piece(NamedTuple):
+    store: CachedStore
+    path: str
+    number: int
+
+
+@dataclass(slots=True, eq=False)
+class _Placed:
+    """An order, of which so many fetches are still to end."""
+
+    position: int
+    left: int = 0
+    failed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """One fetch: pieces that follow one another, or something of an object that nobody knows yet, of any size."""
+
+    run: Callable[[], None]
+    pieces: Sequence[_Piece] = ()
+    orders: list[_Placed] = field(default_factory=list)
+
+
+class Orders:
+    """Threads that fetch into caches, in order, what a reader will read, always as many pieces at a time.
+
+    One of them draws from `orders`, no further one while `ahead_nbytes` or more lie ahead of the reader, and sees what
+    is missing; `threads` others fetch that. `advance` may be called from any thread.
+    """
+
+    def __init__(self, orders: Iterable[Order], *, ahead_nbytes: int, threads: int) -> None:
+        self._orders = enumerate(orders)
+        self.limit_nbytes = ahead_nbytes
+        """What `ahead_nbytes` is from now on."""
+        self._changed = threading.Condition()
+        self._reached = 0
+        self._ahead: dict[int, int] = {}
+        self._peak_nbytes = 0
+        self._counts = {"fetched": 0, "passed": 0, "failed": 0}
+        self._under_way: dict[_Piece, _Task] = {}
+        self._unknown = 0
+        self._seen: Recent[_Piece, bool] = Recent(_SEEN)
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=run, name=f"feedline-prefetch-{number}", daemon=True)
+            for number, run in enumerate((self._plan, *[self._fetch] * threads))
+        ]
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Begin nothing more; what is under way comes to its end, and nobody waits for it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Wait for the threads, which end after `stop`, and when there is nothing left to fetch."""
+        for thread in self._threads:
+            thread.join()
+
+    def advance(self, count: int = 1) -> None:
+        """The reader is done with `count` more of the orders."""
+        with self._changed:
+            self._reached += count
+            for position in [position for position in self._ahead if position < self._reached]:
+                del self._ahead[position]
+            self._changed.notify_all()
+
+    def statistics(self) -> PrefetchStatistics:
+        """How far it is now."""
+        with self._changed:
+            return PrefetchStatistics(
+                **self._counts, ahead_nbytes=sum(self._ahead.values()), peak_nbytes=self._peak_nbytes
+            )
+
+    def _plan(self) -> None:
+        try:
+            while (taken := self._take()) is not None:
+                for task in self._placed(*taken):
+                    self._tasks.put(task)
+        finally:
+            for _ in self._threads[1:]:
+                self._tasks.put(None)
+
+    def _take(self) -> tuple[int, Order] | None:
+        """The next order that the reader has not passed, once there is room for it; None at the end."""
+        with self._changed:
+            self._changed.wait_for(self._has_room)
+        while not self._closed and (taken := next(self._orders, None)) is not None:
+            with self._changed:
+                if taken[0] >= self._reached:
+                    self._ahead[taken[0]] = 0
+                    return taken
+                self._counts["passed"] += 1
+        return None
+
+    def _has_room(self) -> bool:
+        is_room = sum(self._ahead.values()) < self.limit_nbytes and self._unknown < len(self._threads) - 1
+        return self._closed or is_room
+
+    def _placed(self, position: int, order: Order) -> list[_Task]:
+        """The fetches of what is missing of an order, but for what is on its way already for another one."""
+        try:
+            known, unknown = _sorted_out(order)
+            pieces = [piece for each in known for piece in _pieces(*each)]
+            missing = list(filter(self._is_missing, pieces))
+        except Exception:  # noqa: BLE001 - whoever reads it meets the error, and is told about it
+            self._counts["failed"] += 1
+            return []
+        placed = _Placed(position)
+        with self._changed:
+            tasks = {self._under_way[piece] for piece in pieces if piece in self._under_way}
+            fetches = [_fetch_of(run) for run in _runs([piece for piece in missing if piece not in self._under_way])]
+            self._under_way.update({piece: task for task in fetches for piece in task.pieces})
+            self._note(position, sum(piece.store.piece_nbytes(*piece[1:]) for task in fetches for piece in task.pieces))
+            fetches += [_Task(partial(self._fill, position, *each)) for each in unknown]
+            self._unknown += len(unknown)
+            tasks.update(fetches)
+            for task in tasks:
+                task.orders.append(placed)
+            placed.left = len(tasks)
+            self._counts["fetched"] += not tasks
+        return fetches
+
+    def _is_missing(self, piece: _Piece) -> bool:
+        if self._seen.get(piece):
+            return False
+        self._seen.put(piece, True)
+        return not piece.store.has(piece.path, piece.number)
+
+    def _fill(self, position: int, store: CachedStore, want: Want) -> None:
+        stop = store.size(want.path) if want.stop is None else want.stop
+        with self._changed:
+            self._note(position, max(0, stop - want.start))
+        store.fill(want.path, want.start, stop)
+
+    def _note(self, position: int, nbytes: int) -> None:
+        if position in self._ahead:
+            self._ahead[position] += nbytes
+            self._peak_nbytes = max(self._peak_nbytes, sum(self._ahead.values()))
+
+    def _fetch(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            failed = False
+            try:
+                if not self._closed:
+                    task.run()
+            except Exception:  # noqa: BLE001 - whoever reads it meets the error, and is told about it
+                failed = True
+            with self._changed:
+                self._end(task, failed)
+                self._changed.notify_all()
+
+    def _end(self, task: _Task, failed: bool) -> None:
+        self._unknown -= not task.pieces
+        for piece in task.pieces:
+            del self._under_way[piece]
+            if failed:
+                self._seen.drop(piece)
+        for order in task.orders:
+            order.left -= 1
+            order.failed |= failed
+            if not order.left:
+                self._counts["failed" if order.failed else "fetched"] += 1
+
+
+def _sorted_out(
+    order: Order,
+) -> tuple[list[tuple[CachedStore, str, list[tuple[int, int]]]], list[tuple[CachedStore, Want]]]:
+    """The spans that are wanted of each known object; and what is wanted of others, of which the store has to tell."""
+    spans: dict[tuple[CachedStore, str], list[tuple[int, int]]] = {}
+    unknown = []
+    for store, want in order:
+        if want.stop is None or not store.knows(want.path):
+            unknown.append((store, want))
+        else:
+            spans.setdefault((store, want.path), []).append((want.start, want.stop))
+    return [(store, path, several) for (store, path), several in spans.items()], unknown
+
+
+def _pieces(store: CachedStore, path: str, spans: Sequence[tuple[int, int]]) -> list[_Piece]:
+    return [_Piece(store, path, number) for number in store.pieces(path, spans)]
+
+
+def _runs(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+    """Pieces that are fetched together."""
+    numbers: dict[tuple[CachedStore, str], list[int]] = {}
+    for store, path, number in pieces:
+        numbers.setdefault((store, path), []).append(number)
+    for (store, path), several in numbers.items():
+        for run in store.runs(several):
+            yield [_Piece(store, path, number) for number in run]
+
+
+def _fetch_of(run: Sequence[_Piece]) -> _Task:
+    store, path, _ = run[0]
+    return _Task(partial(store.bring, path, [piece.number for piece in run]), run)
