@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from feedline.errors import ArgumentError
 from feedline.store_counts import count
-from feedline.stores import plain
+from feedline.stores import google, plain
 from feedline.stores.addresses import SCHEMES, scheme_of
 from feedline.stores.failures import is_obstores, translated
 from feedline.stores.library import library
@@ -34,6 +35,7 @@ _CLIENT_OPTIONS = frozenset(
     )
 )
 _UNKNOWN_TO_PLAIN = frozenset({"allow_invalid_certificates", "proxy_ca_certificate", "proxy_url", "root_certificate"})
+_ADDRESS = re.compile(r"https?://[^\s/]\S*")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _SIGNED_FOR = timedelta(minutes=5)
 
@@ -54,7 +56,8 @@ class Client:
         self._timeout_s = timeout_s
         self._library = library()
         self._store = self._call(root, lambda: _opened(self._library, root, options, timeout_s))
-        self._plain = _UNKNOWN_TO_PLAIN.isdisjoint(options)
+        signs = SCHEMES[scheme_of(root)] != "gs" or google.signs_alone(options)
+        self._plain = signs and _UNKNOWN_TO_PLAIN.isdisjoint(options)
 
     def info(self, key: str, what: str) -> ObjectInfo:
         """Size and version of an object, under its key."""
@@ -124,14 +127,17 @@ def _opened(library: Any, root: str, options: Options, timeout_s: float) -> Any:
     scheme, host = scheme_of(root), root.partition("://")[2]
     client = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
     config = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
-    if not str(config.get("endpoint", "http")).startswith("http"):
-        raise ArgumentError(f"{root}: the option endpoint is the address of a server, http://HOST or https://HOST")
-    client.setdefault("allow_http", _is_plain_http(root, config))
+    kind = SCHEMES[scheme]
+    if kind == "gs":
+        config = google.settings(config)
+    server = config.get("base_url" if kind == "gs" else "endpoint")
+    if server is not None and _ADDRESS.fullmatch(str(server)) is None:
+        raise ArgumentError(f"{root}: an endpoint is the address of a server, http://HOST or https://HOST")
+    client.setdefault("allow_http", _is_plain_http(root, server))
     common = {
         "client_options": {**client, "timeout": timedelta(seconds=timeout_s)},
         "retry_config": {"max_retries": 0},  # there is one policy for all stores, and it counts
     }
-    kind = SCHEMES[scheme]
     if kind.startswith("http"):
         if config:
             raise ArgumentError(f"{root}: a web server has no option {next(iter(config))!r}")
@@ -143,10 +149,10 @@ def _opened(library: Any, root: str, options: Options, timeout_s: float) -> Any:
     return stores[kind](host, config=config, **common)
 
 
-def _is_plain_http(root: str, config: dict[str, Any]) -> bool:
+def _is_plain_http(root: str, server: str | None) -> bool:
     """Whether the user has named a server without TLS, which obstore wants to be told a second time."""
-    endpoints = [root, config.get("endpoint"), *map(os.environ.get, _ENDPOINTS)]
-    return any(endpoint.startswith("http://") for endpoint in endpoints if endpoint)
+    servers = [root, server, *map(os.environ.get, _ENDPOINTS)]
+    return any(server.startswith("http://") for server in servers if server)
 
 
 def _version(meta: Any) -> str:

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from feedline.errors import ArgumentError, FeedlineError
+from feedline.stores import credentials
 from feedline.stores.problems import (
     AccessDeniedError,
     ObjectChangedError,
@@ -50,17 +51,15 @@ _DENIED = {
 def translated(error: Exception, what: str) -> Exception:
     """The exception to raise in place of obstore's: TransientError, or one for good that names `what` and a remedy."""
     text = str(error)
-    status = _STATUS.search(text)
+    found = _STATUS.search(text)
+    status = int(found[1]) if found else None
+    if status not in PASSING and (problem := credentials.problem(text, what, status)) is not None:
+        return problem
     if status is not None:
         code = _CODE.search(text)
-        return of_status(int(status[1]), code[1] if code else "", what)
+        return of_status(status, code[1] if code else "", what)
     if isinstance(error, FileNotFoundError):
         return of_status(404, "", what)
-    if "169.254.169.254" in text:
-        return AccessDeniedError(
-            f"{what}: no credentials were found. Set them in the environment (AWS_ACCESS_KEY_ID and "
-            'AWS_SECRET_ACCESS_KEY for s3://), or read a public bucket with options={"skip_signature": True}'
-        )
     kind = _KIND.search(text)
     if kind is not None and "builder error" not in text:
         return TransientError(_KINDS[kind[1]])
@@ -73,6 +72,11 @@ def _of_words(error: Exception, text: str, what: str) -> Exception:
             f'{what}: the address of the server cannot be used; plain http needs options={{"allow_http": True}}'
         )
     if "Range request not supported" in text or "non-partial response" in text:
+        if "GCS" in text:
+            return RangeError(
+                f"{what}: Google Cloud unpacks what is stored with Content-Encoding: gzip, and gives no ranges of it; "
+                "store it without that header"
+            )
         return RangeError(f"{what}: the server ignores ranges; copy the object to where ranges can be read")
     if "Could not parse path" in text:
         return ArgumentError(f"{what}: not a path that an object store can have (empty parts, . and .. are refused)")

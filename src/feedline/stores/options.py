@@ -15,6 +15,7 @@ _OPEN = frozenset(
         "allow_http",
         "allow_invalid_certificates",
         "anon",
+        "base_url",
         "bucket",
         "connect_timeout",
         "container",
