@@ -184,6 +184,16 @@ class TestFiles:
         with pytest.raises(FileNotFoundError, match=r"part-9\.parquet is no file on SubTreeFileSystem"):
             Parquet("part-9.parquet", filesystem=there)
 
+    def test_a_file_of_a_filesystem_that_has_changed_is_refused(self, folder: Path) -> None:
+        path = folder / "part-0.parquet"
+        dataset = Parquet(str(path), filesystem=pyarrow.fs.LocalFileSystem())
+        status = path.stat()
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
+        with pytest.raises(
+            StateError, match=r"part-0\.parquet has changed .* had (\d+) bytes, and has \1 now or was wr"
+        ):
+            dataset[0]
+
     def test_a_missing_extra_tells_the_command(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def missing(name: str) -> Any:
             raise ModuleNotFoundError(name=name.partition(".")[0])

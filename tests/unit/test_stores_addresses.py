@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from feedline import stores
 from feedline.errors import ArgumentError, NotPicklableError
 from feedline.stores.options import Options
-from feedline.stores.patterns import braces, translated
+from feedline.stores.patterns import translated
 
 SECRET = "hunter2-very-secret"
 
@@ -60,29 +60,6 @@ def test_a_path_cannot_lead_out_of_a_store(path: str, tmp_path: Path) -> None:
             store.read(path, 0, 1)
         with pytest.raises(ArgumentError, match="is no path within a store"):
             list(store.list(path))
-
-
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("a.tar", ["a.tar"]),
-        ("a{0..2}.tar", ["a0.tar", "a1.tar", "a2.tar"]),
-        ("{008..011}", ["008", "009", "010", "011"]),
-        ("{0..10..5}", ["0", "5", "10"]),
-        ("{3..1}", ["3", "2", "1"]),
-        ("{train,val}-{0..1}", ["train-0", "train-1", "val-0", "val-1"]),
-        ("x{,.idx}", ["x", "x.idx"]),
-    ],
-)
-def test_braces(pattern: str, expected: list[str]) -> None:
-    assert braces(pattern) == expected
-
-
-@pytest.mark.parametrize("pattern", ["a{0..2", "a}b", "{a{b}}", "{one}", "{0..5..0}", "{0..99999999999}"])
-def test_braces_that_mean_nothing_are_refused_by_name(pattern: str) -> None:
-    with pytest.raises(ArgumentError, match=r"braces|neither a range|has no end") as caught:
-        braces(pattern)
-    assert pattern in str(caught.value)
 
 
 def test_braces_of_a_remote_store_need_no_request() -> None:

@@ -16,11 +16,11 @@ from feedline.datasets.once import OnceCache
 from feedline.errors import SampleError
 from feedline.rows import torch_dtype
 from feedline.stores import CachedStore, StoreError, Want
+from feedline.stores.protocol import Range
 
-Span = tuple[int, int]
-ReadRows = Callable[[Sequence[Span]], Iterator[NDArray[Any]]]
+ReadRows = Callable[[Sequence[Range]], Iterator[NDArray[Any]]]
 """The rows of each span, from its start up to its stop, one after the other; what they need may come all at once."""
-Wanting = Callable[[Sequence[Span]], list[tuple[CachedStore, Want]]]
+Wanting = Callable[[Sequence[Range]], list[tuple[CachedStore, Want]]]
 """What a prefetch has to bring into a cache for these spans of rows."""
 ChunkCache = OnceCache[tuple[str, int], NDArray[Any]]
 
@@ -31,7 +31,7 @@ _TOGETHER = 256
 class Lies(Protocol):
     """Where in its file an array lies."""
 
-    def spans(self, start: int, stop: int) -> list[Span]:
+    def spans(self, start: int, stop: int) -> list[Range]:
         """The bytes that hold the rows from `start` up to `stop`, and what is stored in one piece with them."""
         ...
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feedline.datasets import hdf5_files
 from feedline.datasets.arrays import Transform
-from feedline.datasets.chunked_rows import ChunkCache, ChunkedRows, MappedRows, ReadRows, Rows, Shape, Span
+from feedline.datasets.chunked_rows import ChunkCache, ChunkedRows, MappedRows, ReadRows, Rows, Shape
 from feedline.datasets.far_file import FarFile
 from feedline.datasets.files import Pathlike
 from feedline.datasets.paths import find
@@ -23,6 +23,7 @@ from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, Want
 from feedline.stores.addresses import scheme_of
 from feedline.stores.blobs import Blobs, Extent
+from feedline.stores.protocol import Range
 
 
 class HDF5(StoredArrays):
@@ -142,14 +143,14 @@ class _FarReading:
     def __init__(self, far: _FarHDF5, blobs: Blobs, shape: Shape, decode: ReadRows) -> None:
         self._far, self._blobs, self._lies, self._decode = far, blobs, shape.lies, decode
 
-    def read(self, spans: Sequence[Span]) -> Iterator[NDArray[Any]]:
+    def read(self, spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
         with self._far.device.holding(self._places(spans)):
             yield from self._decode(spans)
 
-    def wants(self, spans: Sequence[Span]) -> list[tuple[CachedStore, Want]]:
+    def wants(self, spans: Sequence[Range]) -> list[tuple[CachedStore, Want]]:
         return self._blobs.wants([Extent(0, start, stop) for start, stop in self._places(spans)])
 
-    def _places(self, spans: Sequence[Span]) -> list[Span]:
+    def _places(self, spans: Sequence[Range]) -> list[Range]:
         return [] if self._lies is None else [place for span in spans for place in self._lies.spans(*span)]
 
 

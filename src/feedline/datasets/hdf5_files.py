@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline import extras
-from feedline.datasets.chunked_rows import Lies, ReadRows, Shape, Span
+from feedline.datasets.chunked_rows import Lies, ReadRows, Shape
 from feedline.errors import ArgumentError, SampleError
 from feedline.rows import torch_dtype
 from feedline.stores import StoreError
+from feedline.stores.protocol import Range
 
 _ROWS_AT_ONCE = 1024
 """How many rows of a dataset without chunks count as one where they are read through the library."""
@@ -126,7 +127,7 @@ def reader(dataset: Any) -> ReadRows:
     strings = library().check_string_dtype(dataset.dtype)
     readable = dataset.asstr() if strings is not None else dataset
 
-    def read(spans: Sequence[Span]) -> Iterator[NDArray[Any]]:
+    def read(spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
         for start, stop in spans:
             yield readable[start:stop]
 
@@ -139,7 +140,7 @@ class InOnePiece(NamedTuple):
     offset: int
     row_nbytes: int
 
-    def spans(self, start: int, stop: int) -> list[Span]:
+    def spans(self, start: int, stop: int) -> list[Range]:
         return [(self.offset + start * self.row_nbytes, self.offset + stop * self.row_nbytes)]
 
 
@@ -151,7 +152,7 @@ class InChunks(NamedTuple):
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
 
-    def spans(self, start: int, stop: int) -> list[Span]:
+    def spans(self, start: int, stop: int) -> list[Range]:
         first, last = self.bounds[start // self.rows], self.bounds[-(-stop // self.rows)]
         offsets, sizes = self.offsets[first:last], self.sizes[first:last]
         return list(zip(offsets.tolist(), (offsets + sizes).tolist(), strict=True))

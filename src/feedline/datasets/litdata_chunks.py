@@ -14,6 +14,7 @@ from feedline.datasets.litdata_rows import Rows, ends_of_rows
 from feedline.datasets.once import OnceCache
 from feedline.datasets.shard_ends import Ends, Read, offsets_in
 from feedline.errors import SampleError
+from feedline.stores.protocol import Range
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _FRAMED = b"LDFZ01\0\0"
@@ -23,7 +24,6 @@ _MOST_NBYTES = 1 << 30
 """One sample, or one frame of samples, that claims to be larger is refused."""
 _NOTHING = memoryview(b"")
 
-Span = tuple[int, int]
 Fetch = Callable[[], memoryview]
 Cache = OnceCache[tuple[str, int], Any]
 
@@ -31,7 +31,7 @@ Cache = OnceCache[tuple[str, int], Any]
 class Items(Protocol):
     """The samples of a chunk by number."""
 
-    def span(self, at: int) -> Span:
+    def span(self, at: int) -> Range:
         """Where to read what a sample is in."""
         ...
 
@@ -51,7 +51,7 @@ class RawItems:
         self._where, self._inflates = where, inflates
         self._offsets = offsets_in(ends.begin, count, nbytes, where)
 
-    def span(self, at: int) -> Span:
+    def span(self, at: int) -> Range:
         """Where a sample lies."""
         return self._offsets[at], self._offsets[at + 1]
 
@@ -84,7 +84,7 @@ class FramedItems:
             raise SampleError(f"{where} is damaged: it does not hold {count} samples, as its index says; copy it again")
         self._nbytes = nbytes
 
-    def span(self, at: int) -> Span:
+    def span(self, at: int) -> Range:
         """Where the frame of a sample lies."""
         number = at // self._rows
         _, _, start, nbytes, whole = self._frames[number].tolist()

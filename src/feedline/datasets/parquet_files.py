@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from feedline import extras
 from feedline.datasets.descriptions import key_of
 from feedline.datasets.kinds import pyarrow
-from feedline.datasets.paths import Paths, Version, listed, refuse_changed, unbraced
+from feedline.datasets.paths import Paths, listed, refuse_changed
 from feedline.datasets.sparse import SparseFile
-from feedline.datasets.uncached import Span, uncached
+from feedline.datasets.uncached import uncached
 from feedline.errors import ArgumentError, SampleError
-from feedline.stores import CachedStore, StoreError, Want
+from feedline.stores import CachedStore, ObjectInfo, StoreError, Want
 from feedline.stores.blobs import Blobs, Extent, LocalBlob, RemoteBlob
+from feedline.stores.patterns import unbraced
+from feedline.stores.protocol import Range
 
 WHAT = "datasets.Parquet"
 
@@ -40,7 +42,7 @@ class StoredFiles:
         return uncached(self._opened(number))([(start, stop)])[0]
 
     @contextmanager
-    def opened(self, number: int, metadata: Any, spans: Sequence[Span]) -> Iterator[Any]:
+    def opened(self, number: int, metadata: Any, spans: Sequence[Range]) -> Iterator[Any]:
         """A ParquetFile; of an object these spans are read at once."""
         blob = self._opened(number)
         if isinstance(blob, LocalBlob):
@@ -50,7 +52,7 @@ class StoredFiles:
         with parquet_file(self.names[number], source, metadata, pre_buffer=False) as file:
             yield file
 
-    def wants(self, spans: Sequence[tuple[int, Span]]) -> list[tuple[CachedStore, Want]]:
+    def wants(self, spans: Sequence[tuple[int, Range]]) -> list[tuple[CachedStore, Want]]:
         """What reading these spans of these files wants from caches."""
         return self._blobs.wants([Extent(number, *span) for number, span in spans])
 
@@ -69,7 +71,7 @@ class FilesystemFiles:
 
     def __init__(self, filesystem: Any, paths: Paths) -> None:
         self._filesystem = filesystem
-        found = [path for given in listed(paths) for path in unbraced(str(given))]
+        found = [path for given in listed(paths) for path in unbraced(str(given), self._is_there)]
         infos = filesystem.get_file_info(found)
         for info in infos:
             if not info.is_file:
@@ -77,11 +79,11 @@ class FilesystemFiles:
         if not found:
             raise FileNotFoundError("no files: the list of paths is empty")
         self.names = found
-        self._versions = [_version(info) for info in infos]
+        self._infos = [_info(info) for info in infos]
 
     def nbytes(self, number: int) -> int:
         """The size of a file."""
-        return self._versions[number].nbytes
+        return self._infos[number].size
 
     def key(self, _: int) -> bytes | None:
         """Not kept: a path within a filesystem does not tell which one it is."""
@@ -93,18 +95,24 @@ class FilesystemFiles:
             return memoryview(file.read_at(stop - start, start))
 
     @contextmanager
-    def opened(self, number: int, metadata: Any, _: Sequence[Span]) -> Iterator[Any]:
+    def opened(self, number: int, metadata: Any, _: Sequence[Range]) -> Iterator[Any]:
         """A ParquetFile, which reads what it needs with as few requests as it can."""
         path = self.names[number]
-        refuse_changed(path, self._versions[number], _version(self._filesystem.get_file_info(path)))
+        refuse_changed(path, self._infos[number], _info(self._filesystem.get_file_info(path)))
         with naming(path):
             source = self._filesystem.open_input_file(path)
         with source, parquet_file(path, source, metadata, pre_buffer=True) as file:
             yield file
 
-    def wants(self, _: Sequence[tuple[int, Span]]) -> list[tuple[CachedStore, Want]]:
+    def wants(self, _: Sequence[tuple[int, Range]]) -> list[tuple[CachedStore, Want]]:
         """Nothing: there is no cache."""
         return []
+
+    def _is_there(self, path: str) -> bool:
+        # A list in braces may be longer than a name may be; all else that is wrong shows when files are asked for.
+        with suppress(OSError):
+            return bool(self._filesystem.get_file_info(path).is_file)
+        return False
 
 
 Files = StoredFiles | FilesystemFiles
@@ -143,5 +151,5 @@ def refuse_two_readers(filesystem: Any, **given: Any) -> None:
             )
 
 
-def _version(info: Any) -> Version:
-    return Version(info.size or 0, info.mtime_ns or 0)
+def _info(told: Any) -> ObjectInfo:
+    return ObjectInfo(told.path, told.size or 0, f"{told.size}-{told.mtime_ns}")

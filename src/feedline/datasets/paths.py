@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from feedline.datasets.files import Pathlike
 from feedline.errors import StateError
@@ -16,9 +15,8 @@ from feedline.stores import Cache, ObjectInfo, Store
 from feedline.stores.addresses import scheme_of
 from feedline.stores.blobs import Blobs, local_info
 from feedline.stores.finding import Finder
+from feedline.stores.patterns import unbraced
 
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _ASKED_AT_ONCE = 32
 
 Paths = Pathlike | Sequence[Pathlike]
@@ -27,11 +25,12 @@ Paths = Pathlike | Sequence[Pathlike]
 def matching(paths: Paths, inside: str) -> list[str]:
     """The absolute paths of existing files that are meant, in the order given, those of a pattern sorted.
 
-    `{a,b}` and `{000..127}` are written out, with leading zeros as in the first number; `*`, `?`, `[...]` and `**`
-    match. A path that exists is taken as it is; a folder stands for the files that the pattern `inside` finds in it.
-    FileNotFoundError names a path that is not there, and a pattern that matches nothing.
+    `{a,b}` and `{000..127}` are written out as `stores.patterns` says; `*`, `?`, `[...]` and `**` match. A path that
+    exists is taken as it is; a folder stands for the files that the pattern `inside` finds in it. FileNotFoundError
+    names a path that is not there, and a pattern that matches nothing.
     """
-    found = [str(Path(path).absolute()) for given in listed(paths) for path in _files(os.fspath(given), inside)]
+    meant = [path for given in listed(paths) for path in unbraced(os.fspath(given))]
+    found = [str(Path(file).absolute()) for path in meant for file in _files(path, inside)]
     if not found:
         raise FileNotFoundError("no files: the list of paths is empty")
     return found
@@ -45,38 +44,15 @@ def listed(paths: Paths) -> list[Pathlike]:
 def _files(path: str, inside: str) -> Iterator[str]:
     if Path(path).is_dir():
         yield from _files(str(Path(glob.escape(path), inside)), inside)
-        return
-    if Path(path).exists():
+    elif Path(path).exists():
         yield path
-        return
-    for written_out in unbraced(path):
-        if not glob.has_magic(written_out) or Path(written_out).exists():
-            if not Path(written_out).exists():
-                raise FileNotFoundError(f"no such file: {written_out}")
-            yield written_out
-            continue
-        matches = sorted(glob.glob(written_out, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+    elif glob.has_magic(path):
+        matches = sorted(glob.glob(path, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
         if not matches:
-            raise FileNotFoundError(f"no files: {written_out!r} matches none")
+            raise FileNotFoundError(f"no files: {path!r} matches none")
         yield from matches
-
-
-def unbraced(pattern: str) -> Iterator[str]:
-    """The patterns that the braces of this one stand for, from left to right."""
-    found = _BRACES.search(pattern)
-    if found is None:
-        yield pattern
-        return
-    for choice in _choices(found[1]):
-        yield from unbraced(pattern[: found.start()] + choice + pattern[found.end() :])
-
-
-def _choices(inside: str) -> Iterable[str]:
-    numbers = _RANGE.fullmatch(inside)
-    if numbers is None:
-        return inside.split(",")
-    first, last = numbers.groups()
-    return [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
+    else:
+        raise FileNotFoundError(f"no such file: {path}")
 
 
 def find(
@@ -115,23 +91,14 @@ def found(
         return list(pool.map(meant, several))
 
 
-class Version(NamedTuple):
-    """What tells one state of a file from another without reading it."""
-
-    nbytes: int
-    modified_ns: int
+Version = ObjectInfo
+version = local_info
 
 
-def version(path: Pathlike) -> Version:
-    """The version of a file as it is now."""
-    status = os.stat(path)  # noqa: PTH116 - millions of these are asked for
-    return Version(status.st_size, status.st_mtime_ns)
-
-
-def refuse_changed(path: str, was: Version, now: Version) -> None:
+def refuse_changed(path: str, was: ObjectInfo, now: ObjectInfo) -> None:
     """Raise `StateError` if a file is not the one that a dataset was made from."""
-    if now != was:
+    if now.version != was.version:
         raise StateError(
-            f"{path} has changed since this dataset was made: it had {was.nbytes} bytes, and has {now.nbytes} now or"
+            f"{path} has changed since this dataset was made: it had {was.size} bytes, and has {now.size} now or"
             " was written again; make the dataset anew"
         )

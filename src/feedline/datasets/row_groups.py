@@ -18,10 +18,10 @@ from feedline.datasets.parquet_files import WHAT, Files, naming
 from feedline.datasets.parquet_footers import Footers, Summary
 from feedline.datasets.row_filters import Filters
 from feedline.datasets.sparse import joined
-from feedline.datasets.uncached import Span
 from feedline.errors import SampleError
 from feedline.per_process import PerProcess
 from feedline.stores import CachedStore, Want
+from feedline.stores.protocol import Range
 from feedline.stores.recent import Recent
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ _LIMIT_NBYTES = 256 << 20
 class _Plan(NamedTuple):
     """What decoding a row group reads, and the bytes that come out, about."""
 
-    spans: list[Span]
+    spans: list[Range]
     nbytes: int
 
 
@@ -183,7 +183,7 @@ def _is_of(column: Any, names: set[str]) -> bool:
     return path in names or any(path[:at] in names for at, character in enumerate(path) if character == ".")
 
 
-def _span(column: Any) -> Span:
+def _span(column: Any) -> Range:
     """The bytes of a column of a row group: its dictionary, if it has one, lies before its data."""
     start = column.data_page_offset
     if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:

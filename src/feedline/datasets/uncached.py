@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from feedline.stores import CachedStore
 from feedline.stores.blobs import LocalBlob, RemoteBlob
+from feedline.stores.protocol import Range
 
-Span = tuple[int, int]
-Read = Callable[[Sequence[Span]], list[memoryview]]
+Span = Range
+Read = Callable[[Sequence[Range]], list[memoryview]]
 
 
 def uncached(blob: LocalBlob | RemoteBlob) -> Read:

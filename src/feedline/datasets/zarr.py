@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
-from feedline.datasets.chunked_rows import ChunkCache, ChunkedRows, Rows, Shape, Span
+from feedline.datasets.chunked_rows import ChunkCache, ChunkedRows, Rows, Shape
 from feedline.datasets.decoding import DAMAGE
 from feedline.datasets.files import Pathlike
 from feedline.datasets.paths import find
@@ -25,6 +25,7 @@ from feedline.rows import torch_dtype
 from feedline.stores import Cache, CachedStore, Store, StoreError, Want, open_store
 from feedline.stores.addresses import scheme_of
 from feedline.stores.blobs import Blobs
+from feedline.stores.protocol import Range
 
 _READERS = 16
 
@@ -89,7 +90,7 @@ class _Local:
         return _opened(self.name, self.name)
 
     def _rows(self, array: Any, shape: Shape, cache: ChunkCache) -> Rows | ChunkedRows:
-        def read(spans: Sequence[Span]) -> Iterator[NDArray[Any]]:
+        def read(spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
             for start, stop in spans:
                 yield np.asarray(array[start:stop])
 
@@ -132,10 +133,10 @@ class _Chunks:
         self._sizes = getattr(array, "shards", None) or array.chunks
         self._readers = ThreadPoolExecutor(_READERS, "feedline-chunks")
 
-    def read(self, spans: Sequence[Span]) -> Iterator[NDArray[Any]]:
+    def read(self, spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
         return self._readers.map(lambda span: np.asarray(self._array[span[0] : span[1]]), spans)
 
-    def wants(self, spans: Sequence[Span]) -> list[tuple[CachedStore, Want]]:
+    def wants(self, spans: Sequence[Range]) -> list[tuple[CachedStore, Want]]:
         store = self._store
         if not isinstance(store, CachedStore):
             return []

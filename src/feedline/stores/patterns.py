@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from glob import glob
 from itertools import product
+from math import prod
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -15,18 +17,25 @@ from feedline.stores.problems import ObjectNotFoundError
 from feedline.stores.protocol import Store
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_NUMBERS = re.compile(r"(\d+)\.\.(\d+)(?:\.\.(\d+))?")
+_NUMBERS = re.compile(r"(\d+)\.\.(\d+)(?:\.\.-?(\d+))?")
+_BRACE = re.compile(r"[{}]")
 MAGIC = re.compile(r"[*?\[]")
 _GROUP = re.compile(r"\[(!?)([^]/]+)\]")
 _MOST = 10_000_000
 
 
 def braces(pattern: str) -> list[str]:
-    """`a{0..2}.tar` is a0.tar, a1.tar, a2.tar; `{train,val}` are both; leading zeros give all numbers that width."""
+    """What a pattern with braces stands for, as a shell would write it out, from left to right.
+
+    `a{0..2}.tar` is a0.tar, a1.tar, a2.tar; `{train,val}` are both; `{0..10..5}` goes in steps, `{3..1}` downwards. A
+    leading zero gives all numbers the width of the longer one. ArgumentError for braces that mean nothing.
+    """
     parts = _BRACES.split(pattern)
-    if "{" in "".join(parts[::2]) or "}" in "".join(parts[::2]):
+    if _BRACE.search("".join(parts[::2])):
         raise ArgumentError(f"{pattern}: braces must be closed, and may not hold others")
     choices = [_choices(part, pattern) if at % 2 else [part] for at, part in enumerate(parts)]
+    if prod(map(len, choices)) > _MOST:
+        raise ArgumentError(f"{pattern} stands for more than {_MOST:,} names")
     return ["".join(choice) for choice in product(*choices)]
 
 
@@ -45,6 +54,22 @@ def _choices(inner: str, pattern: str) -> list[str]:
     return [f"{first + (step if last >= first else -step) * n:0{width}}" for n in range(count)]
 
 
+def unbraced(path: str, is_there: Callable[[str], bool] = os.path.exists) -> list[str]:
+    """The paths that a path with braces stands for; what `is_there` under that very name is meant itself.
+
+    So is a folder, where braces would mean nothing: `run{1}/{0..2}.tar` are three files in `run{1}` if that is there.
+    """
+    if not _BRACE.search(path) or is_there(path):
+        return [path]
+    try:
+        return braces(path)
+    except ArgumentError:
+        named = [folder for folder in Path(path).parents if _BRACE.search(str(folder)) and is_there(str(folder))]
+        if not named:
+            raise
+        return [str(named[0] / each) for each in braces(str(Path(path).relative_to(named[0])))]
+
+
 def expand(patterns: Address | Sequence[Address], open_store: Callable[[str], Store]) -> list[str]:
     """The addresses that one pattern, or several, stand for, in the order given; those of one glob are sorted.
 
@@ -55,23 +80,27 @@ def expand(patterns: Address | Sequence[Address], open_store: Callable[[str], St
     found: list[str] = []
     for address in listed:
         pattern = fspath(address)
-        local = pattern.removeprefix("file://") if scheme_of(pattern) == "file" else None
-        if local is not None and Path(local).exists():
-            found.append(local)
-            continue
-        for plain in braces(pattern):
-            found.extend(_globbed(plain, open_store) if MAGIC.search(plain) else [plain])
+        if scheme_of(pattern) == "file":
+            for path in unbraced(pattern.removeprefix("file://")):
+                found += _files(path) if MAGIC.search(path) and not Path(path).exists() else [path]
+        else:
+            for plain in braces(pattern):
+                found += _objects(plain, open_store) if MAGIC.search(plain) else [plain]
     return found
 
 
-def _globbed(pattern: str, open_store: Callable[[str], Store]) -> list[str]:
-    if scheme_of(pattern) == "file":
-        path = pattern.removeprefix("file://")
-        names = [name for name in glob(path, recursive=True, include_hidden=True) if Path(name).is_file()]  # noqa: PTH207
-    else:
-        root, path = split(pattern)
-        fixed, matches = MAGIC.split(path, maxsplit=1)[0], translated(path).fullmatch
-        names = [join(root, info.path) for info in open_store(root).list(fixed) if matches(info.path)]
+def _files(pattern: str) -> list[str]:
+    names = [name for name in glob(pattern, recursive=True, include_hidden=True) if Path(name).is_file()]  # noqa: PTH207
+    return _sorted(names, pattern)
+
+
+def _objects(pattern: str, open_store: Callable[[str], Store]) -> list[str]:
+    root, path = split(pattern)
+    fixed, matches = MAGIC.split(path, maxsplit=1)[0], translated(path).fullmatch
+    return _sorted([join(root, info.path) for info in open_store(root).list(fixed) if matches(info.path)], pattern)
+
+
+def _sorted(names: list[str], pattern: str) -> list[str]:
     if not names:
         raise ObjectNotFoundError(f"{pattern}: nothing matches")
     return sorted(names)

@@ -16,6 +16,10 @@ class ObjectInfo:
     version: str
 
 
+Range = tuple[int, int]
+"""From the first number up to, not including, the second: bytes of an object, or rows of an array."""
+
+
 class Span(NamedTuple):
     """The bytes of an object from `start` up to, not including, `stop`."""
 
@@ -59,7 +63,7 @@ class Store(Protocol):
         """
         ...
 
-    def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
+    def read_many(self, path: str, ranges: Sequence[Range], *, version: str | None = None) -> Views:
         """One view for each `(start, stop)`, all of the same version of the object; many requests at once."""
         ...
 
