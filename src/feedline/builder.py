@@ -123,6 +123,11 @@ class BatchBuilder:
         self.__init__(*state)  # type: ignore[misc]
 
     @property
+    def draws(self) -> bool:
+        """Whether anything may draw from a generator: a dataset that does not say `deterministic`, or collate."""
+        return not (getattr(self.dataset, "deterministic", False) is True and _is_builtin(self.collate_fn))
+
+    @property
     def vectorised(self) -> bool:
         """Whether whole batches are gathered without a Python call per sample."""
         return self._gather is not None
@@ -285,6 +290,11 @@ class BatchBuilder:
             if length is not None and not -length <= index < length:
                 return f"the sampler gave an index out of range: the dataset has {length} samples"
         return "on_error='skip' counts and leaves out such samples"
+
+
+def _is_builtin(collate_fn: Callable[[Any], Any] | None) -> bool:
+    """Whether it is our own, or a type or function of Python's, such as `list`: these draw nothing."""
+    return collate_fn is None or getattr(collate_fn, "__module__", None) == "builtins"
 
 
 def _read_directly(dataset: Any) -> Any:

@@ -66,6 +66,7 @@ class LaneBuilder:
     _open: dict[tuple[int, int], _OpenLane] = field(init=False, default_factory=dict, compare=False)
 
     vectorised = False
+    draws = True
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.dataset, self.collate_fn, self.batch_size, self.drop_last, self.reseeds

@@ -102,7 +102,7 @@ class Workforce:
             builder = builder_of(loader)
             self._method = method = _hosting(method_of(loader, builder), builder, plan)
             # threads share the generators of the process: nobody may seed them there
-            builder.reseeds = loader.worker_init_fn is None and method != "thread"
+            builder.reseeds = loader.worker_init_fn is None and method != "thread" and builder.draws
             self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)
             self._together = _work_together(loader, method, builder)
             # as torch, which draws for new workers only

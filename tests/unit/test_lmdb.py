@@ -162,6 +162,42 @@ class TestValues:
             LMDB(texts, decode="jpg")
 
 
+class MyLMDB(LMDB):
+    """What a subclass does, nobody knows."""
+
+
+class TestSeeds:
+    """Seeding costs as much as reading: where nothing can draw, nobody seeds."""
+
+    def drawn(self, dataset: Any, collate_fn: Any) -> bool:
+        """Whether the generators were seeded for a batch, as one sees from what is drawn while it is fetched."""
+        torch.manual_seed(7)
+        begun = torch.default_generator.initial_seed()
+        seen = []
+        fetch = type(dataset)._values
+
+        class Spied(type(dataset)):  # type: ignore[misc]
+            __module__ = type(dataset).__module__
+
+            def _values(self, transaction: Any, keys: Any) -> Any:
+                seen.append(torch.default_generator.initial_seed())
+                return fetch(self, transaction, keys)
+
+        dataset.__class__ = Spied
+        with fl.DataLoader(dataset, 4, seed=0, collate_fn=collate_fn, num_workers=0) as loader:
+            assert sum(map(len, loader)) == COUNT
+        assert torch.default_generator.initial_seed() == begun
+        return set(seen) != {begun}
+
+    def test_only_what_may_draw_is_seeded(self, texts: Path) -> None:
+        assert not self.drawn(LMDB(texts), list)
+        assert not self.drawn(LMDB(texts, decode="text"), tuple)
+        assert self.drawn(LMDB(texts), lambda samples: samples)
+        assert self.drawn(LMDB(texts, decode=len), list)
+        assert self.drawn(LMDB(texts, transform=len), list)
+        assert self.drawn(MyLMDB(texts), list)
+
+
 class TestProcesses:
     def test_ways_to_fetch_agree(self, texts: Path) -> None:
         all_ways_agree(LMDB(texts), [3, -1, 0, 3])

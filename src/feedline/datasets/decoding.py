@@ -71,6 +71,16 @@ class Decoding:
         self._what = decode if isinstance(decode, str) else getattr(decode, "__name__", type(decode).__name__)
 
     @property
+    def is_ours(self) -> bool:
+        """Whether no function of a user's takes part."""
+        return self._decode in DECODERS.values() and self.step.transform is None
+
+    @property
+    def copies(self) -> bool:
+        """Whether a value is a copy of the bytes, and nothing else."""
+        return self._decode is bytes and self.step.transform is None
+
+    @property
     def batchable(self) -> bool:
         """Whether `batch` can be had."""
         return self._plan is not None and self._plan.batchable

@@ -89,17 +89,26 @@ class LMDB(DecodedRecords):
     def _samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[Any]:
         keys = self._keys.many(places)
         with self._environment().reading() as transaction:
-            get, decoded = transaction.get, self._decoding
+            values = self._values(transaction, keys)
+            if self._decoding.copies:
+                return list(map(bytes, values))
             return [
-                decoded(self._missing(key) if (value := get(key)) is None else value, row, partial(self._named, key))
-                for key, row in zip(keys, rows, strict=True)
+                self._decoding(value, row, partial(self._named, key))
+                for value, key, row in zip(values, keys, rows, strict=True)
             ]
 
     def _batch(self, places: NDArray[np.int64], empty: Empty, keys: Keys) -> torch.Tensor:
         names = self._keys.many(places)
         with self._environment().reading() as transaction:
-            values = [self._missing(name) if (v := transaction.get(name)) is None else v for name in names]
+            values = self._values(transaction, names)
             return self._decoding.batch(values, keys, empty, lambda row: self._named(names[row]))
+
+    def _values(self, transaction: Any, keys: Sequence[bytes]) -> list[memoryview]:
+        """Views of the map, which end with the transaction."""
+        values = list(map(transaction.get, keys))
+        if None in values:
+            self._missing(keys[values.index(None)])
+        return values
 
     def _named(self, key: bytes) -> str:
         return f"the value of key {key!r} in {self.path}"

@@ -45,6 +45,11 @@ class DecodedRecords(Records):
 
     _decoding: Decoding
 
+    @property
+    def deterministic(self) -> bool:
+        """Whether a sample depends on nothing but its index. What a subclass of a user's does is not known."""
+        return self._decoding.is_ours and type(self).__module__.startswith(f"{__package__}.")
+
     def _batch(self, places: NDArray[np.int64], empty: Empty, keys: Keys) -> torch.Tensor:
         """`_decoding.batch` of the records of checked indices."""
         raise NotImplementedError
