@@ -160,6 +160,17 @@ def test_of_parquet_little_is_read(s3: S3) -> None:
     assert len(source.far(s3, ["x"], filters=[("part", "=", 0)])) == FILES * ROWS // 2
 
 
+@pytest.mark.parametrize(("cache_nbytes", "step", "share"), [(1 << 20, 10, 10), (0, 1000, 100)])
+def test_of_arrow_little_is_read(s3: S3, cache_nbytes: int, step: int, share: int) -> None:
+    objects = {f"data/{n}.arrow": arrow(n) for n in range(FILES)}
+    source = Source(Arrow, Path(), s3.bucket(objects))
+    far = source.far(s3, ["x", "v"], cache_nbytes=cache_nbytes)
+    before = stores.statistics().nbytes
+    places = list(range(0, len(far), step))
+    assert [sample["x"].item() for sample in far.__getitems__(places)] == places
+    assert stores.statistics().nbytes - before < sum(map(len, objects.values())) // share
+
+
 def test_what_changed_or_went_is_named(s3: S3, source: Source) -> None:
     write, suffix = (parquet, "parquet") if source.dataset is Parquet else (arrow, "arrow")
     bucket = s3.bucket({f"data/{n}.{suffix}": write(n) for n in range(2)})

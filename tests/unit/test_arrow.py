@@ -88,6 +88,14 @@ def test_works_in_both_loaders(tmp_path: Path) -> None:
         assert same(ours, theirs)
 
 
+@pytest.mark.parametrize("kind", ["int64", "float32", "bool"])
+def test_rows_beside_a_null_can_be_read(kind: str) -> None:
+    dataset = Arrow(pa.table({"x": pa.array([1, None, 0]).cast(kind)}))
+    assert [dataset[0]["x"].item(), dataset[2]["x"].item()] == [1, 0]
+    with pytest.raises(SampleError, match="column 'x' is null"):
+        dataset[1]
+
+
 def test_nulls_are_named_by_file_and_row(tmp_path: Path) -> None:
     write(tmp_path / "a.arrow", TABLE.select(["x"]))
     write(tmp_path / "b.arrow", pa.table({"x": pa.array([1.0, 2.0, None], pa.float32())}), rows=2)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.datasets.ipc_layout import DamagedError, Layout, layout_of, unpacked
-from feedline.datasets.sparse import SparseFile, end_to_end, joined
+from feedline.datasets.sparse import end_to_end
 
 
 def written(rows: list[int], *, stream: bool, legacy: bool = False, dictionary: bool = False) -> bytes:
@@ -97,22 +97,3 @@ def test_what_is_wrong_is_told(name: str) -> None:
     }[name]
     with pytest.raises(DamagedError, match=words):
         laid_out(bad)
-
-
-@given(
-    data=st.binary(min_size=1, max_size=60),
-    cuts=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=5),
-    asked=st.lists(st.tuples(st.integers(0, 60), st.integers(-1, 70)), max_size=8),
-)
-def test_a_sparse_file_reads_like_a_whole_one(data: bytes, cuts: Any, asked: Any) -> None:
-    spans = joined([(min(a, b, len(data)), min(max(a, b), len(data))) for a, b in cuts])
-    sparse = SparseFile(len(data), spans, lambda spans: [memoryview(data)[start:stop] for start, stop in spans])
-    whole = io.BytesIO(data)
-    for start, nbytes in asked:
-        assert sparse.seek(start) == whole.seek(start)
-        assert bytes(sparse.read(nbytes)) == whole.read(nbytes)
-        assert sparse.tell() == whole.tell()
-        assert sparse.seek(-1, 2) == whole.seek(-1, 2)
-    sparse.close()
-    assert sparse.closed
-    assert (sparse.readable(), sparse.seekable(), sparse.writable()) == (True, True, False)

@@ -177,6 +177,39 @@ def test_only_the_chosen_columns_are_read(bucket: Bucket) -> None:
     assert dataset.decoded.made == 2
 
 
+@pytest.mark.parametrize(
+    ("how", "cache_nbytes", "wanted_nbytes"),
+    [
+        ("file", 1 << 20, 100 * (4 + 4)),
+        ("stream", 1 << 20, 100 * (4 + 4)),
+        ("compressed", 1 << 20, range(100, 1000)),
+        ("file", 0, 3 * (4 + 4)),
+        ("stream", 0, 3 * (4 + 4)),
+        ("compressed", 0, range(100, 1000)),
+    ],
+)
+def test_only_the_buffers_of_the_chosen_columns_are_read(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, how: str, cache_nbytes: int, wanted_nbytes: int | range
+) -> None:
+    """Of the record batches that three rows lie in, which have 100 rows, and of those rows only if none is kept."""
+    wide = np.random.default_rng(0).bytes(N * 8000)
+    table = TABLE.set_column(4, "wide", pa.array([wide[8000 * row :][:8000] for row in range(N)]))
+    bucket.put("a.arrow", arrow(table, stream=how == "stream", compression="lz4" if how == "compressed" else None))
+    dataset, read_many = Arrow(bucket.address, ["v", "x"], cache_nbytes=cache_nbytes), ForeignStore.read_many
+    asked: list[tuple[int, int]] = []
+
+    def recorded(store: ForeignStore, path: str, ranges: Any, **more: Any) -> Any:
+        asked.extend(ranges)
+        return read_many(store, path, ranges, **more)
+
+    monkeypatch.setattr(ForeignStore, "read_many", recorded)
+    before = stores.statistics().nbytes
+    assert [sample["x"].item() for sample in dataset.__getitems__([0, 45, 299])] == [0, 45, 299]
+    asked_nbytes = sum(stop - start for start, stop in asked)
+    assert asked_nbytes in wanted_nbytes if isinstance(wanted_nbytes, range) else asked_nbytes == wanted_nbytes
+    assert stores.statistics().nbytes - before < 5000 < len(wide) // 100
+
+
 def test_what_a_batch_needs_is_asked_for_at_once(
     written: type, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,20 +11,21 @@ from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
 from feedline.datasets.arrow_objects import ArrowObjects
+from feedline.datasets.arrow_rows import ArrowRows
 from feedline.datasets.chunks import table_chunk
 from feedline.datasets.columns import Nulls
 from feedline.datasets.descriptions import place_of
 from feedline.datasets.files import Pathlike
 from feedline.datasets.kept_chunks import CACHE_NBYTES, KeptChunks
 from feedline.datasets.kinds import Struct, kinds_of, pyarrow, refuse_different
-from feedline.datasets.paths import Version, find, listed, refuse_changed, version
+from feedline.datasets.paths import find, listed, refuse_changed
 from feedline.datasets.spans import Int64s
 from feedline.datasets.tables import ChunkRows, TableDataset
 from feedline.errors import SampleError
 from feedline.rows import Empty, within
-from feedline.stores import Cache, CachedStore, Want
+from feedline.stores import Cache, CachedStore, ObjectInfo, Want
 from feedline.stores.addresses import absolute
-from feedline.stores.blobs import Blobs
+from feedline.stores.blobs import Blobs, local_info
 
 _WHAT = "datasets.Arrow"
 
@@ -37,9 +38,12 @@ class Arrow(TableDataset):
     memory-mapped and read in place; compressed ones are decompressed into memory when they are opened. Record batches
     are the shards. Pickles by path; a table in memory by its buffers, out of band where the pickler can.
 
-    Of objects in stores whole record batches are read, all those of a batch at once, through `cache` if it is given,
-    and kept per process within `cache_nbytes`; `options` are those of `open_store`. Where record batches lie is kept
-    on this machine, in the folder `index`.
+    Of objects in stores the buffers of the chosen columns are read, those of all record batches of a batch at once,
+    through `cache` if it is given, and kept per process within `cache_nbytes`. If a record batch has more of them than
+    that (with 0 each has), nothing is compressed, and every row takes the same space (there are no texts, lists or
+    dictionaries), only the rows are read that are asked for, and none is kept. Record batches from before Arrow 1.0 are
+    read as a whole. `options` are those of `open_store`. Where buffers lie is kept on this machine, in the folder
+    `index`.
     """
 
     def __init__(
@@ -56,13 +60,13 @@ class Arrow(TableDataset):
     ) -> None:
         checked = Nulls(nulls)
         self._objects: ArrowObjects | None = None
-        self._rows: _InPlace | KeptChunks
+        self._rows: _InPlace | KeptChunks | ArrowRows
         found = _found(source, cache, options)
         if isinstance(found, Blobs):
-            place = place_of("arrow", map(absolute, listed(source)), index)
-            self._objects = ArrowObjects(found, columns, place)
-            self.kind, sizes = self._objects.kind, self._objects.sizes
-            self._rows = KeptChunks(self._objects, checked, cache_nbytes)
+            place = place_of("arrow-buffers", map(absolute, listed(source)), index)
+            objects = self._objects = ArrowObjects(found, columns, place, cache_nbytes)
+            self.kind, sizes = objects.kind, objects.sizes
+            self._rows = ArrowRows(objects, checked) if objects.by_rows else KeptChunks(objects, checked, cache_nbytes)
         else:
             self.kind = found.kind(columns)
             sizes = np.array([batch.num_rows for batch in found.batches(columns)], np.int64)
@@ -74,7 +78,9 @@ class Arrow(TableDataset):
         """What reading these samples will want from which cache, so that a loader can fetch it before."""
         if self._objects is None:
             return []
-        which, _ = self._places(within(indices, len(self), type(self).__name__))
+        which, rows = self._places(within(indices, len(self), type(self).__name__))
+        if isinstance(self._rows, ArrowRows):
+            return self._rows.wants(which, rows)
         return self._objects.wants(np.unique(which).tolist())
 
     def _samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
@@ -145,7 +151,7 @@ class _Files:
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.paths = paths
-        self._versions = [version(path) for path in self.paths]
+        self._versions = [local_info(path) for path in self.paths]
         self._tables: list[list[Any]] | None = None
         self._counts = list(accumulate((len(batches) for batches in self._mapped()), initial=0))
 
@@ -186,8 +192,8 @@ def _schema(path: str) -> Any:
     return _reader(path).schema
 
 
-def _batches(path: str, was: Version) -> list[Any]:
-    refuse_changed(path, was, version(path))
+def _batches(path: str, was: ObjectInfo) -> list[Any]:
+    refuse_changed(path, was, local_info(path))
     arrow = pyarrow(_WHAT)
     try:
         return [batch for batch in _reader(path).read_all().to_batches() if batch.num_rows]

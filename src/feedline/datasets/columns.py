@@ -110,10 +110,12 @@ class NumberColumn:
         if self.missing is None:
             return self.span.windows(which, places, shape, empty)
         mask = self.missing.windows(which, places, shape, torch_empty).numpy()
-        if mask.any() and self._fill is None:
+        has_nulls = mask.any()
+        if has_nulls and self._fill is None:
             raise _null(self.name, self.kind, int(mask.reshape(len(mask), -1).any(axis=1).argmax()))
         out = self.span.windows(which, places, shape, empty)
-        numpy_view(out)[mask] = self._fill
+        if has_nulls:
+            numpy_view(out)[mask] = self._fill
         return out
 
 

@@ -22,6 +22,10 @@ class Table:
         """The table that the whole buffer is."""
         return cls(buffer, _unpack(_UINT32, buffer, 0))
 
+    def has(self, field: int) -> bool:
+        """Whether it is written."""
+        return self._place(field) is not None
+
     def scalar(self, field: int, form: struct.Struct) -> int:
         """A number; 0, which is the default of all that Arrow has, where it is not written."""
         at = self._place(field)
@@ -34,8 +38,17 @@ class Table:
             raise struct.error("a table is missing")
         return Table(self._buffer, at + _unpack(_UINT32, self._buffer, at))
 
+    def tables(self, field: int) -> list[Table]:
+        """A vector of tables."""
+        at = self._place(field)
+        if at is None:
+            return []
+        at += _unpack(_UINT32, self._buffer, at) + 4
+        places = range(at, at + 4 * _unpack(_UINT32, self._buffer, at - 4), 4)
+        return [Table(self._buffer, place + _unpack(_UINT32, self._buffer, place)) for place in places]
+
     def structs(self, field: int, form: struct.Struct) -> list[tuple[int, ...]]:
-        """A vector of structs."""
+        """A vector of structs, or of numbers."""
         at = self._place(field)
         if at is None:
             return []

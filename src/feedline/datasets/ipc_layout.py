@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline.datasets.flatbuffers import Table
-from feedline.datasets.uncached import Read, Span
+from feedline.datasets.ipc_bodies import Bodies, Body, body_of
+from feedline.datasets.uncached import Read
+from feedline.stores.protocol import Range
 
 # https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 _MAGIC = b"ARROW1"
@@ -18,12 +20,15 @@ _HEAD_NBYTES = 8
 _TAIL_NBYTES = 10
 _CONTINUATION = b"\xff\xff\xff\xff"
 _GLANCE_NBYTES = 64 << 10
-_BYTE, _INT64 = struct.Struct("<B"), struct.Struct("<q")
+_BYTE, _INT16, _INT64 = struct.Struct("<B"), struct.Struct("<h"), struct.Struct("<q")
 _BLOCK = struct.Struct("<qi4xq")
 _SCHEMA, _DICTIONARY, _RECORDS = 1, 2, 3
-_HEADER_TYPE, _HEADER, _BODY_NBYTES = 1, 2, 3
+_VERSION, _HEADER_TYPE, _HEADER, _BODY_NBYTES = 0, 1, 2, 3
+_V5 = 4
+"""Arrow 1.0: before it unions had more buffers, and what buffers are compressed with was told elsewhere."""
+_ENDIANNESS = 0
 _DICTIONARIES, _BATCHES = 2, 3
-_PREFACE = struct.Struct("<III")
+_PREFACE = struct.Struct("<IIII")
 
 
 class DamagedError(Exception):
@@ -41,32 +46,41 @@ class Layout(NamedTuple):
     """Rows of (start, stop, id, is a delta)."""
     batches: NDArray[np.int64]
     """Rows of (start, stop, rows of the batch)."""
+    bodies: Bodies
+    """Of each batch, in all its columns."""
 
-    def needed(self, batch: int) -> list[Span]:
-        """The messages that have to be read, in this order, to read a batch: dictionaries, then the batch itself."""
+    def needed(self, batch: int, dictionaries: Collection[int] | None = None) -> list[Range]:
+        """The messages that have to be read, in this order, to read a batch: dictionaries, then the batch itself.
+
+        Only these dictionaries, if they are named.
+        """
         start, stop, _ = self.batches[batch].tolist()
-        wanted: dict[int, list[Span]] = {}
+        wanted: dict[int, list[Range]] = {}
         for first, last, number, delta in self.dictionaries.tolist():
-            if self.is_file or first < start:
+            if (self.is_file or first < start) and (dictionaries is None or number in dictionaries):
                 wanted[number] = [*wanted.get(number, []), (first, last)] if delta else [(first, last)]
         return [*sorted(span for spans in wanted.values() for span in spans), (start, stop)]
 
     def packed(self) -> bytes:
         """As bytes, for `unpacked`."""
-        sizes = _PREFACE.pack(self.is_file, len(self.schema), len(self.dictionaries))
-        return b"".join([sizes, self.schema, self.dictionaries.tobytes(), self.batches.tobytes()])
+        sizes = _PREFACE.pack(self.is_file, len(self.schema), len(self.dictionaries), len(self.batches))
+        numbers = [self.dictionaries, self.batches, self.bodies.sizes, self.bodies.numbers]
+        return b"".join([sizes, self.schema, *(each.tobytes() for each in numbers)])
 
 
 def unpacked(data: bytes | memoryview) -> Layout:
     """The layout that `packed` gave."""
-    is_file, schema, dictionaries = _PREFACE.unpack_from(data)
+    is_file, schema, dictionaries, batches = _PREFACE.unpack_from(data)
     first = _PREFACE.size + schema
     numbers = np.frombuffer(bytes(data[first:]), np.int64)
+    second = 4 * dictionaries
+    third = second + 3 * batches
     return Layout(
         bool(is_file),
         bytes(data[_PREFACE.size : first]),
-        numbers[: 4 * dictionaries].reshape(-1, 4),
-        numbers[4 * dictionaries :].reshape(-1, 3),
+        numbers[:second].reshape(-1, 4),
+        numbers[second:third].reshape(-1, 3),
+        Bodies(numbers[third : third + batches], numbers[third + batches :]),
     )
 
 
@@ -87,9 +101,25 @@ def layout_of(nbytes: int, read: Read, blocks: Callable[[int], Iterator[tuple[in
         raise DamagedError(f"its metadata are damaged: {error}") from error
 
 
+def schema_in(message: bytes) -> Table:
+    """What the message of a layout's schema says."""
+    return _only(memoryview(message)).header
+
+
+def dictionary_in(message: memoryview) -> tuple[int, Body]:
+    """The number of a dictionary, and where in its message its values lie."""
+    found = _only(message)
+    body = found.body()
+    if found.kind != _DICTIONARY or body is None:
+        raise DamagedError(f"a message of kind {found.kind} is no dictionary")
+    return found.header.scalar(0, _INT64), body
+
+
 class _Message(NamedTuple):
     start: int
+    body_start: int
     stop: int
+    version: int
     kind: int
     header: Table
 
@@ -98,6 +128,11 @@ class _Message(NamedTuple):
         if self.kind == _DICTIONARY:
             return self.start, self.stop, self.header.scalar(0, _INT64), self.header.scalar(2, _BYTE)
         return self.start, self.stop, self.header.scalar(0, _INT64)
+
+    def body(self) -> Body | None:
+        """What lies where in a message with data, if it is one that can be read in parts."""
+        batch = self.header.table(1) if self.kind == _DICTIONARY else self.header
+        return body_of(batch, self.body_start, self.stop) if self.version == _V5 else None
 
 
 class _Whole:
@@ -109,7 +144,7 @@ class _Whole:
     def at(self, start: int, stop: int) -> memoryview:
         return self._head[start:stop] if stop <= len(self._head) else self._read([(start, stop)])[0]
 
-    def many(self, spans: Sequence[Span]) -> list[memoryview]:
+    def many(self, spans: Sequence[Range]) -> list[memoryview]:
         return self._read(spans)
 
 
@@ -143,12 +178,9 @@ def _of_file(whole: _Whole, tail: memoryview) -> Layout:
     schema = _message_at(whole, _HEAD_NBYTES)
     if schema is None or schema.kind != _SCHEMA:
         raise DamagedError("it does not begin with a schema")
-    return Layout(
-        True,
-        bytes(whole.at(schema.start, schema.stop)),
-        _rows(4, _listed(whole, footer.structs(_DICTIONARIES, _BLOCK), _DICTIONARY)),
-        _rows(3, _listed(whole, footer.structs(_BATCHES, _BLOCK), _RECORDS)),
-    )
+    dictionaries = list(_listed(whole, footer.structs(_DICTIONARIES, _BLOCK), _DICTIONARY))
+    batches = list(_listed(whole, footer.structs(_BATCHES, _BLOCK), _RECORDS))
+    return _layout(True, bytes(whole.at(schema.start, schema.stop)), dictionaries, batches)
 
 
 def _listed(whole: _Whole, blocks: Sequence[tuple[int, ...]], kind: int) -> Iterator[_Message]:
@@ -176,7 +208,21 @@ def _of_stream(forward: _Forward) -> Layout:
             raise DamagedError(f"a message of kind {message.kind} lies at byte {at}")
         found[message.kind].append(message)
         at = message.stop
-    return Layout(False, text, _rows(4, found[_DICTIONARY]), _rows(3, found[_RECORDS]))
+    return _layout(False, text, found[_DICTIONARY], found[_RECORDS])
+
+
+def _layout(is_file: bool, schema: bytes, dictionaries: Sequence[_Message], batches: Sequence[_Message]) -> Layout:
+    is_little_endian = schema_in(schema).scalar(_ENDIANNESS, _INT16) == 0
+    in_parts = is_little_endian and all(each.body() is not None for each in dictionaries)
+    bodies = Bodies.of(each.body() if in_parts else None for each in batches)
+    return Layout(is_file, schema, _rows(4, dictionaries), _rows(3, batches), bodies)
+
+
+def _only(data: memoryview) -> _Message:
+    message = _message_at(_Whole(len(data), lambda _: [], data), 0)
+    if message is None:
+        raise DamagedError("a message is empty")
+    return message
 
 
 def _message_at(source: _Whole | _Forward, at: int) -> _Message | None:
@@ -198,9 +244,14 @@ def _message_at(source: _Whole | _Forward, at: int) -> _Message | None:
 
 
 def _message(metadata: memoryview, start: int, body: int) -> _Message:
-    table = Table.root(metadata)
+    table = Table.root(memoryview(bytes(metadata)))  # whatever else was read with it need not be held
     return _Message(
-        start, body + table.scalar(_BODY_NBYTES, _INT64), table.scalar(_HEADER_TYPE, _BYTE), table.table(_HEADER)
+        start,
+        body,
+        body + table.scalar(_BODY_NBYTES, _INT64),
+        table.scalar(_VERSION, _INT16),
+        table.scalar(_HEADER_TYPE, _BYTE),
+        table.table(_HEADER),
     )
 
 

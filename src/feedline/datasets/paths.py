@@ -91,10 +91,6 @@ def found(
         return list(pool.map(meant, several))
 
 
-Version = ObjectInfo
-version = local_info
-
-
 def refuse_changed(path: str, was: ObjectInfo, now: ObjectInfo) -> None:
     """Raise `StateError` if a file is not the one that a dataset was made from."""
     if now.version != was.version:

@@ -8,7 +8,6 @@ from feedline.stores import CachedStore
 from feedline.stores.blobs import LocalBlob, RemoteBlob
 from feedline.stores.protocol import Range
 
-Span = Range
 Read = Callable[[Sequence[Range]], list[memoryview]]
 
 
