@@ -8,8 +8,8 @@ BENCH_ARGS ?=
 BIN := .venv/bin
 DONE := .venv/done
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-README_TABLE := $(wildcard bench/readme_table.py)
-BENCHES := $(filter-out bench/harness.py $(README_TABLE),$(wildcard bench/*.py))
+TABLES := bench/readme_table.py bench/docs_tables.py
+BENCHES := $(filter-out bench/harness.py $(TABLES),$(wildcard bench/*.py))
 
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test lint format coverage bench bench-images clean
@@ -52,7 +52,7 @@ coverage: $(DONE)/installed $(DONE)/services
 bench: $(DONE)/installed $(DONE)/services
 	@set -e; for script in $(BENCHES); do echo "== $$script"; $(BIN)/python $$script; done
 	@$(MAKE) --no-print-directory bench-images
-	@$(BIN)/python bench/readme_table.py
+	@set -e; for script in $(TABLES); do $(BIN)/python $$script; done
 
 bench-images: $(DONE)/installed
 	@PYTHONPATH=bench $(BIN)/python -m images.contest $(BENCH_ARGS)

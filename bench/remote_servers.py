@@ -18,12 +18,14 @@ sys.path.insert(0, str(SERVICES))
 
 from ceph import S3, radosgw  # noqa: E402 - it lies beside the tests that share it
 
-__all__ = ["GIGABIT", "LATENCY_S", "S3", "proxied", "radosgw"]
+__all__ = ["EACH", "GIGABIT", "LATENCY_S", "S3", "proxied", "radosgw"]
 
 LATENCY_S = 0.04
 GIGABIT = 125e6
 """Bytes in a second. What the server of these contests, its proxy and the reader share is two cores: without a bound,
 they compare who leaves more of the cores to the server."""
+EACH = 85e6
+"""Bytes in a second of one request: Amazon advises one concurrent request for each 85 to 90 MB/s wanted of S3."""
 
 
 @contextmanager

@@ -1,15 +1,13 @@
-"""Shards and folders: what opening, indexing and addressing cost beside decoding; each beside what it replaces.
+"""Shards and folders: what indexing and addressing cost beside decoding; each beside what it replaces.
 
-`shards to open` makes tars of ten samples each, indexes them, and times a dataset over all of them; `listing` walks a
-tree of empty files as torchvision does, with `os.walk`, and as ImageFolder does; `thumbnails` reads 64 × 64 JPEGs in
-random batches from files and from tars, beside one bare call of the kernel on bytes that are in memory.
+`listing` walks a tree of empty files as torchvision does, with `os.walk`, and as ImageFolder does; `thumbnails` reads
+64 × 64 JPEGs in random batches from files and from tars, beside one bare call of the kernel on bytes in memory.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import shutil
 import sys
 import tarfile
 import tempfile
@@ -84,22 +82,6 @@ def reading(folder: Path) -> None:
     race.run(rounds=5).publish("pillow")
 
 
-def opening(folder: Path, count: int) -> None:
-    first = folder / "00000.tar"
-    with tarfile.open(first, "w") as tar:
-        for number in range(10):
-            put(tar, f"{number:06d}.jpg", thumbnail(number))
-            put(tar, f"{number:06d}.cls", b"1")
-    for number in range(1, count):
-        shutil.copyfile(first, folder / f"{number:05d}.tar")
-    paths = sorted(map(str, folder.glob("*.tar")))
-    race = Contest(f"opening {count} shards", unit="s", baseline="stat of each tar")
-    race.add("stat of each tar", lambda: list(map(os.stat, paths)))
-    TarShards(paths)
-    race.add("TarShards, indexed", lambda: TarShards(paths))
-    race.run(rounds=5).publish()
-
-
 def listed(tar: str) -> list[tarfile.TarInfo]:
     with tarfile.open(tar) as opened:
         return opened.getmembers()
@@ -143,9 +125,7 @@ def main() -> None:
         folder = Path(name)
         reading(folder)
         indexing(folder)
-        for part in ("many", "tree"):
-            (folder / part).mkdir()
-        opening(folder / "many", int(10_000 * scale))
+        (folder / "tree").mkdir()
         listing(folder / "tree", int(100_000 * scale))
 
 

@@ -46,6 +46,22 @@ class Faults:
     kinds: tuple[str, ...] = KINDS
     nbytes_per_s: float = 0.0
     """What all answers together get through; 0: as much as the machine can do."""
+    nbytes_per_s_each: float = 0.0
+    """What each answer gets through."""
+
+
+class Line:
+    """So many bytes a second pass; 0: as many as come."""
+
+    def __init__(self, nbytes_per_s: float) -> None:
+        self._nbytes_per_s, self._free_s = nbytes_per_s, 0.0
+
+    async def passed(self, nbytes: int) -> None:
+        """Wait until so many bytes more are through."""
+        if self._nbytes_per_s:
+            now = asyncio.get_running_loop().time()
+            self._free_s = max(now, self._free_s) + nbytes / self._nbytes_per_s
+            await asyncio.sleep(self._free_s - now)
 
 
 @dataclass
@@ -58,7 +74,9 @@ class FaultProxy:
     happened: Counter[str] = field(default_factory=Counter)
     forced: deque[str] = field(default_factory=deque)
     _ends: set[asyncio.StreamWriter] = field(default_factory=set)
-    _line_free_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._line = Line(self.faults.nbytes_per_s)
 
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
@@ -143,6 +161,7 @@ class FaultProxy:
         if fault == "short" and length:
             answer = answer.replace(b"ength: %d" % length, b"ength: %d" % (length // 2))
         writer.write(answer)
+        own = Line(self.faults.nbytes_per_s_each)
         sent, end = 0, length // 2 if fault in ("truncated", "short") else length
         while sent < end:
             if fault == "slow" and sent >= length // 2:
@@ -151,7 +170,8 @@ class FaultProxy:
             part = await here.read(min(_BLOCK, end - sent))
             if not part:
                 return False
-            await self._line(len(part))
+            await self._line.passed(len(part))
+            await own.passed(len(part))
             writer.write(part)
             await writer.drain()
             sent += len(part)
@@ -166,13 +186,6 @@ class FaultProxy:
             await writer.drain()
             if not nbytes:
                 return True
-
-    async def _line(self, nbytes: int) -> None:
-        """Wait until so many bytes have passed the one line that all answers share."""
-        if self.faults.nbytes_per_s:
-            now = self._loop.time()
-            self._line_free_s = max(now, self._line_free_s) + nbytes / self.faults.nbytes_per_s
-            await asyncio.sleep(self._line_free_s - now)
 
     def _dice(self) -> str:
         if self.forced:
