@@ -15,6 +15,10 @@ from feedline.wants import Wants
 _TRIED = 8
 """A dataset that wants nothing from a cache for so many batches has none."""
 
+_FOUND, _SKIPPED = 8, 7
+"""Once nothing was missing for so many batches, so many are skipped between two that are looked at, until something is
+missing: batches that follow one another want mostly the same pieces."""
+
 _THREADS = 16
 
 
@@ -92,8 +96,13 @@ class Ahead:
 
     def _drawn(self) -> Iterator[list[tuple[Any, Any]]]:
         """What each further request wants; ends where a dataset turns out to want nothing from any cache."""
-        idle = 0
+        idle = skipped = 0
         while idle < _TRIED and (request := self._lookahead.further()) is not None:
+            if skipped < _SKIPPED and self._orders.found >= _FOUND:
+                skipped += 1
+                yield []
+                continue
+            skipped = 0
             order = self._order(request.indices)
             if order:
                 self._orders.limit_nbytes = max(store.cache.ahead_nbytes for store, _ in order)

@@ -114,6 +114,22 @@ def test_no_more_is_fetched_than_the_cache_says(make: Callable[..., Bytes]) -> N
     assert [next(ahead).indices for _ in range(30)] == [[2 * number] for number in range(2, 32)]
 
 
+def test_of_a_warm_cache_not_every_batch_is_looked_at_until_something_is_missing(make: Callable[..., Bytes]) -> None:
+    dataset, asked = make(), list[int]()
+    for index in range(10):
+        dataset[index]
+
+    def wants(indices: NDArray[np.int64]) -> list[Any]:
+        asked.append(number := int(indices[0]))
+        return dataset.wants(np.array([number % 10 if number < 100 else number % 54 + 10]))
+
+    ahead = Ahead(requests(*([number] for number in range(130))), wants)
+    assert next(ahead).indices == [0]
+    ended()
+    assert asked[:21] == [*range(1, 9), *range(16, 105, 8), 105]
+    assert [request.indices for request in ahead] == [[number] for number in range(1, 130)]
+
+
 def test_nothing_ahead_where_the_cache_forbids_it(make: Callable[..., Bytes]) -> None:
     dataset = make(ahead_nbytes=0)
     ahead = Ahead(requests([0], [2], [4]), dataset.wants)

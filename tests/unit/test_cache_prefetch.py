@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -117,7 +117,28 @@ def test_of_known_objects_what_is_missing_is_fetched_once(store: FillStore) -> N
         until_ended(ahead, 4)
     assert sorted(store.brought) == [("a", (0,)), ("a", (2,)), ("b", (0, 1, 2))]
     assert ahead.statistics().fetched == 4
-    assert ahead.statistics().peak_nbytes == 400 + 200 + 1000
+    assert ahead.statistics().peak_nbytes == 400 + 895 + 1000 + 200
+
+
+def test_orders_of_what_is_there_do_not_run_away_from_the_reader(store: FillStore) -> None:
+    """Whoever draws them holds them: a warm cache must not have the whole epoch drawn at once."""
+    for name in "ab":
+        known(store).read(name)
+    drawn = list[int]()
+
+    def wants(nbytes: int) -> Iterator[Want]:
+        for number in range(5000):
+            drawn.append(number)
+            yield Want("ab"[number % 2], 0, nbytes)
+
+    for nbytes, most in ((1000, 10), (1, 1024)):
+        drawn.clear()
+        with Prefetch(store, wants(nbytes), ahead_nbytes=9500, threads=2) as ahead:
+            until_ended(ahead, most)
+            assert len(drawn) == most
+            ahead.advance(5)
+            until_ended(ahead, most + 5)
+    assert not store.brought
 
 
 def test_what_is_under_way_is_waited_for_and_not_fetched_twice(store: FillStore) -> None:

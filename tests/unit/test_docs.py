@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+import docs_tables
 import readme_table
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +90,36 @@ def test_the_figures_in_the_readme_are_those_of_the_results() -> None:
     """After new measurements: `python bench/readme_table.py`."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert readme == readme_table.rewritten(readme, readme_table.results())
+
+
+def test_the_figures_in_the_docs_are_those_of_the_results() -> None:
+    """After new measurements: `python bench/docs_tables.py`."""
+    pages = docs_tables.pages()
+    assert pages
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert text == docs_tables.rewritten(text), page
+
+
+def test_a_table_is_made_of_the_results_of_its_contest(tmp_path: Path) -> None:
+    standing = {"low": 90.0, "high": 1234.5, "runs": [1, 2, 3]}
+    result = contest("MB/s") | {
+        "baseline": "theirs",
+        "standings": [
+            {**standing, "name": "theirs", "median": 100.0, "ratio": 1.0},
+            {**standing, "name": "ours", "median": 250.4, "ratio": 2.504},
+        ],
+    }
+    (tmp_path / "a-contest-at-85-.json").write_text(json.dumps(result))
+    marked = "before\n<!-- contest: a contest, at 85 % -->\n{}<!-- end of contest -->\nafter\n"
+    made = docs_tables.rewritten(2 * marked.format("old\n"), tmp_path)
+    assert "old" not in made
+    assert made.count("| ours |") == made.count("after") == 2
+    assert "| ours | 250 | 90 to 1,234 | 2.50 |" in made
+    assert "Medians of 3 rounds, ratios to *theirs*; 2 cores of a CPU, 2026-11-21." in made
+    assert docs_tables.rewritten(made, tmp_path) == made
+    assert made.startswith("before\n<!-- contest")
+    assert made.endswith("-->\nafter\n")
 
 
 def contest(unit: str, **medians: float) -> dict[str, object]:

@@ -239,11 +239,8 @@ class TarShards(torch.utils.data.Dataset[Any]):
         """Where in stores the bytes lie of which these samples are made, in order."""
         if not isinstance(shard, FarShard):
             return []
-        if self.fields is None:
-            spans = shard.spans(rows, None)
-        else:
-            spans = {span for column in self._columns for span in shard.spans(rows, column.members)}
-        return [Extent(shard.number, *span) for span in sorted(spans)]
+        choices = None if self.fields is None else [column.members for column in self._columns if column.members]
+        return [Extent(shard.number, start, stop) for start, stop in sorted(shard.spans(rows, choices))]
 
     def __repr__(self) -> str:
         return f"<TarShards: {len(self)} samples in {len(self.paths)} tars>"

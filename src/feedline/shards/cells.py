@@ -50,19 +50,21 @@ def located(index: Index, rows: NDArray[np.int64], fields: Sequence[str], nbytes
     return Located(starts, stops, taken)
 
 
-def spans(index: Index, rows: NDArray[np.int64], fields: Sequence[str] | None) -> set[tuple[int, int]]:
-    """Where the bytes begin and end of the first of these fields that each sample has; with None, of all it has.
+def spans(index: Index, rows: NDArray[np.int64], choices: Sequence[Sequence[str]] | None) -> set[tuple[int, int]]:
+    """Where the bytes begin and end of the first field that a sample has of each choice; with None, of all it has.
 
-    Of a sample that has none of them there is nothing: this is said when it is read.
+    Where a sample has none of a choice there is nothing: this is said when it is read.
     """
-    every = range(len(index.fields)) if fields is None else map(index.column, fields)
-    columns = [column for column in every if column is not None]
-    blocks = index.blocks[rows][:, columns].astype(np.int64)
+    blocks = index.blocks[rows]
     wanted = blocks > 0
-    if fields is not None:
-        wanted &= np.cumsum(wanted, axis=1) == 1
-    starts = blocks[wanted] * BLOCK
-    stops = starts + index.sizes[rows][:, columns].astype(np.int64)[wanted]
+    if choices is not None:
+        present, wanted = wanted, np.zeros_like(wanted)
+        for choice in choices:
+            columns = [column for column in map(index.column, choice) if column is not None]
+            first = present[:, columns]
+            wanted[:, columns] |= first if len(columns) == 1 else first & (np.cumsum(first, axis=1) == 1)
+    starts = blocks[wanted].astype(np.int64) * BLOCK
+    stops = starts + index.sizes[rows][wanted].astype(np.int64)
     return set(zip(starts.tolist(), stops.tolist(), strict=True))
 
 

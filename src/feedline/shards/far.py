@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from feedline.shards.cells import Cell, changed, located, spans
 from feedline.shards.index import Index
-
-Span = tuple[int, int]
+from feedline.stores.protocol import Range
 
 
 class FarShard:
@@ -19,7 +18,7 @@ class FarShard:
     What is to be decoded has to be fetched first: `holding` gives a shard that has it.
     """
 
-    def __init__(self, index: Index, number: int, nbytes: int, held: Mapping[Span, memoryview] | None = None) -> None:
+    def __init__(self, index: Index, number: int, nbytes: int, held: Mapping[Range, memoryview] | None = None) -> None:
         self.index = index
         self.tar = index.tar
         self.number = number
@@ -29,14 +28,14 @@ class FarShard:
     def refuse_changed(self) -> None:
         """Nothing: what is read of another version is an ObjectChangedError."""
 
-    def spans(self, rows: NDArray[np.int64], fields: Sequence[str] | None) -> set[Span]:
-        """Where the bytes lie of the first of these fields that each sample has; with None, of all that it has."""
-        found = spans(self.index, rows, fields)
+    def spans(self, rows: NDArray[np.int64], choices: Sequence[Sequence[str]] | None) -> set[Range]:
+        """Where the bytes lie of the first field that each sample has of each choice; with None, of all that it has."""
+        found = spans(self.index, rows, choices)
         if any(stop > self._nbytes for _, stop in found):
             raise changed(self.tar)
         return found
 
-    def holding(self, held: Mapping[Span, memoryview]) -> FarShard:
+    def holding(self, held: Mapping[Range, memoryview]) -> FarShard:
         """The same shard with the bytes of these spans."""
         return FarShard(self.index, self.number, self._nbytes, held)
 

@@ -13,7 +13,7 @@ from feedline.errors import ArgumentError, StateError
 from feedline.per_process import PerProcess
 from feedline.stores.addresses import join
 from feedline.stores.cache import CachedStore, Want
-from feedline.stores.protocol import ObjectInfo, Store, Views
+from feedline.stores.protocol import ObjectInfo, Range, Store, Views
 from feedline.stores.recent import Recent
 
 if sys.platform != "win32":
@@ -39,7 +39,7 @@ class Blob(Protocol):
     version: str
     """A text that differs when the content does."""
 
-    def read(self, spans: Sequence[tuple[int, int]]) -> Views:
+    def read(self, spans: Sequence[Range]) -> Views:
         """One read-only view for each `(start, stop)`, valid for as long as it is held."""
         ...
 
@@ -57,9 +57,11 @@ class LocalBlob:
                 )
             self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if nbytes else b"")
 
-    def read(self, spans: Sequence[tuple[int, int]]) -> Views:
+    def read(self, spans: Sequence[Range]) -> Views:
         """Views of the mapping; nothing is touched yet."""
         return [self.data[start:stop] for start, stop in spans]
+
+    at_hand = read
 
 
 class RemoteBlob:
@@ -71,9 +73,15 @@ class RemoteBlob:
         if isinstance(store, CachedStore):
             store.know(info)
 
-    def read(self, spans: Sequence[tuple[int, int]]) -> Views:
+    def read(self, spans: Sequence[Range]) -> Views:
         """All spans at once, many requests at a time."""
         return self.store.read_many(self.path, spans, version=self.version)
+
+    def at_hand(self, spans: Sequence[Range]) -> Views | None:
+        """The same where it takes no waiting, because all of it is in memory already; else None."""
+        if isinstance(self.store, CachedStore):
+            return self.store.at_hand(self.path, spans, version=self.version)
+        return None
 
 
 class Blobs:
@@ -127,19 +135,23 @@ class Blobs:
         """One view for each, from many blobs at once; the first failure is raised."""
         if self.is_local:
             return [self[blob].data[start:stop] for blob, start, stop in extents]  # type: ignore[union-attr]
-        wanted: dict[int, list[tuple[int, int]]] = {}
+        wanted: dict[int, list[Range]] = {}
         for blob, start, stop in extents:
             wanted.setdefault(blob, []).append((start, stop))
-        if len(wanted) == 1:
-            ((blob, spans),) = wanted.items()
-            return self[blob].read(spans)
+        found = {blob: self[blob].at_hand(spans) for blob, spans in wanted.items()}
+        missing = {blob: wanted[blob] for blob, views in found.items() if views is None}
+        views = {blob: iter(each) for blob, each in (found | self._read(missing)).items() if each is not None}
+        return [next(views[blob]) for blob, _, _ in extents]
+
+    def _read(self, wanted: dict[int, list[Range]]) -> dict[int, Views]:
+        if len(wanted) <= 1:
+            return {blob: self[blob].read(spans) for blob, spans in wanted.items()}
         futures = {blob: self._readers().submit(self[blob].read, spans) for blob, spans in wanted.items()}
         try:
-            views = {blob: iter(future.result()) for blob, future in futures.items()}
+            return {blob: future.result() for blob, future in futures.items()}
         finally:
             for future in futures.values():
                 future.cancel()
-        return [next(views[blob]) for blob, _, _ in extents]
 
     def file(self, number: int) -> str:
         """The path of a file with the whole content: the file itself, or the object's in the cache, fetched if need be.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +14,7 @@ from feedline.stores.cache.folder import Folder
 from feedline.stores.cache.settings import Cache
 from feedline.stores.coalescing import joined, refuse_backwards
 from feedline.stores.problems import ObjectChangedError, RangeError, StoreError
-from feedline.stores.protocol import ObjectInfo, Store, Views
+from feedline.stores.protocol import ObjectInfo, Range, Store, Views
 from feedline.stores.recent import Recent
 
 _GROUP_NBYTES = 64 << 20
@@ -78,18 +78,22 @@ class CachedStore:
         stop = max(start, self._known(path, version).size) if stop is None else stop
         return self.read_many(path, [(start, stop)], version=version)[0]
 
-    def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
+    def read_many(self, path: str, ranges: Sequence[Range], *, version: str | None = None) -> Views:
         """One view for each range."""
         refuse_backwards(ranges, join(self.url, path))
         object_ = self._object(path, version)
         object_.refuse_beyond(ranges)
-        results: dict[tuple[int, int], list[memoryview]] = {(start, stop): [] for start, stop in ranges}
-        wanted = _by_piece(results, self.cache.piece_nbytes)
-        for number, data in object_.pieces(sorted(wanted)):
-            first = number * self.cache.piece_nbytes
-            for start, stop in wanted[number]:
-                results[start, stop].append(data[max(start - first, 0) : stop - first])
-        return [_whole(results[start, stop]) for start, stop in ranges]
+        wanted = _by_piece(ranges, self.cache.piece_nbytes)
+        return _cut(ranges, wanted, object_.pieces(sorted(wanted)), self.cache.piece_nbytes)
+
+    def at_hand(self, path: str, ranges: Sequence[Range], *, version: str) -> Views | None:
+        """What `read_many` gives, if all of it is in this process's memory already, so that it takes no waiting."""
+        known = self._shared().infos.get(path)
+        if known is None or known.version != version or any(stop > known.size for _, stop in ranges):
+            return None
+        wanted = _by_piece(ranges, self.cache.piece_nbytes)
+        found = self._object(path, version).at_hand(sorted(wanted))
+        return None if found is None else _cut(ranges, wanted, found.items(), self.cache.piece_nbytes)
 
     def fill(self, path: str, start: int = 0, stop: int | None = None) -> int:
         """Fetch what is missing of a range, and keep none of it in memory; gives the bytes of the range."""
@@ -101,7 +105,7 @@ class CachedStore:
         """Whether this process has come across an object, so that nothing need be asked to say where its pieces end."""
         return self._shared().infos.get(path) is not None
 
-    def pieces(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[int]:
+    def pieces(self, path: str, ranges: Sequence[Range]) -> Sequence[int]:
         """The numbers of the pieces in which these ranges of an object lie, each of them once, in ascending order."""
         self._object(path, None).refuse_beyond(ranges)
         return sorted(_by_piece(ranges, self.cache.piece_nbytes))
@@ -168,7 +172,7 @@ class _Object:
         self._piece_nbytes = cache.piece_nbytes
         self._address = join(store.url, info.path)
 
-    def refuse_beyond(self, ranges: Sequence[tuple[int, int]]) -> None:
+    def refuse_beyond(self, ranges: Sequence[Range]) -> None:
         for start, stop in ranges:
             if stop > self.info.size:
                 raise RangeError(
@@ -183,6 +187,17 @@ class _Object:
             fetched = self._fetched_by_one([number for number in group if number not in found])
             found |= {number: self._kept(number, data) for number, data in fetched.items()}
             yield from ((number, found[number]) for number in group)
+
+    def at_hand(self, numbers: Sequence[int]) -> dict[int, memoryview] | None:
+        """All of these pieces, if they are mapped."""
+        found = {}
+        for number in numbers:
+            data = self._folder.at_hand(self._key(number))
+            if data is None:
+                return None
+            found[number] = data
+        count(cache_hits=len(found))
+        return found
 
     def fill(self, numbers: Sequence[int]) -> None:
         """Fetch those of these pieces that are missing."""
@@ -297,15 +312,28 @@ def _runs(numbers: Sequence[int], piece_nbytes: int) -> Iterator[list[int]]:
         yield run
 
 
-def _by_piece(
-    ranges: Sequence[tuple[int, int]] | dict[tuple[int, int], Any], piece_nbytes: int
-) -> dict[int, list[tuple[int, int]]]:
-    """For each piece that is needed, the ranges that need it."""
-    wanted: dict[int, list[tuple[int, int]]] = {}
-    for start, stop in ranges:
+def _by_piece(ranges: Sequence[Range], piece_nbytes: int) -> dict[int, list[Range]]:
+    """For each piece that is needed, the ranges that need it, each of them once."""
+    wanted: dict[int, list[Range]] = {}
+    for start, stop in dict.fromkeys(ranges):
         for number in range(start // piece_nbytes, -(-stop // piece_nbytes) if start < stop else 0):
             wanted.setdefault(number, []).append((start, stop))
     return wanted
+
+
+def _cut(
+    ranges: Sequence[Range],
+    wanted: Mapping[int, Sequence[Range]],
+    pieces: Iterable[tuple[int, memoryview]],
+    piece_nbytes: int,
+) -> Views:
+    """One view for each range, out of the pieces in ascending order."""
+    parts: dict[Range, list[memoryview]] = {each: [] for each in ranges}
+    for number, data in pieces:
+        first = number * piece_nbytes
+        for start, stop in wanted[number]:
+            parts[start, stop].append(data[max(start - first, 0) : stop - first])
+    return [_whole(parts[each]) for each in ranges]
 
 
 def _whole(parts: Sequence[memoryview]) -> memoryview:

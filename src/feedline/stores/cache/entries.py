@@ -8,6 +8,7 @@ import os
 import struct
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -31,8 +32,13 @@ class Key(NamedTuple):
 
     def name(self) -> str:
         """The name of the piece's file."""
-        text = "\0".join((self.address, self.version, str(self.piece_nbytes), str(self.number)))
-        return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
+        return _name(self)
+
+
+@lru_cache(1 << 16)  # a piece is asked for with every batch that wants anything of it
+def _name(key: Key) -> str:
+    text = "\0".join((key.address, key.version, str(key.piece_nbytes), str(key.number)))
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
 
 
 class DamagedError(Exception):

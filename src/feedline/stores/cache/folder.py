@@ -36,7 +36,7 @@ from feedline.stores.recent import Recent
 _log = logging.getLogger("feedline")
 
 _LAYOUT = "v1"
-_MAPPED, _MAPPED_NBYTES, _MAPPED_SHARE = 4096, 4 << 30, 8
+_MAPPED, _MAPPED_NBYTES, _MAPPED_SHARE = 4096, 4 << 30, 4
 """Pieces that stay mapped, at most so many, so many bytes, and this part of the limit: what is evicted takes room on
 the disk for as long as anybody has it mapped."""
 _TOUCHED_EVERY_S = 60.0
@@ -103,10 +103,15 @@ class Folder:
 
     def get(self, key: Key) -> memoryview | None:
         """The data of a piece, or None; a damaged one is removed, and counted."""
+        at_hand = self.at_hand(key)
+        return self._open(key.name()) if at_hand is None else at_hand
+
+    def at_hand(self, key: Key) -> memoryview | None:
+        """The data of a piece, if this process has it mapped."""
         name = key.name()
         mapped = self._maps.get(name)
         if mapped is None:
-            return self._open(name)
+            return None
         if monotonic() - mapped.touched_s > _TOUCHED_EVERY_S:
             self._touch(name, mapped.data)
         return mapped.data

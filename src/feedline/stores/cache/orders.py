@@ -17,6 +17,10 @@ _SEEN = 1 << 16
 other bytes."""
 
 
+_MOST = 1024
+"""Orders that lie ahead of the reader, however little they want."""
+
+
 class Want(NamedTuple):
     """Bytes of an object that will be read; without `stop`, to its end."""
 
@@ -40,7 +44,7 @@ class PrefetchStatistics:
     failed: int
     """Orders that could not be fetched; the reader meets the error itself."""
     ahead_nbytes: int
-    """Bytes fetched, or being fetched, that the reader has not come to."""
+    """Bytes wanted by orders that the reader has not come to, and what had to be fetched beyond these."""
     peak_nbytes: int
     """The most that `ahead_nbytes` ever was."""
 
@@ -72,8 +76,8 @@ class _Task:
 class Orders:
     """Threads that fetch into caches, in order, what a reader will read, always as many pieces at a time.
 
-    One of them draws from `orders`, no further one while `ahead_nbytes` or more lie ahead of the reader, and sees what
-    is missing; `threads` others fetch that. `advance` may be called from any thread.
+    One of them draws from `orders`, no further one while `ahead_nbytes` or more lie ahead of the reader, in the cache
+    or on their way, and sees what is missing; `threads` others fetch that. `advance` may be called from any thread.
     """
 
     def __init__(self, orders: Iterable[Order], *, ahead_nbytes: int, threads: int) -> None:
@@ -85,6 +89,8 @@ class Orders:
         self._ahead: dict[int, int] = {}
         self._peak_nbytes = 0
         self._counts = {"fetched": 0, "passed": 0, "failed": 0}
+        self.found = 0
+        """Orders in a row, up to now, of which nothing was missing."""
         self._under_way: dict[_Piece, _Task] = {}
         self._unknown = 0
         self._seen: Recent[_Piece, bool] = Recent(_SEEN)
@@ -148,14 +154,15 @@ class Orders:
         return None
 
     def _has_room(self) -> bool:
-        is_room = sum(self._ahead.values()) < self.limit_nbytes and self._unknown < len(self._threads) - 1
-        return self._closed or is_room
+        known = sum(self._ahead.values()) < self.limit_nbytes and len(self._ahead) < _MOST
+        return self._closed or (known and self._unknown < len(self._threads) - 1)
 
     def _placed(self, position: int, order: Order) -> list[_Task]:
         """The fetches of what is missing of an order, but for what is on its way already for another one."""
         try:
             known, unknown = _sorted_out(order)
             pieces = [piece for each in known for piece in _pieces(*each)]
+            wanted = sum(stop - start for _, _, spans in known for start, stop in spans)
             missing = list(filter(self._is_missing, pieces))
         except Exception:  # noqa: BLE001 - whoever reads it meets the error, and is told about it
             self._counts["failed"] += 1
@@ -165,7 +172,8 @@ class Orders:
             tasks = {self._under_way[piece] for piece in pieces if piece in self._under_way}
             fetches = [_fetch_of(run) for run in _runs([piece for piece in missing if piece not in self._under_way])]
             self._under_way.update({piece: task for task in fetches for piece in task.pieces})
-            self._note(position, sum(piece.store.piece_nbytes(*piece[1:]) for task in fetches for piece in task.pieces))
+            fetched = sum(piece.store.piece_nbytes(*piece[1:]) for task in fetches for piece in task.pieces)
+            self._note(position, max(fetched, wanted))
             fetches += [_Task(partial(self._fill, position, *each)) for each in unknown]
             self._unknown += len(unknown)
             tasks.update(fetches)
@@ -173,6 +181,7 @@ class Orders:
                 task.orders.append(placed)
             placed.left = len(tasks)
             self._counts["fetched"] += not tasks
+            self.found = 0 if tasks else self.found + 1
         return fetches
 
     def _is_missing(self, piece: _Piece) -> bool:
