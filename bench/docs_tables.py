@@ -16,7 +16,7 @@ from typing import Any
 from harness import RESULTS, file_name
 
 DOCS = Path(__file__).parents[1] / "docs"
-_MARKED = re.compile(r"(<!-- contest: (.+) -->\n).*?(<!-- end of contest -->\n)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- contest: ([^\n]+) -->\n).*?(<!-- end of contest -->\n)", re.DOTALL)
 
 Result = dict[str, Any]
 

@@ -26,6 +26,7 @@ import obstore
 from obstore.store import S3Store
 
 import feedline as fl
+from feedline.datasets import TarShards
 from harness import Contest
 from images.environments import ENVIRONMENTS, ROOT
 from remote_servers import EACH, GIGABIT, LATENCY_S, S3, proxied, radosgw
@@ -36,6 +37,7 @@ SHARDS, SAMPLES_EACH, NBYTES = 32, 300, 110_000
 SAMPLES, BATCH, WORKERS = SHARDS * SAMPLES_EACH, 64, 2
 MEGABYTES = SAMPLES * NBYTES / 1e6
 AT_ONCE, RANGE = 32, 1 << 20
+FIELDS, DECODERS = ("bin", "cls"), {"bin": bytes}
 ATTEMPTS = 5
 """Mosaic's workers sometimes read a shard that another one is still fetching, and fail."""
 
@@ -74,26 +76,29 @@ def bare(server: S3, bucket: str) -> Callable[[], None]:
     return run
 
 
-def ours(server: S3, bucket: str, method: str, cache: Callable[[], Path | None]) -> Callable[[], None]:
+def remote(server: S3, bucket: str, cache: Path | None) -> TarShards:
     """The index of the tars is there after the first time."""
     keys = {name: fl.stores.FromEnv(f"BENCH_{name.upper()}") for name in ("access_key_id", "secret_access_key")}
+    os.environ.update({f"BENCH_{name.upper()}": server.options[name] for name in keys})
     options = {**server.options, **keys}  # secrets do not travel to worker processes
+    return TarShards(f"s3://{bucket}/tars/train-*.tar", FIELDS, decoders=DECODERS, cache=cache, options=options)
+
+
+def loader(dataset: TarShards, method: Any = "thread") -> fl.DataLoader:
+    order = fl.samplers.ShardShuffled(dataset.shard_sizes, 0, 4)
+    return fl.DataLoader(dataset, BATCH, sampler=order, num_workers=WORKERS, collate_fn=list, worker_method=method)
+
+
+def epoch(batches: fl.DataLoader) -> None:
+    assert sum(map(len, batches)) == SAMPLES
+
+
+def ours(server: S3, bucket: str, method: str, cache: Callable[[], Path | None]) -> Callable[[], None]:
+    """From opening the dataset to the end of its first epoch."""
 
     def run() -> None:
-        os.environ.update({f"BENCH_{name.upper()}": server.options[name] for name in keys})
-        dataset = fl.datasets.TarShards(
-            f"s3://{bucket}/tars/train-*.tar", ("bin", "cls"), decoders={"bin": bytes}, cache=cache(), options=options
-        )
-        order = fl.samplers.ShardShuffled(dataset.shard_sizes, 0, 4)
-        with fl.DataLoader(
-            dataset,
-            BATCH,
-            sampler=order,
-            num_workers=WORKERS,
-            collate_fn=list,
-            worker_method=method,  # type: ignore[arg-type]
-        ) as loader:
-            assert sum(map(len, loader)) == SAMPLES
+        with loader(remote(server, bucket, cache()), method) as batches:
+            epoch(batches)
 
     return run
 
@@ -204,20 +209,22 @@ def _with_peers(race: Contest, far: S3, bucket: str, folder: Path) -> None:
 
 
 def from_warm_cache(far: S3, bucket: str, folder: Path) -> None:
-    warm = folder / "warm"
+    """As a new process finds it, which has to ask the store for its objects and to check each piece; and later on."""
+    warm, tars = folder / "warm", folder / "data" / "tars"
     ours(far, bucket, "thread", lambda: warm)()
     race = Contest("an epoch of tars from a warm cache", unit="MB/s", baseline="local tars")
-    race.add("local tars", local(folder / "data" / "tars"), MEGABYTES)
+    race.add("local tars", local(tars), MEGABYTES)
     race.add("feedline, warm cache", ours(far, bucket, "thread", lambda: warm), MEGABYTES)
-    race.run(rounds=5, warm_up=1).publish("obstore")
+    with loader(TarShards(tars, FIELDS, decoders=DECODERS)) as near, loader(remote(far, bucket, warm)) as cached:
+        race.add("local tars, later epochs", lambda: epoch(near), MEGABYTES)
+        race.add("feedline, warm cache, later epochs", lambda: epoch(cached), MEGABYTES)
+        race.run(rounds=5, warm_up=1).publish("obstore")
 
 
 def local(folder: Path) -> Callable[[], None]:
     def run() -> None:
-        dataset = fl.datasets.TarShards(folder, ("bin", "cls"), decoders={"bin": bytes})
-        order = fl.samplers.ShardShuffled(dataset.shard_sizes, 0, 4)
-        with fl.DataLoader(dataset, BATCH, sampler=order, num_workers=WORKERS, collate_fn=list) as loader:
-            assert sum(map(len, loader)) == SAMPLES
+        with loader(TarShards(folder, FIELDS, decoders=DECODERS)) as batches:
+            epoch(batches)
 
     return run
 
