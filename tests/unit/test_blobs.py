@@ -6,6 +6,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 from feedline.datasets.paths import find
 from feedline.errors import ArgumentError, StateError
-from feedline.stores import CachedStore, ObjectNotFoundError, Want
+from feedline.stores import CachedStore, ObjectNotFoundError, RangeError, Want
 from feedline.stores.blobs import Blobs, Extent
 
 CONTENT = {f"train/{number:03}.bin": bytes([number]) * (1000 + number) for number in range(100)}
@@ -121,6 +122,30 @@ def test_wants_are_of_caches_only(memory: str, folder: str, tmp_path: Path) -> N
     ((store, want),) = cached.wants(extents)
     assert isinstance(store, CachedStore)
     assert want == Want("bucket/train/002.bin", 0, 3)
+
+
+def test_what_is_mapped_is_read_without_waiting(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs = find(f"{memory}/train", "*.bin", cache=tmp_path / "cache")
+    extents = [Extent(number, 5, 9) for number in (3, 1, 2)]
+    read = blobs.read(extents)
+
+    def refuse(self: Blobs, wanted: dict[int, Any]) -> Any:
+        assert not wanted
+        return {}
+
+    monkeypatch.setattr(Blobs, "_read", refuse)
+    assert blobs.read(extents) == read == [bytes([number]) * 4 for number in (3, 1, 2)]
+    with pytest.raises(AssertionError):
+        blobs.read([*extents, Extent(4, 0, 1)])
+
+
+def test_what_is_no_range_is_refused_in_memory_as_well(memory: str, tmp_path: Path) -> None:
+    blobs = find(f"{memory}/train", "*.bin", cache=tmp_path / "cache")
+    blobs.read([Extent(1, 0, 1001), Extent(2, 0, 1002)])
+    with pytest.raises(ValueError, match="no range"):
+        blobs.read([Extent(1, 9, 5), Extent(2, 0, 5)])
+    with pytest.raises(RangeError, match="only 1001 bytes"):
+        blobs.read([Extent(1, 0, 1002), Extent(2, 0, 5)])
 
 
 def test_a_forked_process_opens_its_own(blobs: Blobs) -> None:

@@ -197,6 +197,21 @@ def test_pictures_are_decoded_from_where_they_were_fetched_to(
         assert any(np.shares_memory(np.asarray(source), np.frombuffer(view, np.uint8)) for view in fetched)
 
 
+@pytest.mark.parametrize("name", ["dicts", "numbers", "crops"])
+@pytest.mark.parametrize("piece_nbytes", [100, 1000, 5000, 1 << 20])
+def test_what_is_in_memory_is_cut_out_of_its_pieces(
+    memory: Any, folder: Path, tmp_path: Path, name: str, piece_nbytes: int
+) -> None:
+    """Members in one piece, across the border of two, and longer than any; of some samples, and then of all."""
+    near, far = both(memory, folder, name, cache=cache_in(tmp_path, piece_nbytes=piece_nbytes))
+    for _ in range(2):
+        for places in ([1, 0], list(range(len(near)))):
+            torch.manual_seed(0)
+            wanted = near.__getitems__(places)
+            torch.manual_seed(0)
+            assert equal(far.__getitems__(places), wanted)
+
+
 class TestWants:
     @pytest.mark.parametrize("name", ["dicts", "numbers", "crops"])
     def test_are_what_is_read(self, memory: Any, folder: Path, tmp_path: Path, name: str) -> None:

@@ -21,7 +21,7 @@ from feedline.errors import ArgumentError
 from feedline.gather import Keys
 from feedline.rng import sample_rng, torch_keys
 from feedline.rows import Empty, as_indices, one_within, within
-from feedline.shards import FarShard, OpenShards, Shard, Tars, is_image
+from feedline.shards import FarShard, Fetched, Held, OpenShards, Shard, Tars, is_image
 from feedline.stores import Cache, CachedStore, Want
 from feedline.stores.blobs import Blobs, Extent
 from feedline.transforms import plan
@@ -135,7 +135,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
             return []
         places = within(indices, len(self), "TarShards")
         parts = self._parts(places, only_far=True)
-        return self._blobs.wants([extent for shard, _, rows in parts for extent in self._extents(shard, rows)])
+        return self._blobs.wants([extent for part in parts for extent in self._extents(part)])
 
     def __getitem__(self, index: int) -> Any:
         """Sample `index`, in memory of its own; negative indices count from the end."""
@@ -228,19 +228,33 @@ class TarShards(torch.utils.data.Dataset[Any]):
         """The parts, with all in memory that lies in stores: read at once, however many shards it comes from."""
         if self._blobs is None:
             return parts
-        wanted = [self._extents(shard, rows) for shard, _, rows in parts]
+        at_hand = [self._at_hand(part) for part in parts]
+        wanted = [self._extents(part) if held is None else [] for part, held in zip(parts, at_hand, strict=True)]
         views = iter(self._blobs.read([extent for extents in wanted for extent in extents]))
         return [
-            Part(_holding(shard, {(start, stop): next(views) for _, start, stop in extents}), places, rows)
-            for (shard, places, rows), extents in zip(parts, wanted, strict=True)
+            part._replace(shard=_holding(part.shard, held or Fetched({extent[1:]: next(views) for extent in extents})))
+            for part, held, extents in zip(parts, at_hand, wanted, strict=True)
         ]
 
-    def _extents(self, shard: Shard, rows: NDArray[np.int64]) -> list[Extent]:
-        """Where in stores the bytes lie of which these samples are made, in order."""
+    def _at_hand(self, part: Part) -> Held | None:
+        """What the samples of a part are made of, if all of it is in memory already."""
+        if not isinstance(part.shard, FarShard) or self._blobs is None:
+            return None
+        return self._blobs.held(part.shard.number, *part.shard.spans(part.rows, self._choices))
+
+    @property
+    def _choices(self) -> Sequence[Sequence[str]] | None:
+        """The fields of which samples are made; None for all."""
+        return None if self.fields is None else [column.members for column in self._columns if column.members]
+
+    def _extents(self, part: Part) -> list[Extent]:
+        """Where in stores the bytes lie of which the samples of a part are made, in order."""
+        shard = part.shard
         if not isinstance(shard, FarShard):
             return []
-        choices = None if self.fields is None else [column.members for column in self._columns if column.members]
-        return [Extent(shard.number, start, stop) for start, stop in sorted(shard.spans(rows, choices))]
+        starts, stops = shard.spans(part.rows, self._choices)
+        spans = set(zip(starts.tolist(), stops.tolist(), strict=True))
+        return [Extent(shard.number, start, stop) for start, stop in sorted(spans)]
 
     def __repr__(self) -> str:
         return f"<TarShards: {len(self)} samples in {len(self.paths)} tars>"
@@ -267,7 +281,7 @@ def _by_sample(columns: Sequence[TarColumn], shard: Shard, rows: NDArray[np.int6
     return [tuple(zip(columns, sample, strict=True)) for sample in zip(*places, strict=True)]
 
 
-def _holding(shard: Shard, held: Mapping[tuple[int, int], memoryview]) -> Shard:
+def _holding(shard: Shard, held: Held) -> Shard:
     return shard.holding(held) if isinstance(shard, FarShard) else shard
 
 

@@ -7,7 +7,7 @@ machine and one in a store, `cells` says where in them samples lie, `tars` are m
 """
 
 from feedline.shards.cells import Cell
-from feedline.shards.far import FarShard
+from feedline.shards.far import FarShard, Fetched, Held
 from feedline.shards.index import Head, Index
 from feedline.shards.names import IMAGE_EXTENSIONS, is_image, split
 from feedline.shards.near import OpenShard
@@ -20,7 +20,9 @@ __all__ = [
     "IMAGE_EXTENSIONS",
     "Cell",
     "FarShard",
+    "Fetched",
     "Head",
+    "Held",
     "Index",
     "Member",
     "OpenShard",

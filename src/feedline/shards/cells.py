@@ -50,7 +50,9 @@ def located(index: Index, rows: NDArray[np.int64], fields: Sequence[str], nbytes
     return Located(starts, stops, taken)
 
 
-def spans(index: Index, rows: NDArray[np.int64], choices: Sequence[Sequence[str]] | None) -> set[tuple[int, int]]:
+def spans(
+    index: Index, rows: NDArray[np.int64], choices: Sequence[Sequence[str]] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where the bytes begin and end of the first field that a sample has of each choice; with None, of all it has.
 
     Where a sample has none of a choice there is nothing: this is said when it is read.
@@ -64,8 +66,7 @@ def spans(index: Index, rows: NDArray[np.int64], choices: Sequence[Sequence[str]
             first = present[:, columns]
             wanted[:, columns] |= first if len(columns) == 1 else first & (np.cumsum(first, axis=1) == 1)
     starts = blocks[wanted].astype(np.int64) * BLOCK
-    stops = starts + index.sizes[rows][wanted].astype(np.int64)
-    return set(zip(starts.tolist(), stops.tolist(), strict=True))
+    return starts, starts + index.sizes[rows][wanted].astype(np.int64)
 
 
 def changed(tar: str) -> ShardError:

@@ -9,10 +9,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from feedline.errors import ArgumentError, StateError
 from feedline.per_process import PerProcess
 from feedline.stores.addresses import join
-from feedline.stores.cache import CachedStore, Want
+from feedline.stores.cache import CachedStore, Pieces, Want
 from feedline.stores.protocol import ObjectInfo, Range, Store, Views
 from feedline.stores.recent import Recent
 
@@ -142,6 +145,13 @@ class Blobs:
         missing = {blob: wanted[blob] for blob, views in found.items() if views is None}
         views = {blob: iter(each) for blob, each in (found | self._read(missing)).items() if each is not None}
         return [next(views[blob]) for blob, _, _ in extents]
+
+    def held(self, number: int, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Pieces | None:
+        """What these ranges of an object can be cut out of without waiting, if its cache has all of them in memory."""
+        store, info = self._store(number), self._infos[number]
+        if not isinstance(store, CachedStore):
+            return None
+        return store.held(info.path, starts, stops, version=info.version)
 
     def _read(self, wanted: dict[int, list[Range]]) -> dict[int, Views]:
         if len(wanted) <= 1:

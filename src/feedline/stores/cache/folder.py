@@ -82,7 +82,8 @@ class Folder:
             self._prepare(cache)
         except OSError as error:
             self._stop_writing(error)
-        mapped_nbytes = min(_MAPPED_NBYTES, self._limit_nbytes // _MAPPED_SHARE)
+        share = self._limit_nbytes // _MAPPED_SHARE if self._writable else _MAPPED_NBYTES
+        mapped_nbytes = min(_MAPPED_NBYTES, share)
         self._maps: Recent[str, _Mapped] = Recent(max(8, min(_MAPPED, mapped_nbytes // cache.piece_nbytes)))
 
     def _prepare(self, cache: Cache) -> None:

@@ -165,7 +165,8 @@ class Orders:
             wanted = sum(stop - start for _, _, spans in known for start, stop in spans)
             missing = list(filter(self._is_missing, pieces))
         except Exception:  # noqa: BLE001 - whoever reads it meets the error, and is told about it
-            self._counts["failed"] += 1
+            with self._changed:
+                self._counts["failed"] += 1
             return []
         placed = _Placed(position)
         with self._changed:
