@@ -15,7 +15,7 @@ from feedline.wants import Wants
 _TRIED = 8
 """A dataset that wants nothing from a cache for so many batches has none."""
 
-_FOUND, _SKIPPED = 8, 7
+_FOUND, _SKIPPED = 4, 15
 """Once nothing was missing for so many batches, so many are skipped between two that are looked at, until something is
 missing: batches that follow one another want mostly the same pieces."""
 
@@ -98,7 +98,7 @@ class Ahead:
         """What each further request wants; ends where a dataset turns out to want nothing from any cache."""
         idle = skipped = 0
         while idle < _TRIED and (request := self._lookahead.further()) is not None:
-            if skipped < _SKIPPED and self._orders.found >= _FOUND:
+            if not idle and skipped < _SKIPPED and self._orders.found >= _FOUND:
                 skipped += 1
                 yield []
                 continue

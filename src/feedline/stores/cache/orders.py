@@ -96,15 +96,15 @@ class Orders:
         self._seen: Recent[_Piece, bool] = Recent(_SEEN)
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=run, name=f"feedline-prefetch-{number}", daemon=True)
-            for number, run in enumerate((self._plan, *[self._fetch] * threads))
+        self._planner = threading.Thread(target=self._plan, name="feedline-prefetch-plan", daemon=True)
+        self._fetchers = [
+            threading.Thread(target=self._fetch, name=f"feedline-prefetch-{number}", daemon=True)
+            for number in range(threads)
         ]
 
     def start(self) -> None:
         """Begin."""
-        for thread in self._threads:
-            thread.start()
+        self._planner.start()
 
     def stop(self) -> None:
         """Begin nothing more; what is under way comes to its end, and nobody waits for it."""
@@ -114,8 +114,10 @@ class Orders:
 
     def join(self) -> None:
         """Wait for the threads, which end after `stop`, and when there is nothing left to fetch."""
-        for thread in self._threads:
-            thread.join()
+        self._planner.join()
+        for thread in self._fetchers:
+            if thread.ident is not None:  # it is started when there is something to fetch
+                thread.join()
 
     def advance(self, count: int = 1) -> None:
         """The reader is done with `count` more of the orders."""
@@ -133,12 +135,15 @@ class Orders:
             )
 
     def _plan(self) -> None:
+        idle = iter(self._fetchers)
         try:
             while (taken := self._take()) is not None:
                 for task in self._placed(*taken):
+                    if (thread := next(idle, None)) is not None:
+                        thread.start()
                     self._tasks.put(task)
         finally:
-            for _ in self._threads[1:]:
+            for _ in self._fetchers:
                 self._tasks.put(None)
 
     def _take(self) -> tuple[int, Order] | None:
@@ -155,7 +160,7 @@ class Orders:
 
     def _has_room(self) -> bool:
         known = sum(self._ahead.values()) < self.limit_nbytes and len(self._ahead) < _MOST
-        return self._closed or (known and self._unknown < len(self._threads) - 1)
+        return self._closed or (known and self._unknown < len(self._fetchers))
 
     def _placed(self, position: int, order: Order) -> list[_Task]:
         """The fetches of what is missing of an order, but for what is on its way already for another one."""
