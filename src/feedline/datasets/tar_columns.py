@@ -128,18 +128,18 @@ class TarColumn:
         """Whether several threads can share the work on a batch of the column."""
         return self._fused and self._pictures.splits
 
-    def batch(self, parts: Sequence[Part], count: int, keys: Keys, empty: Empty, threads: int = 1) -> Any:
-        """What default-collating the values of all parts gives, in memory from `empty`."""
-        places = self._all_places(parts, count)
+    def batch(self, places: Sequence[Place], keys: Keys, empty: Empty, threads: int = 1) -> Any:
+        """What default-collating the values at these places gives, in memory from `empty`."""
         if self.spec in _PSEUDO:
             return tuple(self.value(place, None) for place in places)
         if not self._fused:
             return collate.default(tuple(map(self._decoded, places)), empty=empty)
-        grids = _grids(places) if any(part.shard.index.has_grids for part in parts) else None
+        grids = _grids(places) if any(place.shard.index.has_grids for place in places) else None
         with _located(places):
             return self._pictures.batch(list(_sources(places)), keys, empty, grids, threads)
 
-    def _all_places(self, parts: Sequence[Part], count: int) -> list[Place]:
+    def all_places(self, parts: Sequence[Part], count: int) -> list[Place]:
+        """Where the values of a batch lie, which consists of these parts."""
         found: list[Any] = [None] * count
         for shard, places, rows in parts:
             for number, place in zip(places.tolist(), self.places(shard, rows), strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +24,10 @@ from feedline.rows import Empty, as_indices, one_within, within
 from feedline.shards import FarShard, Fetched, Held, OpenShards, Shard, Tars, is_image
 from feedline.stores import Cache, CachedStore, Want
 from feedline.stores.blobs import Blobs, Extent
+from feedline.stores.cache import MissingPieceError
 from feedline.transforms import plan
+
+T = TypeVar("T")
 
 _OPEN = 128
 _FIRST = np.zeros(1, np.int64)
@@ -140,20 +143,24 @@ class TarShards(torch.utils.data.Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         """Sample `index`, in memory of its own; negative indices count from the end."""
         shard, row = self._at(one_within(index, len(self), "TarShards"))
-        [part] = self._fetched([Part(shard, _FIRST, np.array([row]))])
-        [sources] = self._sources(part)
-        return self._sample(part.shard, row, sources, None)
+        [sample] = self._ready([Part(shard, _FIRST, np.array([row]))], self._found).values()
+        return self._sample(*sample, None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices; what of them lies in stores is read all at once."""
         if type(self).__getitem__ is not TarShards.__getitem__:  # a subclass makes samples of its own
             return [self[index] for index in indices]
         places = within(as_indices(indices), len(self), "TarShards")
+        found = self._ready(self._parts(places), self._found)
+        return [self._sample(*found[at], at) for at in range(len(places))]
+
+    def _found(self, parts: Sequence[Part]) -> dict[int, tuple[Shard, int, Sources]]:
+        """By the place of each sample: its shard, its row there, and what its values are made of."""
         found: dict[int, tuple[Shard, int, Sources]] = {}
-        for part in self._fetched(self._parts(places)):
+        for part in parts:
             for at, row, sources in zip(part.places.tolist(), part.rows.tolist(), self._sources(part), strict=True):
                 found[at] = part.shard, row, sources
-        return [self._sample(*found[at], at) for at in range(len(places))]
+        return found
 
     def _at(self, at: int) -> tuple[Shard, int]:
         number = int(self._stops.searchsorted(at, side="right"))
@@ -209,8 +216,12 @@ class TarShards(torch.utils.data.Dataset[Any]):
         places = within(indices, len(self), "TarShards")
         if keys is None and self._draws:
             keys = torch_keys(len(places))
-        parts = self._fetched(self._parts(places))
-        return [column.batch(parts, len(places), keys, empty, threads) for column in self._columns]
+
+        def found(parts: Sequence[Part]) -> list[list[Place]]:
+            return [column.all_places(parts, len(places)) for column in self._columns]
+
+        columns = zip(self._columns, self._ready(self._parts(places), found), strict=True)
+        return [column.batch(each, keys, empty, threads) for column, each in columns]
 
     def _parts(self, places: NDArray[np.int64], *, only_far: bool = False) -> list[Part]:
         """The samples by shard, each of which is opened once."""
@@ -224,23 +235,35 @@ class TarShards(torch.utils.data.Dataset[Any]):
                 parts.append(Part(self._shards[number], at, places[at] - first))
         return parts
 
-    def _fetched(self, parts: list[Part]) -> list[Part]:
-        """The parts, with all in memory that lies in stores: read at once, however many shards it comes from."""
+    def _ready(self, parts: Sequence[Part], use: Callable[[Sequence[Part]], T]) -> T:
+        """`use` of the parts, with all in memory that lies in stores. What is there already is not looked for."""
         if self._blobs is None:
-            return parts
-        at_hand = [self._at_hand(part) for part in parts]
-        wanted = [self._extents(part) if held is None else [] for part, held in zip(parts, at_hand, strict=True)]
-        views = iter(self._blobs.read([extent for extents in wanted for extent in extents]))
-        return [
-            part._replace(shard=_holding(part.shard, held or Fetched({extent[1:]: next(views) for extent in extents})))
-            for part, held, extents in zip(parts, at_hand, wanted, strict=True)
-        ]
+            return use(parts)
+        try:
+            return use(self._at_hand(self._blobs, parts))
+        except MissingPieceError:
+            pass
+        return use(self._fetched(self._blobs, parts))
 
-    def _at_hand(self, part: Part) -> Held | None:
-        """What the samples of a part are made of, if all of it is in memory already."""
-        if not isinstance(part.shard, FarShard) or self._blobs is None:
-            return None
-        return self._blobs.held(part.shard.number, *part.shard.spans(part.rows, self._choices))
+    def _at_hand(self, blobs: Blobs, parts: Sequence[Part]) -> list[Part]:
+        found = []
+        for part in parts:
+            if isinstance(part.shard, FarShard):
+                held = blobs.held(part.shard.number)
+                if held is None:
+                    raise MissingPieceError
+                part = part._replace(shard=part.shard.holding(held))  # noqa: PLW2901
+            found.append(part)
+        return found
+
+    def _fetched(self, blobs: Blobs, parts: Sequence[Part]) -> list[Part]:
+        """The parts, with all in memory that lies in stores: read at once, however many shards it comes from."""
+        wanted = [self._extents(part) for part in parts]
+        views = iter(blobs.read([extent for extents in wanted for extent in extents]))
+        return [
+            part._replace(shard=_holding(part.shard, Fetched({extent[1:]: next(views) for extent in extents})))
+            for part, extents in zip(parts, wanted, strict=True)
+        ]
 
     @property
     def _choices(self) -> Sequence[Sequence[str]] | None:

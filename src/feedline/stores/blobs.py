@@ -9,9 +9,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from feedline.errors import ArgumentError, StateError
 from feedline.per_process import PerProcess
 from feedline.stores.addresses import join
@@ -146,12 +143,10 @@ class Blobs:
         views = {blob: iter(each) for blob, each in (found | self._read(missing)).items() if each is not None}
         return [next(views[blob]) for blob, _, _ in extents]
 
-    def held(self, number: int, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Pieces | None:
-        """What these ranges of an object can be cut out of without waiting, if its cache has all of them in memory."""
+    def held(self, number: int) -> Pieces | None:
+        """What of an object lies in memory, by its cache; None if it has none."""
         store, info = self._store(number), self._infos[number]
-        if not isinstance(store, CachedStore):
-            return None
-        return store.held(info.path, starts, stops, version=info.version)
+        return store.held(info.path, version=info.version) if isinstance(store, CachedStore) else None
 
     def _read(self, wanted: dict[int, list[Range]]) -> dict[int, Views]:
         if len(wanted) <= 1:

@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from feedline.per_process import PerProcess
 from feedline.store_counts import count
 from feedline.stores.addresses import join
 from feedline.stores.cache.entries import Key
 from feedline.stores.cache.folder import Folder
-from feedline.stores.cache.pieces import Pieces
+from feedline.stores.cache.pieces import MissingPieceError, Pieces
 from feedline.stores.cache.settings import Cache
 from feedline.stores.coalescing import joined, refuse_backwards
 from feedline.stores.problems import ObjectChangedError, RangeError, StoreError
@@ -92,26 +89,20 @@ class CachedStore:
 
     def at_hand(self, path: str, ranges: Sequence[Range], *, version: str) -> Views | None:
         """What `read_many` gives, if all of it is in this process's memory already, so that it takes no waiting."""
+        known, pieces = self._shared().infos.get(path), self.held(path, version=version)
+        if known is None or not all(0 <= start <= stop <= known.size for start, stop in ranges):
+            return None  # reading says what is wrong
+        try:
+            return [pieces.cut(start, stop) for start, stop in ranges]
+        except MissingPieceError:
+            return None
+
+    def held(self, path: str, *, version: str) -> Pieces:
+        """The pieces of an object that are in this process's memory: none, if it does not know that version."""
         known = self._shared().infos.get(path)
         if known is None or known.version != version:
-            return None
-        if not all(0 <= start <= stop <= known.size for start, stop in ranges):
-            return None  # reading says what is wrong
-        numbers = sorted(_by_piece(ranges, self.cache.piece_nbytes))
-        pieces = self._object(path, version).at_hand(numbers)
-        return None if pieces is None else [pieces.cut(start, stop) for start, stop in ranges]
-
-    def held(self, path: str, starts: NDArray[np.int64], stops: NDArray[np.int64], *, version: str) -> Pieces | None:
-        """The pieces in which many ranges of an object lie, if all of them are in this process's memory already."""
-        known = self._shared().infos.get(path)
-        if known is None or known.version != version or stops.max(initial=0) > known.size:
-            return None
-        size = self.cache.piece_nbytes
-        first, last = starts // size, np.maximum(stops - 1, starts) // size
-        if (last - first).max(initial=0) > 1:
-            return None  # longer than a piece: rare, and read as any other range is
-        numbers = np.unique(np.concatenate((first, last))[np.concatenate((stops > starts,) * 2)])
-        return self._object(path, version).at_hand(numbers.tolist())
+            return Pieces(lambda _: None, self.cache.piece_nbytes)
+        return Pieces(self._object(path, version).mapped, self.cache.piece_nbytes)
 
     def fill(self, path: str, start: int = 0, stop: int | None = None) -> int:
         """Fetch what is missing of a range, and keep none of it in memory; gives the bytes of the range."""
@@ -206,16 +197,12 @@ class _Object:
             found |= {number: self._kept(number, data) for number, data in fetched.items()}
             yield from ((number, found[number]) for number in group)
 
-    def at_hand(self, numbers: Sequence[int]) -> Pieces | None:
-        """All of these pieces, if they are mapped."""
-        found = {}
-        for number in numbers:
-            data = self._folder.at_hand(self._key(number))
-            if data is None:
-                return None
-            found[number] = data
-        count(cache_hits=len(found))
-        return Pieces(found, self._piece_nbytes)
+    def mapped(self, number: int) -> memoryview | None:
+        """A piece, if this process has it mapped."""
+        data = self._folder.at_hand(self._key(number))
+        if data is not None:
+            count(cache_hits=1)
+        return data
 
     def fill(self, numbers: Sequence[int]) -> None:
         """Fetch those of these pieces that are missing."""
