@@ -168,7 +168,8 @@ def test_a_killed_worker(run: object, loader: str, stream: list[str]) -> None:
 
 def is_broken_connection(end: Ending) -> bool:
     """torch's loop may meet the broken connection before it hears of the death, and then says nothing of its worker."""
-    return "RuntimeError" not in end.stderr and "ConnectionResetError" in end.stderr
+    broken = "ConnectionResetError" in end.stderr or "EOFError" in end.stderr
+    return broken and "RuntimeError" not in end.stderr
 
 
 @loaders
