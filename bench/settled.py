@@ -1,8 +1,8 @@
 """Memory as on a machine that has been up for a while: full of files that somebody has read.
 
-A virtual machine gives memory that is free back to its host, and pays for each new page of it: 2 ms per megabyte on the
-one that these contests were run on, ten times what writing a file costs. Which contestant pays would be a matter of
-whose turn it is. Where memory is full of clean pages, the next page is the one that was not used for longest.
+A virtual machine may give memory that is free back to its host, and then pays for each new page of it, far more than
+writing a file costs. Which contestant pays would be a matter of whose turn it is. Where memory is full of clean pages,
+the next page is the one that was not used for longest.
 """
 
 from __future__ import annotations

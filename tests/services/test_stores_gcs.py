@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import logging
-import os
-import pickle
 import random
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +18,10 @@ import feedline as fl
 from feedline import stores
 from feedline import transforms as T
 from feedline.datasets import Lines, TarShards
-from feedline.errors import ArgumentError, NotPicklableError
 from format_cases import equal
+from google_cases import without_credentials
 from packing_cases import feedline
+from secret_cases import kept_in, shown_by
 from tar_cases import picture_shards
 
 Faulty = tuple[GCS, FaultProxy]
@@ -39,10 +36,7 @@ CROP = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor(
 @pytest.fixture(autouse=True)
 def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment without credentials, and no cloud around it."""
-    for name in os.environ:
-        if name.startswith(("GOOGLE_", "STORAGE_EMULATOR_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
+    without_credentials(monkeypatch, tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
         monkeypatch.setenv(name, "127.0.0.1:1")
@@ -286,7 +280,7 @@ def test_secrets_show_nowhere(
     """Errors with their tracebacks and causes, representations, logs, pickles, statistics, the cache's files."""
     server, proxy = faulty_gcs
     caplog.set_level(logging.DEBUG)
-    shown = io.StringIO()
+    shown = ""
     retry = stores.Retry(attempts=2, first_wait_s=0, longest_wait_s=0)
     account = json.loads(guarded.key)
     broken = json.dumps({**account, "client_email": ["secret-account"]})
@@ -298,20 +292,9 @@ def test_secrets_show_nowhere(
     ):
         options = {"endpoint": server.endpoint, **secret}
         store = opened(server, bucket, options=options, retry=retry, cache=tmp_path / "cache")
-        for fault in (None, "expired", "reset", "503", "503 Retry-After", "truncated", "short"):
-            for path in ("train/1.bin", "missing", "train//1.bin"):
-                proxy.forced.extend([fault, fault] if fault else [])
-                try:
-                    store.read(path, 0, 3)
-                except (stores.StoreError, ArgumentError) as error:
-                    shown.write("".join(traceback.format_exception(error)) + repr(error) + repr(error.__context__))
-                    shown.write(repr(pickle.dumps(error)))
-                proxy.forced.clear()
-        with pytest.raises(NotPicklableError) as refused:
-            pickle.dumps(store)
-        shown.write(f"{store!r} {store.url} {refused.value} {stores.statistics()} {vars(store)}")
-    text = shown.getvalue() + caplog.text + "".join(proxy.happened)
-    kept = b"".join(path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file())
+        shown += shown_by(store, proxy)
+    text = shown + caplog.text + "".join(proxy.happened)
+    kept = kept_in(tmp_path / "cache")
     assert "AccessDeniedError" in text
     assert "StoreUnavailableError" in text
     private = account["private_key"].splitlines()[3]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import pickle
 import random
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,8 @@ from fault_proxy import KINDS, FaultProxy, Faults
 
 import feedline as fl
 from feedline import stores
-from feedline.errors import ArgumentError, NotPicklableError
+from feedline.errors import ArgumentError
+from secret_cases import kept_in, shown_by
 
 Faulty = tuple[S3, FaultProxy]
 
@@ -274,25 +273,14 @@ def test_secrets_show_nowhere(faulty_s3: Faulty, bucket: str, tmp_path: Path, ca
     """Errors with their tracebacks and causes, representations, logs, pickles, statistics, the cache's files."""
     server, proxy = faulty_s3
     caplog.set_level(logging.DEBUG)
-    shown = io.StringIO()
+    shown = ""
     retry = stores.Retry(attempts=2, first_wait_s=0, longest_wait_s=0)
     for secret in (server.secret_access_key, "another-secret-of-the-tests"):
         options = {**server.options, "secret_access_key": secret}
         store = stores.open_store(f"s3://{bucket}", options=options, retry=retry, cache=tmp_path / "cache")
-        for fault in (None, "expired", "reset", "503", "503 Retry-After", "truncated", "short"):
-            for path in ("train/1.bin", "missing", "train//1.bin"):
-                proxy.forced.extend([fault, fault] if fault else [])
-                try:
-                    store.read(path, 0, 3)
-                except (stores.StoreError, ArgumentError) as error:
-                    shown.write("".join(traceback.format_exception(error)) + repr(error) + repr(error.__context__))
-                    shown.write(repr(pickle.dumps(error)))
-                proxy.forced.clear()
-        with pytest.raises(NotPicklableError) as refused:
-            pickle.dumps(store)
-        shown.write(f"{store!r} {store.url} {refused.value} {stores.statistics()} {vars(store)}")
-    text = shown.getvalue() + caplog.text + "".join(proxy.happened)
-    kept = b"".join(path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file())
+        shown += shown_by(store, proxy)
+    text = shown + caplog.text + "".join(proxy.happened)
+    kept = kept_in(tmp_path / "cache")
     assert "AccessDeniedError" in text
     assert "StoreUnavailableError" in text
     for secret in (server.secret_access_key, "another-secret-of-the-tests", server.access_key_id, "X-Amz-Signature"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from feedline.errors import ArgumentError
 from feedline.stores import google
 from feedline.stores.failures import translated
 from feedline.stores.problems import TransientError
+from google_cases import without_credentials
 
 PEM = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
 ACCOUNT = {"type": "service_account", "client_email": "secret@x", "private_key_id": "1", "private_key": "secret"}
@@ -21,10 +21,7 @@ ACCOUNT = {"type": "service_account", "client_email": "secret@x", "private_key_i
 
 @pytest.fixture(autouse=True)
 def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith(("GOOGLE_", "STORAGE_EMULATOR_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
+    without_credentials(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT"])

@@ -18,14 +18,14 @@ from feedline.datasets.descriptions import place_of
 from feedline.datasets.files import Pathlike
 from feedline.datasets.kept_chunks import CACHE_NBYTES, KeptChunks
 from feedline.datasets.kinds import Struct, kinds_of, pyarrow, refuse_different
-from feedline.datasets.paths import find, listed, refuse_changed
+from feedline.datasets.paths import find, listed
 from feedline.datasets.spans import Int64s
 from feedline.datasets.tables import ChunkRows, TableDataset
 from feedline.errors import SampleError
 from feedline.rows import Empty, within
 from feedline.stores import Cache, CachedStore, ObjectInfo, Want
 from feedline.stores.addresses import absolute
-from feedline.stores.blobs import Blobs, local_info
+from feedline.stores.blobs import Blobs, local_info, refuse_changed
 
 _WHAT = "datasets.Arrow"
 

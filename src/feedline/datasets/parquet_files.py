@@ -9,12 +9,12 @@ from typing import Any
 from feedline import extras
 from feedline.datasets.descriptions import key_of
 from feedline.datasets.kinds import pyarrow
-from feedline.datasets.paths import Paths, listed, refuse_changed
+from feedline.datasets.paths import Paths, listed
 from feedline.datasets.sparse import SparseFile
 from feedline.datasets.uncached import uncached
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import CachedStore, ObjectInfo, StoreError, Want
-from feedline.stores.blobs import Blobs, Extent, LocalBlob, RemoteBlob
+from feedline.stores.blobs import Blobs, Extent, LocalBlob, RemoteBlob, refuse_changed
 from feedline.stores.patterns import unbraced
 from feedline.stores.protocol import Range
 

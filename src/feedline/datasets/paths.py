@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from feedline.datasets.files import Pathlike
-from feedline.errors import StateError
 from feedline.stores import Cache, ObjectInfo, Store
 from feedline.stores.addresses import scheme_of
 from feedline.stores.blobs import Blobs, local_info
@@ -89,12 +88,3 @@ def found(
         return [meant(given) for given in several]
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
         return list(pool.map(meant, several))
-
-
-def refuse_changed(path: str, was: ObjectInfo, now: ObjectInfo) -> None:
-    """Raise `StateError` if a file is not the one that a dataset was made from."""
-    if now.version != was.version:
-        raise StateError(
-            f"{path} has changed since this dataset was made: it had {was.size} bytes, and has {now.size} now or"
-            " was written again; make the dataset anew"
-        )

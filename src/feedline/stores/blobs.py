@@ -50,11 +50,9 @@ class LocalBlob:
     def __init__(self, name: str, nbytes: int, version: str) -> None:
         self.name, self.nbytes, self.version = name, nbytes, version
         with open(name, "rb", buffering=0) as file:
-            if file_version(os.fstat(file.fileno())) != version:
-                raise StateError(
-                    f"{name} has changed since this dataset was made: it had {nbytes} bytes, and has "
-                    f"{os.fstat(file.fileno()).st_size} now or was written again; make the dataset anew"
-                )
+            status = os.fstat(file.fileno())
+            now = ObjectInfo(name, status.st_size, file_version(status))
+            refuse_changed(name, ObjectInfo(name, nbytes, version), now)
             self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if nbytes else b"")
 
     def read(self, spans: Sequence[Range]) -> Views:
@@ -204,6 +202,15 @@ def local_info(path: str) -> ObjectInfo:
 def file_version(status: os.stat_result) -> str:
     """The version of a file: the same for a copy that keeps the time of the last change."""
     return f"{status.st_size:x}-{status.st_mtime_ns:x}"
+
+
+def refuse_changed(path: str, was: ObjectInfo, now: ObjectInfo) -> None:
+    """Raise `StateError` if a file is not the one that a dataset was made from."""
+    if now.version != was.version:
+        raise StateError(
+            f"{path} has changed since this dataset was made: it had {was.size} bytes, and has {now.size} now or"
+            " was written again; make the dataset anew"
+        )
 
 
 def open_at_once() -> int:
