@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +29,7 @@ class DebrisGuard:
     children: set[psutil.Process] = field(default_factory=lambda: set(_children()))
     threads: set[threading.Thread] = field(default_factory=lambda: set(threading.enumerate()))
     descriptors: dict[int, str] = field(default_factory=lambda: _descriptors())
-    names: set[str] = field(default_factory=lambda: _shared_names())
+    names: set[str] = field(default_factory=lambda: shared_names())
     allowed_children: list[Callable[[psutil.Process], bool]] = field(default_factory=lambda: [_is_nursery])
     allowed_threads: list[Callable[[threading.Thread], bool]] = field(default_factory=list)
     allowed_descriptors: list[Callable[[int, str], bool]] = field(default_factory=lambda: [_leads_to_nursery])
@@ -45,7 +47,7 @@ class DebrisGuard:
             *(f"process {_describe(child)}" for child in children),
             *(f"thread {thread.name}" for thread in threads if thread.is_alive()),
             *(f"descriptor {fd} -> {target}" for fd, target in self._new_descriptors()),
-            *(f"/dev/shm/{name}" for name in sorted(_shared_names() - self.names)),
+            *(f"/dev/shm/{name}" for name in sorted(left_names(self.names))),
         ]
 
     def check(self) -> None:
@@ -56,6 +58,35 @@ class DebrisGuard:
     def _new_descriptors(self) -> list[tuple[int, str]]:
         new = [(fd, target) for fd, target in _descriptors().items() if self.descriptors.get(fd) != target]
         return [(fd, target) for fd, target in new if not any(ok(fd, target) for ok in self.allowed_descriptors)]
+
+
+def shared_names() -> set[str]:
+    """What lies in /dev/shm, but for what a PostgreSQL beside the tests keeps there."""
+    folder = Path("/dev/shm")
+    names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    return {name for name in names if not name.startswith("PostgreSQL.")}
+
+
+def left_names(before: set[str]) -> set[str]:
+    """The names in /dev/shm that were not there before and stay for `GRACE_S`.
+
+    The folder is shared by the whole machine: a semaphore that another process creates and unlinks may be seen in
+    between, and what a process that is not of ours has mapped is not of ours, either.
+    """
+    end = time.monotonic() + GRACE_S
+    while (new := shared_names() - before) and time.monotonic() < end:
+        time.sleep(0.01)
+    return new - _names_mapped_elsewhere() if new else new
+
+
+def _names_mapped_elsewhere() -> set[str]:
+    ours = {os.getpid(), *(child.pid for child in _children())}
+    names: set[str] = set()
+    for process in psutil.process_iter():
+        if process.pid not in ours:
+            with contextlib.suppress(psutil.Error, OSError):
+                names.update(Path(entry.path).name for entry in process.memory_maps() if "/dev/shm/" in entry.path)
+    return names
 
 
 def _children() -> list[psutil.Process]:
@@ -71,13 +102,6 @@ def _descriptors() -> dict[int, str]:
         except FileNotFoundError:
             continue  # the descriptor of this very listing
     return targets
-
-
-def _shared_names() -> set[str]:
-    """What lies in /dev/shm, but for what a PostgreSQL beside the tests keeps there."""
-    folder = Path("/dev/shm")
-    names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
-    return {name for name in names if not name.startswith("PostgreSQL.")}
 
 
 def _is_nursery(process: psutil.Process) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,47 @@ def test_a_name_in_dev_shm_is_found(guard: DebrisGuard) -> None:
     name.touch()
     assert str(name) in guard.debris()
     name.unlink()
+
+
+def test_a_name_in_dev_shm_that_goes_at_once_is_no_debris() -> None:
+    guard = DebrisGuard()
+    name = Path(f"/dev/shm/feedline-test-{os.getpid()}")
+    name.touch()
+    threading.Timer(0.1, name.unlink).start()
+    guard.check()
+
+
+SHARE = """
+from multiprocessing.shared_memory import SharedMemory
+segment = SharedMemory(create=True, size=1)
+print(segment.name, flush=True)
+input()
+segment.unlink()
+"""
+
+
+def test_what_a_child_shares_is_debris(guard: DebrisGuard) -> None:
+    with _sharing([sys.executable, "-c", SHARE]) as name:
+        assert f"/dev/shm/{name}" in guard.debris()
+    guard.check()
+
+
+def test_what_another_process_shares_is_none(guard: DebrisGuard) -> None:
+    orphan = 'exec 3<&0; "$0" -c "$1" <&3 &'
+    with _sharing(["sh", "-c", orphan, sys.executable, SHARE]) as name:
+        assert (Path("/dev/shm") / name).exists()
+        assert f"/dev/shm/{name}" not in guard.debris()
+
+
+@contextlib.contextmanager
+def _sharing(command: list[str]) -> Iterator[str]:
+    """The name of memory that a process shares until the block ends."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        print(file=process.stdin, flush=True)
+        process.stdout.read()
 
 
 def test_what_is_allowed_may_stay(guard: DebrisGuard) -> None:

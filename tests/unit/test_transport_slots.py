@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transport_exchange import Line
 
+from debris import left_names, shared_names
 from feedline.errors import WorkerError
 from feedline.transport import Arena, Inbox, SlotMemoryError
 from feedline.transport.memory import AnonymousFiles, Handle, Mapping, NamedSegments
@@ -262,10 +263,10 @@ def test_both_sides_are_context_managers() -> None:
 
 
 def test_no_descriptor_stays_open_and_no_name_is_left(line: Line) -> None:
-    before, names = open_descriptors(), list(Path("/dev/shm").iterdir())
+    before, names = open_descriptors(), shared_names()
     kept = [line.carry(filled(line.arena, i)) for i in range(50)]
     assert open_descriptors() == before
-    assert list(Path("/dev/shm").iterdir()) == names
+    assert not left_names(names)
     unsent = filled(line.arena, 1)
     line.arena.close()
     assert open_descriptors() == before
@@ -346,7 +347,7 @@ def test_exhausted_descriptors_have_their_own_remedy() -> None:
 
 
 def test_named_segments_stand_in_where_there_are_no_anonymous_files() -> None:
-    names = list(Path("/dev/shm").iterdir())
+    names = shared_names()
     with Arena(NamedSegments()) as arena, Inbox() as inbox:
         kept = []
         for number in range(5):
@@ -356,7 +357,7 @@ def test_named_segments_stand_in_where_there_are_no_anonymous_files() -> None:
             assert kept[-1]["x"].eq(number).all()
             kept = kept[-2:]
         assert arena.statistics().created == 3
-        assert list(Path("/dev/shm").iterdir()) == names
+        assert not left_names(names)
     assert kept[0]["x"].eq(3).all()
 
 
