@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from feedline.datasets.range_file import Held, RangeFile
+from feedline.datasets.range_file import RangeFile, ReadSpans
 from feedline.stores.blobs import LocalBlob, RemoteBlob
 from feedline.stores.coalescing import joined
 from feedline.stores.protocol import Range
@@ -24,7 +24,7 @@ _BLOCKS = 64
 class _Here(threading.local):
     """What this thread holds."""
 
-    held = Held()
+    held = ReadSpans()
 
 
 class FarFile(RangeFile):
@@ -40,11 +40,11 @@ class FarFile(RangeFile):
     def holding(self, spans: Sequence[Range]) -> Iterator[None]:
         """Within the block, this thread finds these bytes in memory; they are read here, all at once."""
         ordered = sorted(set(spans))
-        self._here.held = Held(ordered, self._blob.read(ordered))
+        self._here.held = ReadSpans(ordered, self._blob.read(ordered))
         try:
             yield
         finally:
-            self._here.held = Held()
+            self._here.held = ReadSpans()
 
     def _bytes(self, start: int, stop: int) -> memoryview:
         held = self._here.held.cut(start, stop)

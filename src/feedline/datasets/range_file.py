@@ -53,7 +53,7 @@ class RangeFile(io.RawIOBase):
         return len(data)
 
 
-class Held:
+class ReadSpans:
     """What was read of some spans: `views[i]` of `spans[i]`, which are in order."""
 
     def __init__(self, spans: Sequence[Range] = (), views: Sequence[memoryview] = ()) -> None:

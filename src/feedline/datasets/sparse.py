@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from feedline.datasets.range_file import Held, RangeFile
+from feedline.datasets.range_file import RangeFile, ReadSpans
 from feedline.datasets.uncached import Read
 from feedline.stores.protocol import Range
 
@@ -29,7 +29,7 @@ class SparseFile(RangeFile):
 
     def __init__(self, nbytes: int, spans: Sequence[Range], read: Read) -> None:
         super().__init__(nbytes)
-        self._ask, self._held = read, Held(spans, read(spans))
+        self._ask, self._held = read, ReadSpans(spans, read(spans))
 
     def _bytes(self, start: int, stop: int) -> memoryview:
         held = self._held.cut(start, stop)
@@ -38,7 +38,7 @@ class SparseFile(RangeFile):
     def close(self) -> None:
         """Let go of what was read."""
         super().close()
-        self._held = Held()
+        self._held = ReadSpans()
 
 
 def end_to_end(views: Sequence[memoryview]) -> SparseFile:
