@@ -174,7 +174,8 @@ class BatchBuilder:
         except Exception as error:
             if self.action != "raise":
                 return NOTHING
-            self._address(error, request, None, "fetch")
+            with addressed(None if request.seed is None else _Keys(request)) as address:
+                self._address(error, request, self._culprit(error, request, address), "fetch")
             raise
 
     def _fetch(self, request: BatchRequest, skipped: list[Skip], address: Address) -> Any:
@@ -186,7 +187,7 @@ class BatchBuilder:
             indices = indices.tolist()
         if self._many is not None:
             address.row = None
-            return self._fetch_many(request, indices)
+            return self._fetch_many(request, indices, address)
         if request.seed is None and self.action == "raise":
             return self._fetch_plain(request, indices)
         return self._fetch_each(request, indices, skipped, address)
@@ -205,14 +206,27 @@ class BatchBuilder:
             raise
         return samples
 
-    def _fetch_many(self, request: BatchRequest, indices: Sequence[Any]) -> Any:
+    def _fetch_many(self, request: BatchRequest, indices: Sequence[Any], address: Address) -> Any:
         assert self._many is not None
         self._reseed(request, 0)
         try:
             return self._many(indices)
         except Exception as error:
-            self._address(error, request, None, "fetch")
+            self._address(error, request, self._culprit(error, request, address), "fetch")
             raise
+
+    def _culprit(self, error: Exception, request: BatchRequest, address: Address) -> int | None:
+        """The first row that fails when it is fetched by itself, if it fails as the whole batch did."""
+        for row, index in enumerate(map(_plain, request.indices)):
+            address.row = row
+            if self.progress is not None:
+                self.progress(row)
+            self._reseed(request, row)
+            try:
+                self.dataset[index]
+            except Exception as alone:  # noqa: BLE001 - the batch's own error is raised
+                return row if type(alone) is type(error) else None
+        return None
 
     def _fetch_each(
         self, request: BatchRequest, indices: Sequence[Any], skipped: list[Skip], address: Address
@@ -227,7 +241,7 @@ class BatchBuilder:
                 samples.append(self.dataset[index])
             except Exception as error:
                 self._address(error, request, row, "fetch")
-                if self.action == "raise":
+                if self.action == "raise" or isinstance(error, ImportError):  # which is no fault of the sample
                     raise
                 samples += self._instead(request, row, index, error, skipped)
         return samples
@@ -276,8 +290,7 @@ class BatchBuilder:
         if row is None:
             note(error, f"feedline: while the {stage} stage worked on {request} of {name}")
             return
-        index = request.indices if not self.batched else request.indices[row]
-        index = int(index) if isinstance(index, np.integer) else index
+        index = _plain(request.indices if not self.batched else request.indices[row])
         where = f"sample {index!r} of {name} (epoch {request.epoch}, position {request.positions[row]}, stage {stage})"
         note(error, f"feedline: {where}; {self._remedy(error, index)}")
 
@@ -290,6 +303,10 @@ class BatchBuilder:
             if length is not None and not -length <= index < length:
                 return f"the sampler gave an index out of range: the dataset has {length} samples"
         return "on_error='skip' counts and leaves out such samples"
+
+
+def _plain(index: Any) -> Any:
+    return int(index) if isinstance(index, np.integer) else index
 
 
 def _is_builtin(collate_fn: Callable[[Any], Any] | None) -> bool:

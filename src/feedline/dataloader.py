@@ -140,6 +140,8 @@ class DataLoader(TorchDataLoader[T_co]):
         datapipes.seed(self.dataset, self.generator)
         plan.begin(cursor.epoch, state)
         progress = Progress(cursor, quarantine, Totals(), Twins(type(self.dataset).__name__))
+        if cursor == plan.fresh(cursor.epoch):
+            progress.samples = 0
         told: int | None = self._IterableDataset_len_called
         if told is not None:
             progress.told_length = ToldLength(self.dataset, told, self.num_workers)

@@ -37,6 +37,8 @@ class Progress:
     twins: Twins | None = None
     told_length: ToldLength | None = None
     over: bool = False
+    samples: int | None = None
+    """How many of this epoch were delivered; None in an epoch that was taken up in its midst, where nobody knows."""
     stores_before: store_counts.Statistics = field(default_factory=store_counts.statistics)
 
     def advance(self, request: Any, built: Built) -> int:
@@ -52,10 +54,15 @@ class Progress:
             self.quarantine.add(built.skipped)
             left_out = sum(skip.replaced_by is None for skip in built.skipped)
         self.cursor, samples = request.advance(self.cursor, built.mark)
-        return int(samples) - left_out
+        delivered = int(samples) - left_out
+        if self.samples is not None:
+            self.samples += delivered
+        return delivered
 
     def end_epoch(self) -> None:
-        """Record that the loop has seen the end of the epoch."""
+        """Record that the loop has seen the end of the epoch; raises if every sample of it failed."""
+        if self.samples == 0:
+            self.quarantine.refuse_empty_epoch()
         self.cursor = self.cursor.next_epoch()
         self.quarantine.this_epoch = 0
         self.over = True

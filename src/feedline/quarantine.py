@@ -50,12 +50,14 @@ class Quarantine:
     count: int = 0
     this_epoch: int = 0
     latest: tuple[tuple[int, int, Any], ...] = ()
+    _last: Skip | None = None
 
     def add(self, skips: Iterable[Skip]) -> None:
         """Record failures of a batch that is about to be delivered; raises once there are too many."""
         for skip in skips:
             self.count += 1
             self.this_epoch += 1
+            self._last = skip
             self.latest = (*self.latest, (skip.epoch, skip.position, _plain(skip.index)))[-REMEMBERED:]
             self._write(skip)
             if self.policy.limit is not None and self.this_epoch > self.policy.limit:
@@ -64,6 +66,16 @@ class Quarantine:
                     f"{self.policy.limit} allows; the last one, index {skip.index!r}: {skip.error}. "
                     "Look at the data, or raise the limit (None: no limit)."
                 )
+
+    def refuse_empty_epoch(self) -> None:
+        """Raise if samples failed in an epoch of which nothing was delivered, whatever the limit."""
+        skip = self._last
+        if self.this_epoch and skip is not None:
+            raise ErrorLimitError(
+                f"all {self.this_epoch} samples of epoch {skip.epoch} failed, so nothing is left of it; the last one, "
+                f"index {skip.index!r}: {skip.error}. Read one sample by itself to see its error: dataset"
+                f"[{skip.index!r}]"
+            )
 
     def _write(self, skip: Skip) -> None:
         if self.policy.quarantine is None:

@@ -95,6 +95,70 @@ def test_without_a_policy_the_error_says_where_it_comes_from() -> None:
     assert any("sample 3 of Faulty (epoch 0, position 3, stage fetch)" in note for note in caught.value.__notes__)
 
 
+class FaultyTogether(Faulty):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
+class FaultyTable(Faulty):
+    @property
+    def gather(self) -> Any:
+        return lambda indices, empty: torch.tensor([self[index] for index in indices.tolist()])
+
+
+@pytest.mark.parametrize("dataset", [FaultyTogether(), FaultyTable()])
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_sample_that_fails_in_a_batch_is_found_and_named(dataset: Any, seed: int | None) -> None:
+    with pytest.raises(ValueError, match="sample 3 is broken") as caught:
+        list(fl.DataLoader(dataset, 4, seed=seed))
+    name = type(dataset).__name__
+    assert any(f"sample 3 of {name} (epoch 0, position 3, stage fetch)" in note for note in caught.value.__notes__)
+
+
+class TooMany(Faulty):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        raise TypeError("not that many")
+
+
+def test_a_batch_that_fails_as_no_sample_does_is_named_as_a_batch() -> None:
+    with pytest.raises(TypeError, match="not that many") as caught:
+        list(fl.DataLoader(Subset(TooMany(), [0, 1]), 2))
+    assert any("(positions 0 to 1) of Subset" in note for note in caught.value.__notes__)
+
+
+class Unreadable(Faulty):
+    error: Exception = ValueError("nothing to read")
+
+    def __getitem__(self, index: int) -> int:
+        raise self.error
+
+
+@pytest.mark.parametrize(("workers", "method"), PLACES)
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_an_epoch_of_which_everything_fails_is_no_short_one(workers: int, method: Any, action: Any) -> None:
+    policy = fl.ErrorPolicy(action, limit=None)
+    with fl.DataLoader(Unreadable(), 4, num_workers=workers, worker_method=method, on_error=policy) as loader:
+        for epoch in range(2):
+            with pytest.raises(fl.errors.ErrorLimitError, match=rf"all 12 samples of epoch {epoch} failed.*to read"):
+                list(loader)
+
+
+def test_an_end_of_an_epoch_may_fail_where_its_beginning_did_not() -> None:
+    data = Subset(Faulty(), [0, 1, 3])
+    first = fl.DataLoader(data, 2, on_error="skip")
+    next(iter(first))
+    second = fl.DataLoader(data, 2, on_error="skip")
+    second.load_state_dict(first.state_dict())
+    assert lists(second) == []
+
+
+def test_a_missing_package_is_no_fault_of_a_sample() -> None:
+    data = Unreadable()
+    data.error = fl.errors.MissingExtraError("pip install 'feedline[mds]'")
+    with pytest.raises(fl.errors.MissingExtraError, match="pip install"):
+        list(fl.DataLoader(data, 4, on_error="skip"))
+
+
 @pytest.mark.parametrize("bad", ["ignore", "", None])
 def test_an_unknown_policy_is_refused(bad: Any) -> None:
     with pytest.raises(fl.errors.ArgumentError, match="raise, skip, replace"):
