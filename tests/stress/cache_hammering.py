@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from feedline import stores
-from feedline.stores.cache import ledger
+from feedline.stores.cache.ledger import Ledger
 
 OBJECTS, SIZE, PIECE, LIMIT = 6, 400_000, 30_000, 900_000
 PROCESSES, KILLS = 3, 150
@@ -90,7 +90,7 @@ def taken_nbytes(folder: str) -> int:
     """The bytes of all files, each counted once though some move as we look; none comes or goes under the lock."""
     sizes: dict[int, int] = {}
     root = Path(folder, "v1")
-    with ledger.locked(root / "ledger"):
+    with Ledger(root / "ledger").locked():
         for path in [*(root / "temporary").iterdir(), *(root / "objects").rglob("*")]:
             with suppress(FileNotFoundError):
                 status = path.stat()

@@ -6,7 +6,12 @@ import errno
 import os
 import pickle
 import random
+import shutil
+import signal
+import subprocess
+import sys
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,7 +27,7 @@ from feedline import stores
 from feedline.errors import ArgumentError
 from feedline.stores.cache import folder, ledger
 from feedline.stores.cache.claims import Claims
-from feedline.stores.cache.entries import Key, file_nbytes, temporary
+from feedline.stores.cache.entries import Key, abandoned, file_nbytes, temporary
 from feedline.stores.cache.folder import Folder
 
 PIECE = 1000
@@ -148,7 +153,9 @@ def test_what_is_being_read_survives_its_eviction(tmp_path: Path) -> None:
 
 def test_an_object_larger_than_the_limit_is_read_and_not_kept(tmp_path: Path, fake: FakeStore) -> None:
     store = cached(tmp_path, fake, limit=500)
-    assert store.read("a") == CONTENT
+    with pytest.warns(stores.CacheWarning, match=r"cannot keep pieces of 1,000 bytes within its limit of 500") as told:
+        assert store.read("a") == CONTENT
+    assert len(told) == 1
     assert not files(tmp_path)
 
 
@@ -231,7 +238,7 @@ def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_are_not(tmp_pat
     store.read("a", 0, 1)
     abandoned, living = tmp_path / "v1/temporary/abandoned", tmp_path / "v1/temporary/living"
     abandoned.write_bytes(bytes(file_nbytes(PIECE)))
-    with ledger.locked(tmp_path / "v1/ledger") as account:
+    with ledger.Ledger(tmp_path / "v1/ledger").locked() as account:
         account.nbytes += file_nbytes(PIECE)
     with temporary(living, file_nbytes(PIECE)):
         cached(tmp_path, fake).read("a", 0, 1)
@@ -307,7 +314,11 @@ def test_a_file_that_cannot_be_read_is_fetched(tmp_path: Path, fake: FakeStore) 
 
 
 @pytest.mark.parametrize(
-    ("limit", "nbytes"), [(1234, 1234), ("1234B", 1234), ("1.5 kB", 1500), ("2 GB", 2 * 10**9), ("3TB", 3 * 10**12)]
+    ("limit", "nbytes"),
+    [
+        *[(1234, 1234), ("1234B", 1234), ("1.5 kB", 1500), ("2 GB", 2 * 10**9), ("3TB", 3 * 10**12)],
+        *[("2 GiB", 2 << 30), ("10gb", 10**10), ("10G", 10**10), ("64k", 64_000), ("5", 5)],
+    ],
 )
 def test_limits(limit: int | str, nbytes: int, tmp_path: Path) -> None:
     assert stores.Cache(tmp_path, limit=limit).limit_nbytes() == nbytes
@@ -318,7 +329,7 @@ def test_a_share_of_the_disk(tmp_path: Path) -> None:
     assert stores.Cache(tmp_path, limit="25%").limit_nbytes() == disk.f_frsize * disk.f_blocks // 4
 
 
-@pytest.mark.parametrize("limit", [0, -5, "much", "200%", "5 PB", ""])
+@pytest.mark.parametrize("limit", [0, -5, 0.5, "much", "200%", "0 %", "5 PB", "", None])
 def test_limits_that_mean_nothing(limit: int | str, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="Cache"):
         stores.Cache(tmp_path, limit=limit)
@@ -327,6 +338,109 @@ def test_limits_that_mean_nothing(limit: int | str, tmp_path: Path) -> None:
 def test_a_piece_has_bytes(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="piece_nbytes=0"):
         stores.Cache(tmp_path, piece_nbytes=0)
+
+
+@pytest.mark.parametrize("place", ["", "s3://bucket/cache"])
+def test_a_cache_is_a_folder(place: str) -> None:
+    with pytest.raises(ArgumentError, match="a folder of this machine is needed"):
+        stores.Cache(place)
+
+
+def test_a_job_with_a_lower_limit_is_told_what_goes(tmp_path: Path, fake: FakeStore) -> None:
+    cached(tmp_path, fake).read("a", 0, 9000)
+    held = taken_nbytes(tmp_path)
+    with pytest.warns(stores.CacheWarning, match=rf"holds {held:,} bytes, more than this limit of 5,000"):
+        cached(tmp_path, fake, limit=5000).read("a", 0, 10)
+    assert fake.fetched[0, 1000] == 1
+
+
+def test_what_was_used_by_a_clock_ahead_goes_first(tmp_path: Path, fake: FakeStore) -> None:
+    limit = 5 * file_nbytes(PIECE)
+    cached(tmp_path, fake, limit=limit).read("a", 0, 4000)
+    ahead = time.time() + 10**8
+    for path in files(tmp_path):
+        os.utime(path, (ahead, ahead))
+    for _ in range(3):
+        cached(tmp_path, fake, limit=limit).read("a", 6000, 9000)
+    assert [fake.fetched[start, start + 1000] for start in (6000, 7000, 8000)] == [1, 1, 1]
+
+
+def test_a_folder_that_is_removed_is_made_again(tmp_path: Path, fake: FakeStore) -> None:
+    store = cached(tmp_path, fake)
+    store.read("a", 0, 1000)
+    shutil.rmtree(tmp_path / "v1")
+    assert store.read("a", 0, 3000) == CONTENT[:3000]
+    assert files(tmp_path)
+    shutil.rmtree(tmp_path / "v1")
+    assert Path(store.file(store.info("a"))).exists()
+
+
+STOPPED = """
+import sys, time
+from feedline.stores.cache.ledger import Ledger
+with Ledger(sys.argv[1]).locked():
+    print(flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_stopped_job_does_not_hold_up_the_others(
+    tmp_path: Path, fake: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = cached(tmp_path, fake)
+    store.read("a", 0, 1000)
+    monkeypatch.setattr(ledger, "_PATIENCE_S", 0.1)
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED, str(tmp_path / "v1/ledger")], stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.warns(stores.CacheWarning, match=r"keeps nothing new for now: another process has held") as told:
+            assert store.read("a", 0, 9000) == CONTENT[:9000]
+        assert len(told) == 1
+        with pytest.raises(stores.StoreError, match="another process has held the ledger"):
+            store.file(store.info("a"))
+        other.kill()
+    store.read("a", 0, 9000)
+    assert len(files(tmp_path)) == 9
+
+
+FORKED = """
+import os, sys, time
+from pathlib import Path
+from feedline.stores.cache.claims import Claims
+from feedline.stores.cache.entries import temporary
+from feedline.stores.cache.ledger import Ledger
+root, name = Path(sys.argv[1]), sys.argv[2]
+with Claims(root / "claims") as claims, Ledger(root / "ledger").locked(), temporary(root / "written", 10):
+    assert claims.take(name)
+    child = os.fork()
+    if not child:
+        time.sleep(600)
+    print(child, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_no_lock_outlives_its_process_in_one_that_was_forked(tmp_path: Path) -> None:
+    name = Key("x", "v", 1, 0).name()
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKED, str(tmp_path), name], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        with Claims(tmp_path / "claims") as claims:
+            assert not claims.take(name)
+        assert not abandoned(tmp_path / "written")
+        parent.kill()
+        parent.wait()
+    try:
+        os.kill(child, 0)
+        with Claims(tmp_path / "claims") as claims, ledger.Ledger(tmp_path / "ledger").locked():
+            assert claims.take(name)
+        assert abandoned(tmp_path / "written")
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_cached_store_travels(tmp_path: Path) -> None:

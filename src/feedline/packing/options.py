@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from feedline.errors import ArgumentError
+from feedline.sizes import nbytes_of
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _LEAST_NBYTES = 1 << 16
 
 
@@ -22,12 +21,11 @@ class ShardSize:
     @classmethod
     def parsed(cls, text: str) -> ShardSize:
         """`256MB`, `1GiB` (bytes) or `10000` (samples)."""
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:(k|m|g|ki|mi|gi)?b|)\s*", text.lower())
-        number = float(match[1]) if match else 0
-        if match and match[0].strip().isdigit() and number >= 1:
-            return cls(samples=int(number))
-        if match and match[0].strip().endswith("b") and number * _UNITS[match[2] or ""] >= _LEAST_NBYTES:
-            return cls(nbytes=int(number * _UNITS[match[2] or ""]))
+        if text.strip().isdecimal() and int(text) >= 1:
+            return cls(samples=int(text))
+        nbytes = nbytes_of(text) if text.strip().lower().endswith("b") else None
+        if nbytes is not None and nbytes >= _LEAST_NBYTES:
+            return cls(nbytes=nbytes)
         raise ArgumentError(
             f"--shard-size {text!r} is no size: give bytes (256MB, 1GiB; at least 64KiB) or a number of samples (10000)"
         )

@@ -254,10 +254,9 @@ class _Object:
         except StoreError:
             raise
         except OSError as error:
-            raise StoreError(
-                f"{self._address} ({self.info.size:,} bytes) is needed as a file, and the cache cannot keep it "
-                f"({error.strerror or 'its limit is lower'}): give cache= more room"
-            ) from error
+            reason = error.strerror or "its limit is lower; give cache= more room"
+            what = f"{self._address} ({self.info.size:,} bytes) is needed as a file"
+            raise StoreError(f"{what}, and the cache cannot keep it: {reason}") from error
 
     def _fetched_by_one(self, missing: Sequence[int]) -> dict[int, memoryview]:
         if not missing:

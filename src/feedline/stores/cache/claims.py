@@ -6,9 +6,12 @@ import os
 import struct
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from feedline.stores.cache.descriptors import close_own, open_own
 
 if sys.platform != "win32":
     import fcntl
@@ -31,7 +34,7 @@ class Claims:
     def __enter__(self) -> Self:
         if hasattr(fcntl, "F_OFD_SETLK"):
             try:
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                self._fd = open_own(self._path, os.O_RDWR | os.O_CREAT)
             except OSError:  # a folder that cannot be written to: nobody else fetches into it either
                 self._fd = None
         return self
@@ -40,9 +43,7 @@ class Claims:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._fd is not None:
-            # A process forked meanwhile shares the lock and would keep it: closing alone does not give it back.
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
-            os.close(self._fd)
+            close_own(self._fd)
 
     def take(self, name: str) -> bool:
         """Whether the piece of this name is ours to fetch; else somebody fetches it right now."""
@@ -58,15 +59,16 @@ class Claims:
 
     def wait(self, name: str, timeout_s: float) -> None:
         """Return when the one who fetches the piece has done so, or is gone, or has taken too long."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         over = threading.Event()
 
         def lock() -> None:
-            try:
-                fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _lock(name))
-            finally:
-                os.close(fd)
-                over.set()
+            with suppress(OSError):  # a folder that was removed meanwhile: there is nobody to wait for
+                fd = open_own(self._path, os.O_RDWR)
+                try:
+                    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _lock(name))
+                finally:
+                    close_own(fd)
+            over.set()
 
         # The system's wait has no time limit, and somebody stopped by a debugger holds on to its claims.
         threading.Thread(target=lock, name="feedline-claim", daemon=True).start()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from feedline._kernels import crc32
+from feedline.stores.cache.descriptors import close_own, open_own
 from feedline.stores.mapping import mapped
 
 if sys.platform != "win32":
@@ -76,7 +77,7 @@ def _content(file: BinaryIO, nbytes: int) -> memoryview:
 @contextlib.contextmanager
 def temporary(path: Path, nbytes: int) -> Iterator[int]:
     """A new file of this size, locked for as long as the block runs: what is not locked has lost its writer."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    fd = open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         os.ftruncate(fd, nbytes)
@@ -85,7 +86,7 @@ def temporary(path: Path, nbytes: int) -> Iterator[int]:
         path.unlink(missing_ok=True)
         raise
     finally:
-        os.close(fd)
+        close_own(fd)
 
 
 def write(fd: int, place: int, data: memoryview) -> None:
@@ -113,7 +114,7 @@ def checksum_of(fd: int, nbytes: int) -> int:
 def abandoned(path: Path) -> bool:
     """Whether the writer of a temporary file is gone. One that is just being made may be taken for abandoned."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_own(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
@@ -121,5 +122,5 @@ def abandoned(path: Path) -> bool:
     except BlockingIOError:
         return False
     finally:
-        os.close(fd)
+        close_own(fd)
     return True

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time_ns
 from typing import NamedTuple
 from uuid import uuid4
 
 from feedline.store_counts import count
-from feedline.stores.cache import ledger
 from feedline.stores.cache.claims import Claims
 from feedline.stores.cache.entries import (
     DamagedError,
@@ -29,6 +28,7 @@ from feedline.stores.cache.entries import (
     temporary,
     write,
 )
+from feedline.stores.cache.ledger import Account, Ledger, LedgerHeldError
 from feedline.stores.cache.settings import Cache
 from feedline.stores.problems import CacheWarning
 from feedline.stores.recent import Recent
@@ -40,6 +40,8 @@ _MAPPED, _MAPPED_NBYTES, _MAPPED_SHARE = 4096, 4 << 30, 4
 """Pieces that stay mapped, at most so many, so many bytes, and this part of the limit: what is evicted takes room on
 the disk for as long as anybody has it mapped."""
 _TOUCHED_EVERY_S = 60.0
+_TRUSTED = 1 << 16
+_CLOCKS_DIFFER_NS = 3600 * 10**9
 _SPARE = 16
 """When room is made, one part in so many is made beyond what is needed: counting the files is not done for each."""
 
@@ -73,26 +75,43 @@ class Folder:
 
     def __init__(self, cache: Cache) -> None:
         self._root = Path(cache.folder, _LAYOUT)
-        self._ledger = self._root / "ledger"
+        self._ledger = Ledger(self._root / "ledger")
         self._temporary = self._root / "temporary"
-        self._limit_nbytes = 0
+        self._piece_nbytes, self._limit_nbytes = cache.piece_nbytes, 0
         self._writable = True
-        self._trusted: dict[str, int] = {}
+        self._trusted: Recent[str, int] = Recent(_TRUSTED)
+        self._told: set[str] = set()
         try:
-            self._prepare(cache)
+            self._prepare()
+            self._limit_nbytes = cache.limit_nbytes()
+            self._tidy()
         except OSError as error:
             self._stop_writing(error)
         share = self._limit_nbytes // _MAPPED_SHARE if self._writable else _MAPPED_NBYTES
         mapped_nbytes = min(_MAPPED_NBYTES, share)
         self._maps: Recent[str, _Mapped] = Recent(max(8, min(_MAPPED, mapped_nbytes // cache.piece_nbytes)))
 
-    def _prepare(self, cache: Cache) -> None:
+    def _prepare(self) -> None:
         for part in ("temporary", *(f"objects/{number:02x}" for number in range(256))):
             (self._root / part).mkdir(parents=True, exist_ok=True)
-        self._limit_nbytes = cache.limit_nbytes()
-        if any(self._temporary.iterdir()):
-            with ledger.locked(self._ledger):
-                self._sweep()
+
+    def _tidy(self) -> None:
+        try:
+            with self._ledger.locked() as account:
+                if any(self._temporary.iterdir()):
+                    self._sweep()
+                held = account.nbytes
+                if held > self._limit_nbytes:
+                    held = account.nbytes = self._sweep() + sum(file.nbytes for file in self._files())
+        except LedgerHeldError as error:
+            self._tell_held(error)
+            return
+        if held > self._limit_nbytes:
+            self._warn(
+                f"the cache in {self._root} holds {held:,} bytes, more than this limit of "
+                f"{self._limit_nbytes:,}: what was not used for longest goes, whoever else counts on it. Jobs that "
+                "share a folder should agree on its limit"
+            )
 
     def claims(self) -> Claims:
         """A block in which pieces can be claimed for fetching."""
@@ -120,15 +139,23 @@ class Folder:
     def put(self, key: Key, data: memoryview) -> None:
         """Keep a piece.
 
-        What cannot be kept is not: the first time that the disk is full or cannot be written to, a CacheWarning says
-        so, and nothing more is written by this process.
+        What cannot be kept is not, and a CacheWarning says so once. When the disk is full or cannot be written to,
+        nothing more is written by this process.
         """
-        if not self._writable or file_nbytes(data.nbytes) > self._limit_nbytes:
+        if not self._writable:
+            return
+        if file_nbytes(data.nbytes) > self._limit_nbytes:
+            self._warn(
+                f"the cache in {self._root} cannot keep pieces of {self._piece_nbytes:,} bytes within its limit "
+                f"of {self._limit_nbytes:,}: they are fetched each time. Raise limit=, or lower piece_nbytes="
+            )
             return
         try:
             self._write(key.name(), data.nbytes, partial(_fill_with, data))
         except _NoRoomError:
             return
+        except LedgerHeldError as error:
+            self._tell_held(error)
         except OSError as error:
             self._stop_writing(error)
 
@@ -166,7 +193,7 @@ class Folder:
         except OSError as error:
             _log.warning("%s of the cache cannot be read (%s); it is fetched again", path, error.strerror)
             return None
-        self._trusted[name] = inode
+        self._trusted.put(name, inode)
         self._touch(name, data)
         return data
 
@@ -177,10 +204,19 @@ class Folder:
         self._maps.put(name, _Mapped(data, monotonic()))
 
     def _write(self, name: str, nbytes: int, fill: Fill) -> None:
+        try:
+            self._write_now(name, nbytes, fill)
+        except FileNotFoundError:
+            if self._temporary.is_dir():
+                raise
+            self._prepare()  # somebody has removed the folder
+            self._write_now(name, nbytes, fill)
+
+    def _write_now(self, name: str, nbytes: int, fill: Fill) -> None:
         needed = file_nbytes(nbytes)
         with ExitStack() as stack:
             temp = self._temporary / uuid4().hex
-            with ledger.locked(self._ledger) as account:
+            with self._ledger.locked() as account:
                 if not account.known or account.nbytes + needed > self._limit_nbytes:
                     self._make_room(account, needed)
                 account.nbytes += needed
@@ -189,9 +225,9 @@ class Folder:
             known = fill(partial(write, fd))
             seal(fd, nbytes, checksum_of(fd, nbytes) if known is None else known)
             temp.replace(self._path(name))
-            self._trusted[name] = os.fstat(fd).st_ino
+            self._trusted.put(name, os.fstat(fd).st_ino)
 
-    def _make_room(self, account: ledger.Account, needed: int) -> None:
+    def _make_room(self, account: Account, needed: int) -> None:
         """Count what is there, and remove what was not used for longest, until there is room to spare."""
         taken, files = self._sweep(), sorted(self._files())
         taken += sum(file.nbytes for file in files)
@@ -219,23 +255,35 @@ class Folder:
         return living
 
     def _files(self) -> Iterator[_File]:
+        latest_ns = time_ns() + _CLOCKS_DIFFER_NS
         for folder in os.scandir(self._root / "objects"):
             for entry in os.scandir(folder.path):
                 with suppress(FileNotFoundError):
                     status = entry.stat()
-                    yield _File(status.st_mtime_ns, status.st_size, entry.path)
+                    # What was used by a clock that was ahead would else be the last to go, for years.
+                    used_ns = status.st_mtime_ns if status.st_mtime_ns <= latest_ns else 0
+                    yield _File(used_ns, status.st_size, entry.path)
 
     def _stop_writing(self, error: OSError) -> None:
         self._writable = False
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = "the disk is full" if full else f"it cannot be written to ({error.strerror})"
         remedy = "free some room" if full else "give a folder that can be written to"
-        warnings.warn(
+        self._warn(
             f"the cache in {self._root} keeps nothing more in this process: {reason}. What is there is still used; "
-            f"{remedy} and start again",
-            CacheWarning,
-            stacklevel=2,
+            f"{remedy} and start again"
         )
+
+    def _tell_held(self, error: LedgerHeldError) -> None:
+        self._warn(
+            f"the cache in {self._root} keeps nothing new for now: {error.strerror}, and is probably stopped. What is "
+            "there is still used"
+        )
+
+    def _warn(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            warnings.warn(text, CacheWarning, stacklevel=2)
 
 
 def _fill_with(data: memoryview, write_at: Callable[[int, memoryview], None]) -> int:

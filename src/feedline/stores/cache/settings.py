@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedline.errors import ArgumentError
+from feedline.sizes import nbytes_of
 
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?) *([kMGT]?B|%)")
-_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_ADDRESS = re.compile(r"[A-Za-z][\w+.-]*:/")
+_SHARE = re.compile(r"(\d+(?:\.\d+)?) *%")
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Cache:
 
     folder: str | Path
     limit: int | str = "10%"
-    """The most it may take: bytes, "200 GB", or a share of the disk that it lies on, "10%"."""
+    """The most it may take: bytes, "200 GB", "200GiB", or a share of the disk that it lies on, "10%"."""
     piece_nbytes: int = 4 << 20
     """Objects are fetched and kept in pieces of this size, cut at its multiples: a read of one byte fetches one piece.
     Choose small pieces for scattered reads that do not come back, and one above the largest object to keep objects
@@ -29,6 +30,8 @@ class Cache:
     """A loader fetches so much of what its schedule wants next before it is read; 0: nothing."""
 
     def __post_init__(self) -> None:
+        if not str(self.folder) or _ADDRESS.match(str(self.folder)):
+            raise ArgumentError(f"Cache(folder={str(self.folder)!r}): a folder of this machine is needed")
         object.__setattr__(self, "folder", str(Path(self.folder).expanduser().absolute()))
         if sys.platform == "win32":
             raise ArgumentError("the cache needs file locks that Windows lacks; open the store without it")
@@ -36,19 +39,22 @@ class Cache:
             raise ArgumentError(f"Cache(ahead_nbytes={self.ahead_nbytes}): bytes, or 0 to fetch nothing ahead")
         if self.piece_nbytes < 1:
             raise ArgumentError(f"Cache(piece_nbytes={self.piece_nbytes}): at least 1 byte is needed")
-        _parsed(self.limit)
+        _checked(self.limit)
 
     def limit_nbytes(self) -> int:
         """The limit in bytes, on the disk as it is."""
-        number, unit = _parsed(self.limit)
-        if unit != "%":
-            return int(number * _UNITS[unit])
+        share, nbytes = _checked(self.limit)
+        if share is None:
+            return nbytes
         disk = os.statvfs(self.folder)
-        return int(disk.f_frsize * disk.f_blocks * number / 100)
+        return int(disk.f_frsize * disk.f_blocks * share)
 
 
-def _parsed(limit: int | str) -> tuple[float, str]:
-    match = _AMOUNT.fullmatch(limit if isinstance(limit, str) else f"{limit}B")
-    if match is None or float(match[1]) <= 0 or (match[2] == "%" and float(match[1]) > 100):
+def _checked(limit: int | str) -> tuple[float | None, int]:
+    """The share of the disk, if it is one, and else the bytes."""
+    match = _SHARE.fullmatch(str(limit).strip())
+    share = float(match[1]) / 100 if match else None
+    nbytes = nbytes_of(str(limit)) if share is None else 0
+    if nbytes is None or not (share is None or 0 < share <= 1) or (share is None and nbytes < 1):
         raise ArgumentError(f'Cache(limit={limit!r}): bytes as a number, or text such as "200 GB" or "10%", above 0')
-    return float(match[1]), match[2]
+    return share, nbytes
