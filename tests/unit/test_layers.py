@@ -28,6 +28,7 @@ FLOORS: tuple[tuple[str, set[str]], ...] = (
             "hugging_face",
             "ranks",
             "rows",
+            "sizes",
             "store_counts",
             "telemetry",
             "tree",
