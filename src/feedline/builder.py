@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import chain
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
@@ -150,9 +152,7 @@ class BatchBuilder:
             with addressed(None if request.seed is None else _Keys(request)) as address:
                 samples = self._fetch(request, skipped, address)
                 fetched_ns = monotonic_ns()
-                batch = (
-                    NOTHING if skipped and _all_left_out(request, skipped) else self._collate(samples, request, empty)
-                )
+                batch = self._collate_good(samples, request, skipped, empty)
             spans.append(spent("fetch", begun_ns, fetched_ns))
             spans.append(spent("collate", fetched_ns, monotonic_ns()))
             return Built(batch, spans, tuple(skipped))
@@ -256,12 +256,33 @@ class BatchBuilder:
                 neighbour = (index + step) % len(self.dataset)
                 try:
                     found = [self.dataset[neighbour]]
+                    if self.collate_fn is None and self.batched:
+                        collate.default(found)
                     break
                 except Exception as another:  # noqa: BLE001 - the neighbour is just as bad: its own turn will report it
+                    found = []
                     text += f"; neighbour {neighbour}: {type(another).__name__}"
         position = int(request.positions[row])
         skipped.append(Skip(request.epoch, position, index, text, neighbour if found else None))
         return found
+
+    def _collate_good(self, samples: Any, request: BatchRequest, skipped: list[Skip], empty: Empty) -> Any:
+        """The batch; samples of which default collation can make nothing are bad as those that cannot be fetched."""
+        if skipped and _all_left_out(request, skipped):
+            return NOTHING
+        try:
+            return self._collate(samples, request, empty)
+        except Exception:
+            if self.action == "raise" or self.collate_fn is not None or not self.batched:
+                raise
+            good: list[Any] = []
+            for row, sample in zip(_rows_left(request, skipped), list(samples), strict=True):
+                error = _uncollated([sample])
+                index = _plain(request.indices[row])
+                good += [sample] if error is None else self._instead(request, row, index, error, skipped)
+            if len(good) == len(samples) and all(map(operator.is_, good, samples)):
+                raise  # each is good by itself
+        return self._collate(good, request, empty) if good else NOTHING
 
     def _collate(self, samples: Any, request: BatchRequest, empty: Empty) -> Any:
         try:
@@ -272,7 +293,8 @@ class BatchBuilder:
                 return collate.convert(samples)  # type: ignore[no-untyped-call]
             return collate.default(samples, empty=None if empty is torch_empty else empty)
         except Exception as error:
-            self._address(error, request, None, "collate")
+            alone = self.collate_fn is None and self.action == "raise" and self.batched
+            self._address(error, request, _odd(samples) if alone else None, "collate")
             raise
 
     def _reseed(self, request: BatchRequest, row: int | str) -> None:
@@ -333,6 +355,27 @@ def _fetches_many(dataset: Any) -> bool:
         parts = dataset.datasets
         return all(map(_fetches_many, parts.values() if isinstance(parts, dict) else parts))
     return hasattr(dataset, "__getitems__")
+
+
+def _uncollated(samples: Sequence[Any]) -> Exception | None:
+    """What keeps default collation from making a batch of these."""
+    try:
+        collate.default(samples)
+    except Exception as error:  # noqa: BLE001 - it is what was asked for
+        return error
+    return None
+
+
+def _odd(samples: Sequence[Any]) -> int | None:
+    """The first sample that makes no batch by itself, or else together with the first one."""
+    alone = (row for row, sample in enumerate(samples) if _uncollated([sample]))
+    paired = (row for row, sample in enumerate(samples) if _uncollated([samples[0], sample]))
+    return next(chain(alone, paired), None)
+
+
+def _rows_left(request: BatchRequest, skipped: list[Skip]) -> list[int]:
+    gone = {skip.position for skip in skipped if skip.replaced_by is None}
+    return [row for row, position in enumerate(request.positions) if int(position) not in gone]
 
 
 def _all_left_out(request: BatchRequest, skipped: list[Skip]) -> bool:

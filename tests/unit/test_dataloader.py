@@ -143,6 +143,41 @@ def test_an_epoch_of_which_everything_fails_is_no_short_one(workers: int, method
                 list(loader)
 
 
+ROWS = [{"label": 1}, {"label": 2}, {"label": None}, {"label": 4}, {"label": 5}, {"text": "x"}]
+
+
+@pytest.mark.parametrize(("workers", "method"), PLACES)
+@pytest.mark.parametrize(("action", "batches"), [("skip", [[1, 2], [4, 5]]), ("replace", [[1, 2, 4], [4, 5]])])
+def test_a_sample_that_no_batch_can_hold_is_a_bad_one(workers: int, method: Any, action: Any, batches: Any) -> None:
+    rows = Rows(ROWS[:5])
+    with fl.DataLoader(rows, 3, num_workers=workers, worker_method=method, on_error=action) as loader:
+        assert [batch["label"].tolist() for batch in loader] == batches
+        assert loader.stats().skipped == 1
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+
+@pytest.mark.parametrize(("rows", "bad"), [([0, 1, 2], 2), ([0, 1, 5], 5)])
+def test_a_sample_that_fits_into_no_batch_is_named(rows: list[int], bad: int) -> None:
+    with pytest.raises(Exception, match=r".") as caught:
+        next(iter(fl.DataLoader(Rows(ROWS), 3, sampler=rows)))
+    assert any(f"sample {bad} of Rows (epoch 0, position 2, stage collate)" in n for n in caught.value.__notes__)
+
+
+def test_samples_that_do_not_fit_together_are_nobodys_fault() -> None:
+    with pytest.raises(Exception, match=r"."):
+        next(iter(fl.DataLoader(Rows(ROWS), 3, sampler=[0, 1, 5], on_error="skip")))
+
+
 def test_an_end_of_an_epoch_may_fail_where_its_beginning_did_not() -> None:
     data = Subset(Faulty(), [0, 1, 3])
     first = fl.DataLoader(data, 2, on_error="skip")
