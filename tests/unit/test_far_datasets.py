@@ -311,8 +311,17 @@ class TestHDF5:
                 HDF5(f"{root}/{name}.h5")
         with pytest.raises(ArgumentError, match=r"far/a.h5 has no dataset 'x'; it has chunked, flat, part/labels"):
             HDF5(f"{root}/a.h5", "x")
-        with pytest.raises(ArgumentError, match=r"HDF5 reads one file; memory://far/a.h5 and 2 more were found"):
-            HDF5(root)
+
+    def test_several_files(self, bucket: Bucket, folder: Path) -> None:
+        CASES["hdf5"].write(folder)
+        (folder / "b.h5").write_bytes((folder / "a.h5").read_bytes())
+        root, names = bucket.put(folder), ["flat", "chunked"]
+        far, near = HDF5(root, names), HDF5(folder, names)
+        places = [3, COUNT + 3, 2 * COUNT - 1, 0, COUNT, COUNT - 1]
+        assert equal(far.__getitems__(places), near.__getitems__(places))
+        assert equal(pickle.loads(pickle.dumps(far))[COUNT + 9], near[9])
+        assert far.address(COUNT) == ("memory://far/b.h5", "row 0")
+        assert equal(HDF5([folder / "a.h5", f"{root}/b.h5"], names).__getitems__(places), near.__getitems__(places))
 
     def test_data_in_other_files_are_refused(self, bucket: Bucket, folder: Path) -> None:
         CASES["hdf5"].write(folder)

@@ -21,11 +21,13 @@ FLOORS: tuple[tuple[str, set[str]], ...] = (
         "0 values",
         {
             "_kernels",
+            "cancelling",
             "cpus",
             "cursor",
             "datapipes",
             "extras",
             "hugging_face",
+            "listings",
             "ranks",
             "rows",
             "sizes",

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import tarfile
+import traceback
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from feedline import stores
+from feedline.datasets import Files, TarShards
 from feedline.errors import ArgumentError, NotPicklableError
+from feedline.stores.addresses import join
 from feedline.stores.options import Options
 from feedline.stores.patterns import translated
 
@@ -26,13 +35,23 @@ SECRET = "hunter2-very-secret"
         ("gs://bucket/x", "gs://bucket", "x"),
         ("abfss://container@account.dfs.core.windows.net/x", "abfss://container@account.dfs.core.windows.net", "x"),
         ("https://host:8080/dir/file", "https://host:8080", "dir/file"),
+        ("https://host/my%20data/a%3Fb%2525%.tar", "https://host", "my data/a?b%25%.tar"),
+        ("s3://bucket/my%20data?", "s3://bucket", "my%20data?"),
+        ("hdfs://node:8020/d/0.tar", "hdfs://node:8020", "d/0.tar"),
+        ("sftp://me@host/d/0.tar", "sftp://me@host", "d/0.tar"),
+        ("github://org:repo@main/x", "github://org:repo@main", "x"),
+        ("memory://x.tar", "memory://", "x.tar"),
+        ("memory://a/x.tar", "memory://", "a/x.tar"),
         ("hf://datasets/user/repo/x", "hf://", "datasets/user/repo/x"),
         ("/data/x.tar", "/", "data/x.tar"),
         ("file:///data/x.tar", "/", "data/x.tar"),
+        ("file:///my%20data/x.tar", "/", "my data/x.tar"),
+        ("/my%20data/x.tar", "/", "my%20data/x.tar"),
     ],
 )
 def test_split(address: str, root: str, path: str) -> None:
     assert stores.split(address) == (root, path)
+    assert stores.split(join(root, path)) == (root, path)
 
 
 def test_a_relative_path_is_made_absolute() -> None:
@@ -47,10 +66,132 @@ def test_an_address_without_a_host_is_refused(address: str) -> None:
 
 
 def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
-    for address in (f"https://user:{SECRET}@host/x", f"s3://key:{SECRET}@bucket/x", f"https://host/x?sig={SECRET}"):
+    for address in (
+        f"https://user:{SECRET}@host/x",
+        f"s3://key:{SECRET}@bucket/x",
+        f"https://host/x?sig={SECRET}",
+        f"s3://bucket/x?X-Amz-Signature={SECRET}",
+        f"ftp://user:{SECRET}@host/x",
+        f"hdfs://user:{SECRET}@host",
+    ):
         with pytest.raises(ArgumentError) as caught:
             stores.open_store(address)
         assert SECRET not in str(caught.value)
+
+
+def test_a_server_with_a_password_is_not_shown() -> None:
+    for server in (f"https://me:{SECRET}@minio", f"https://minio/?token={SECRET}"):
+        options = Options({"endpoint": server})
+        assert SECRET not in repr(options)
+        with pytest.raises(NotPicklableError):
+            pickle.dumps(options)
+
+
+@pytest.mark.parametrize(
+    "pattern", [f"https://host/{{0..3.tar?sig={SECRET}", f"https://me:{SECRET}@host/{{0..3}}{{.tar"]
+)
+def test_a_wrong_pattern_does_not_tell_credentials(pattern: str) -> None:
+    for open_it in (stores.expand, Files, TarShards):
+        with pytest.raises(ArgumentError) as caught:
+            open_it(pattern)
+        assert SECRET not in str(caught.value)
+
+
+class HostFileSystem(MemoryFileSystem):  # type: ignore[misc]
+    """One server of many, as those of hdfs, ftp and sftp; it tells no versions, and of trouble too much."""
+
+    protocol = "hostfs"
+    store: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, host: str, **more: Any) -> None:
+        super().__init__(**more)
+        if host == "down":
+            raise ConnectionRefusedError(SECRET)
+        self.host = host
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, str]:
+        host = path.partition("://")[2].partition("/")[0]
+        return {"host": host} if host else {}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.partition("://")[2].partition("/")[2] if "://" in path else path
+
+    def info(self, path: str, **more: Any) -> dict[str, Any]:
+        if path.endswith("trouble"):
+            raise RuntimeError(f"token={SECRET}")
+        found = super().info(path, **more)
+        return {"name": f"{self.host}{found['name']}", "size": found["size"], "type": found["type"]}
+
+
+@pytest.fixture
+def hostfs() -> Iterator[type[HostFileSystem]]:
+    fsspec.register_implementation("hostfs", HostFileSystem, clobber=True)
+    HostFileSystem.store.clear()
+    yield HostFileSystem
+    HostFileSystem.clear_instance_cache()
+
+
+def test_the_server_in_an_address_is_the_one_that_is_asked(hostfs: type[HostFileSystem]) -> None:
+    hostfs(host="nn:8020").pipe("/d/0.txt", b"zero")
+    data = Files("hostfs://nn:8020/d/0.txt")
+    assert data[0] == b"zero"
+    assert stores.open_store("hostfs://nn:8020/d").read("0.txt") == b"zero"
+
+
+def test_a_server_that_cannot_be_had_is_named_and_asked_again(hostfs: type[HostFileSystem]) -> None:
+    before = stores.statistics().retries
+    store = stores.open_store("hostfs://down/d", retry=stores.Retry(attempts=2, first_wait_s=0.001))
+    with pytest.raises(stores.StoreUnavailableError, match="hostfs://down/d/x") as caught:
+        store.size("x")
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert stores.statistics().retries == before + 1
+    with pytest.raises(ArgumentError, match=r"hostfs://: .*lacks an argument"):
+        stores.open_store("hostfs://").size("x")
+
+
+def test_what_a_file_system_says_is_not_repeated(hostfs: type[HostFileSystem]) -> None:
+    with pytest.raises(stores.StoreError, match="hostfs://nn/trouble: RuntimeError of fsspec") as caught:
+        stores.open_store("hostfs://nn").size("trouble")
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_what_tells_no_version_is_kept_for_one_dataset_only(hostfs: type[HostFileSystem], tmp_path: Path) -> None:
+    system = hostfs(host="nn")
+
+    def opened() -> stores.CachedStore:
+        store = stores.open_store("hostfs://nn/d", cache=tmp_path)
+        assert isinstance(store, stores.CachedStore)
+        return store
+
+    system.pipe("/d/0.txt", b"old")
+    first = opened()
+    assert not first.info("0.txt").is_versioned
+    assert first.read("0.txt") == b"old"
+    system.pipe("/d/0.txt", b"new")
+    assert opened().read("0.txt") == b"new"
+    assert pickle.loads(pickle.dumps(first)).read("0.txt") == b"old"
+
+
+def test_the_index_of_what_tells_no_version_is_compared(
+    hostfs: type[HostFileSystem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    system = hostfs(host="nn")
+    for names in ("ab", "ba"):
+        system.pipe("/0.tar", _tar({f"{name}.txt": name.encode() for name in names}))
+        assert [sample["txt"] for sample in TarShards("hostfs://nn/0.tar")] == list(names)
+
+
+def _tar(files: dict[str, bytes]) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return written.getvalue()
 
 
 @pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/passwd", "a\0b"])

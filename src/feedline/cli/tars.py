@@ -13,6 +13,7 @@ from feedline.shards import Head, Index, arrays, build_index, far_indexes, glanc
 from feedline.shards.reading import ObjectSource
 from feedline.shards.sidecar import head_at, places, whole
 from feedline.stores.blobs import RemoteBlob
+from feedline.stores.whereabouts import made
 
 
 class Tar(Protocol):
@@ -60,7 +61,7 @@ class Near:
 
     def make(self, *, checksum: bool) -> Index:
         """Make the index anew, grids included, and write it to its place."""
-        Path(self.place).parent.mkdir(parents=True, exist_ok=True)
+        made(Path(self.place).parent, "the folder of the index")
         write_index(self.name, self.place, measure=measured, checksum=checksum, allow_truncated=self._allow_truncated)
         return open_index(self.name, self.place, allow_truncated=self._allow_truncated)
 
@@ -115,7 +116,7 @@ class Far:
         index.verify(ObjectSource(self.blob))
 
     def _written(self, index: Index) -> Index:
-        Path(self.place).parent.mkdir(parents=True, exist_ok=True)
+        made(Path(self.place).parent, "the folder of the index")
         arrays.write(self.place, index.written(ObjectSource(self.blob).version))
         return index
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
+from feedline.cancelling import DaemonPool
 from feedline.datasets.descriptions import Descriptions, key_of
 from feedline.datasets.ipc_layout import DamagedError, Layout, layout_of, unpacked
 from feedline.datasets.uncached import uncached
@@ -26,7 +26,7 @@ def layouts_of(blobs: Blobs, kept: Descriptions) -> list[Layout]:
     lacking = [number for number in range(len(blobs)) if number not in described]
     if lacking:
         _log.info("%d Arrow objects are looked into, the first is %s", len(lacking), blobs.name(lacking[0]))
-        with ThreadPoolExecutor(_LAID_OUT_AT_ONCE) as pool:
+        with DaemonPool(_LAID_OUT_AT_ONCE) as pool:
             made = pool.map(lambda number: _laid_out(blobs, number).packed(), lacking)
             described |= zip(lacking, made, strict=True)
         kept.replace({key: described[number] for number, key in enumerate(keys)})

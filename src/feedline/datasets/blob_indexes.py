@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 from uuid import uuid4
 
+from feedline.cancelling import DaemonPool
 from feedline.datasets.descriptions import key_of
 from feedline.datasets.files import Pathlike
 from feedline.datasets.sidecars import Columns, SideCar
@@ -48,7 +48,7 @@ def indexes_of(blobs: Blobs, kind: Kind, folder: Pathlike | None) -> list[SideCa
     index = partial(_index, blobs, kind, folder)
     if blobs.is_local:
         return [index(number) for number in range(len(blobs))]
-    with ThreadPoolExecutor(_INDEXED_AT_ONCE, "feedline-index") as pool:
+    with DaemonPool(_INDEXED_AT_ONCE, "feedline-index") as pool:
         return list(pool.map(index, range(len(blobs))))
 
 

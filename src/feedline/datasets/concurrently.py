@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
+from feedline.cancelling import DaemonPool
 from feedline.per_process import PerProcess
 
 T = TypeVar("T")
@@ -19,7 +20,7 @@ class Concurrently:
     """Threads of this process, made on first use; they end when this is dropped. Pickles without them."""
 
     def __init__(self) -> None:
-        self._pool = PerProcess(partial(ThreadPoolExecutor, _AT_ONCE, "feedline-dataset"))
+        self._pool = PerProcess(partial(DaemonPool, _AT_ONCE, "feedline-dataset"))
 
     def map(
         self, work: Callable[[int], T], numbers: Iterable[int], nbytes: Callable[[int], int], limit_nbytes: int

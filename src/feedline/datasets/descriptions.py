@@ -25,7 +25,7 @@ Description = bytes | memoryview
 
 def key_of(name: str, info: ObjectInfo) -> bytes | None:
     """The key of one state of a file or object; None where nothing but its size tells one state from another."""
-    if info.version == f"{info.size} bytes":
+    if not info.is_versioned:
         return None
     text = f"{name}\0{info.version}".encode("utf-8", "surrogateescape")
     return hashlib.blake2b(text, digest_size=_KEY_NBYTES).digest()

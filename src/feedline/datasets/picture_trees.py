@@ -19,7 +19,7 @@ from feedline.datasets.packed_bytes import PackedBytes
 from feedline.datasets.store_scan import Scan, kept_scan, scanned
 from feedline.errors import SampleError
 from feedline.stores import Cache, CachedStore, ObjectInfo, Want, open_store
-from feedline.stores.addresses import scheme_of
+from feedline.stores.addresses import local_path, scheme_of
 from feedline.stores.wholes import Known, Wholes
 
 Fetched = str | Future[memoryview]
@@ -67,7 +67,7 @@ class Tree(Protocol):
 def tree_at(root: str, choice: Choice, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> Tree:
     """The tree at a path or an address."""
     if scheme_of(root) == "file":
-        return LocalTree(root.removeprefix("file://"), choice)
+        return LocalTree(local_path(root), choice)
     kept = Path(cache) if isinstance(cache, os.PathLike) else cache
     return StoreTree(Wholes(open_store(root, options=options, cache=kept)), choice)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.cancelling import DaemonPool
 from feedline.datasets.descriptions import Descriptions, key_of, place_of
 from feedline.errors import SampleError
 from feedline.stores import CachedStore, ObjectInfo, Store, join
@@ -60,7 +60,7 @@ class ObjectEnds:
         (store, _), *_ = self._objects.values()
         _log.info("reading where the records of %d shards of %s begin; it is kept", len(self._objects), store.url)
         keys = {number: key for number in self._objects if (key := self._key(number)) is not None}
-        with ThreadPoolExecutor(_READ_AT_ONCE, "feedline-ends") as pool:
+        with DaemonPool(_READ_AT_ONCE, "feedline-ends") as pool:
             self._known.replace(dict(zip(keys.values(), pool.map(self._either, keys), strict=True)))
 
     def _either(self, number: int) -> bytes | memoryview:

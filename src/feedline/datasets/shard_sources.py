@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from feedline.datasets.sidecars import stamp
 from feedline.errors import SampleError
 from feedline.stores import Cache, CachedStore, CacheWarning, ObjectInfo, Store, Want
 from feedline.stores.blobs import Blobs, Extent
+from feedline.stores.whereabouts import made
 from feedline.user_cache import user_cache
 
 
@@ -43,7 +45,7 @@ class ShardSources:
         self, shards: Sequence[tuple[IndexedFolder, Shard]], extra: str, cache: Cache | Pathlike | None
     ) -> None:
         self.shards = [shard for _, shard in shards]
-        self._folders, self._extra = [folder for folder, _ in shards], extra
+        self._folders, self._extra, self._own = [folder for folder, _ in shards], extra, uuid4().hex
         self._found = _found(self._folders, self.shards)
         self.blobs = Blobs([*map(_blob, self._folders, self._found)])
         """All shards by their numbers; only objects are read through it."""
@@ -73,15 +75,19 @@ class ShardSources:
             self._refuse_size(number, len(data))
             return data
         info = self._found[number].info
-        version = info.version if info is not None else "-".join(map(str, stamp(self.where(number))))
+        version = self._version(info) if info is not None else "-".join(map(str, stamp(self.where(number))))
         return self._inflated.data(self.where(number), version, partial(self._inflate, number, codec))
 
     def wants_whole(self, number: int) -> list[tuple[CachedStore, Want]] | None:
         """What a prefetch has to bring into a cache for `whole`, if that fetches anything at all; else None."""
         info = self._found[number].info
-        if info is None or self.ranged(number) or self._inflated.has(self.where(number), info.version):
+        if info is None or self.ranged(number) or self._inflated.has(self.where(number), self._version(info)):
             return None
         return self.blobs.wants([Extent(number, 0, info.size)])
+
+    def _version(self, info: ObjectInfo) -> str:
+        """Under which an object is kept decompressed: for this dataset only where its store tells no versions."""
+        return info.version if info.is_versioned else f"{info.version} {self._own}"
 
     def has_room(self) -> bool:
         """Whether all that has to be decompressed can be kept; a warning says if not."""
@@ -89,7 +95,7 @@ class ShardSources:
         if not packed:
             return True
         cache = self._inflated.cache
-        Path(cache.folder).mkdir(parents=True, exist_ok=True)
+        made(cache.folder, f"cache={cache.folder!r}")
         limit = cache.limit_nbytes()
         if sum(packed) > limit:
             warnings.warn(

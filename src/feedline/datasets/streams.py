@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
+from feedline.cancelling import DaemonPool
 from feedline.stores.blobs import Blob, LocalBlob
 from feedline.stores.coalescing import joined
 
@@ -20,7 +21,7 @@ def parts(blob: Blob) -> Iterator[memoryview]:
         yield from blob.read(spans)
         return
     coming: deque[Future[list[memoryview]]] = deque()
-    with ThreadPoolExecutor(_AHEAD, "feedline-stream") as pool:
+    with DaemonPool(_AHEAD, "feedline-stream") as pool:
         for span in spans:
             if len(coming) == _AHEAD:
                 yield coming.popleft().result()[0]

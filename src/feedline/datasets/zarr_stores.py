@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from types import new_class
 from typing import Any, TypeVar
 
 from feedline import extras
+from feedline.cancelling import DaemonPool
 from feedline.stores import ObjectNotFoundError, RangeError, Store
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class _Reading:
     def __init__(self, store: Store) -> None:
         super().__init__(read_only=True)  # type: ignore[call-arg] # zarr's class, which comes after this one
         self.store = store
-        self._readers = ThreadPoolExecutor(_READERS, "feedline-zarr")
+        self._readers = DaemonPool(_READERS, "feedline-zarr")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Reading) and other.store is self.store

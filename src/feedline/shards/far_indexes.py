@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from feedline.cancelling import DaemonPool
 from feedline.shards import arrays, table
 from feedline.shards.index import Head, Index
 from feedline.shards.looks import Measure
-from feedline.shards.reading import ObjectSource, Version
+from feedline.shards.reading import ObjectSource, version_of_object
 from feedline.shards.sidecar import Pathlike, beside, fitting, head_at, kept, places
 from feedline.stores import AccessDeniedError, CachedStore, ObjectNotFoundError
 from feedline.stores.blobs import Blobs, RemoteBlob
@@ -33,16 +33,16 @@ class FarIndexes:
     def known(self, number: int) -> Head | None:
         """The head of the index that is kept here, with one small read; None where there is none of this version."""
         info = self._blobs.info(number)
-        return head_at(self._place(number), Version(info.size, told=info.version))
+        return head_at(self._place(number), version_of_object(info.size, info.version))
 
     def found(self, numbers: Sequence[int]) -> list[Index]:
         """The index of each; those that are not here yet are fetched, or else made, several at once."""
-        with ThreadPoolExecutor(_ASKED_AT_ONCE, "feedline-index") as pool:
+        with DaemonPool(_ASKED_AT_ONCE, "feedline-index") as pool:
             indexes = dict(zip(numbers, pool.map(self._there, numbers), strict=True))
         missing = [number for number in numbers if indexes[number] is None]
         if missing:
             self._tell(missing)
-            with ThreadPoolExecutor(_MADE_AT_ONCE, "feedline-index") as pool:
+            with DaemonPool(_MADE_AT_ONCE, "feedline-index") as pool:
                 indexes |= zip(missing, pool.map(self._made, missing), strict=True)
         return [index for index in indexes.values() if index is not None]
 

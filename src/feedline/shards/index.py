@@ -136,7 +136,7 @@ class Index:
         copies, if it has the size, and the headers and last bytes of sixteen members are the same (see `fingerprint`).
         """
         version = source.version
-        return version == self.head.version or (version.nbytes == self.head.version.nbytes and self._alike(source))
+        return version.same(self.head.version) or (version.nbytes == self.head.version.nbytes and self._alike(source))
 
     def _alike(self, source: Source) -> bool:
         starts = self.blocks.astype(np.int64) * BLOCK

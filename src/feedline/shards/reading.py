@@ -5,14 +5,16 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from io import FileIO
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
+from feedline.cancelling import DaemonPool
 from feedline.stores import CachedStore
 from feedline.stores.blobs import RemoteBlob
 from feedline.stores.coalescing import joined
+from feedline.stores.protocol import unversioned
 
 _PART_NBYTES = 4 << 20
 _AHEAD = 4
@@ -25,7 +27,11 @@ class Version(NamedTuple):
     nbytes: int
     modified_ns: int = 0
     told: str = ""
-    """What its store tells of the state of an object."""
+    """What its store tells of the state of an object; nothing where it tells one of this size from no other."""
+
+    def same(self, other: Version) -> bool:
+        """Whether both are of one state, as far as anybody has told."""
+        return self == other and bool(self.modified_ns or self.told)
 
 
 class Source(Protocol):
@@ -104,6 +110,11 @@ class FileSource:
         self._memory = None  # who still has a view of it keeps the mapping
 
 
+def version_of_object(nbytes: int, version: str) -> Version:
+    """The state of an object, of which its store tells this version."""
+    return Version(nbytes, told="" if version == unversioned(nbytes) else version)
+
+
 class ObjectSource:
     """A tar in a store, read in parts, the next of which are fetched while one is looked at.
 
@@ -118,7 +129,7 @@ class ObjectSource:
     @property
     def version(self) -> Version:
         """The state that was found; reading any other one is an ObjectChangedError."""
-        return Version(self._blob.nbytes, told=self._blob.version)
+        return version_of_object(self._blob.nbytes, self._blob.version)
 
     @property
     def nbytes(self) -> int:
@@ -156,13 +167,13 @@ class ObjectSource:
         return number * _PART_NBYTES, min((number + 1) * _PART_NBYTES, self.nbytes)
 
     def __enter__(self) -> Self:
-        self._pool = ThreadPoolExecutor(1 + _AHEAD, "feedline-index")
+        self._pool = DaemonPool(1 + _AHEAD, "feedline-index")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait=kind is None, cancel_futures=True)
         self._coming.clear()
 
 

@@ -6,13 +6,15 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
+from feedline.cancelling import CancelScope, DaemonPool
 from feedline.errors import ArgumentError, StateError
 from feedline.per_process import PerProcess
 from feedline.stores.addresses import join
 from feedline.stores.cache import CachedStore, Pieces, Want
+from feedline.stores.looks import Looks
 from feedline.stores.protocol import ObjectInfo, Range, Store, Views
 from feedline.stores.recent import Recent
 
@@ -54,6 +56,14 @@ class LocalBlob:
             now = ObjectInfo(name, status.st_size, file_version(status))
             refuse_changed(name, ObjectInfo(name, nbytes, version), now)
             self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if nbytes else b"")
+        self._looks = Looks()
+
+    def refuse_changed(self) -> None:
+        """StateError, within moments, if the file was changed in place: what is mapped may be gone from under it."""
+        if self._looks.due():
+            with suppress(FileNotFoundError):  # what was mapped stays when its name goes
+                refuse_changed(self.name, ObjectInfo(self.name, self.nbytes, self.version), local_info(self.name))
+            self._looks.done()
 
     def read(self, spans: Sequence[Range]) -> Views:
         """Views of the mapping; nothing is touched yet."""
@@ -127,7 +137,11 @@ class Blobs:
         """A blob, opened; StateError if a file is no longer the one that was found."""
         opened = self._opened()
         blob = opened.get(number)
-        return opened.put(number, self._open(number)) if blob is None else blob
+        if blob is None:
+            return opened.put(number, self._open(number))
+        if isinstance(blob, LocalBlob):
+            blob.refuse_changed()
+        return blob
 
     def read(self, extents: Sequence[Extent]) -> Views:
         """One view for each, from many blobs at once; the first failure is raised."""
@@ -149,12 +163,9 @@ class Blobs:
     def _read(self, wanted: dict[int, list[Range]]) -> dict[int, Views]:
         if len(wanted) <= 1:
             return {blob: self[blob].read(spans) for blob, spans in wanted.items()}
-        futures = {blob: self._readers().submit(self[blob].read, spans) for blob, spans in wanted.items()}
-        try:
+        with CancelScope():
+            futures = {blob: self._readers().submit(self[blob].read, spans) for blob, spans in wanted.items()}
             return {blob: future.result() for blob, future in futures.items()}
-        finally:
-            for future in futures.values():
-                future.cancel()
 
     def file(self, number: int) -> str:
         """The path of a file with the whole content: the file itself, or the object's in the cache, fetched if need be.
@@ -225,5 +236,5 @@ def _recent() -> Recent[int, LocalBlob | RemoteBlob]:
     return Recent(open_at_once())
 
 
-def _readers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_READERS, "feedline-blobs")
+def _readers() -> DaemonPool:
+    return DaemonPool(_READERS, "feedline-blobs")

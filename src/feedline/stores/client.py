@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -12,11 +13,11 @@ from feedline.errors import ArgumentError
 from feedline.store_counts import count
 from feedline.stores import google, plain
 from feedline.stores.addresses import SCHEMES, scheme_of
-from feedline.stores.failures import is_obstores, translated
+from feedline.stores.failures import is_obstores, no_ranges, translated
 from feedline.stores.library import library
 from feedline.stores.options import Options
-from feedline.stores.problems import StoreError, TransientError
-from feedline.stores.protocol import ObjectInfo, Span
+from feedline.stores.problems import NoRangesError, StoreError, TransientError
+from feedline.stores.protocol import ObjectInfo, Span, unversioned
 
 _CLIENT_OPTIONS = frozenset(
     (
@@ -38,6 +39,13 @@ _UNKNOWN_TO_PLAIN = frozenset({"allow_invalid_certificates", "proxy_ca_certifica
 _ADDRESS = re.compile(r"https?://[^\s/]\S*")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _SIGNED_FOR = timedelta(minutes=5)
+_LISTED_AT_ONCE = 100
+"""Objects of a listing that come to us together: fewer than a server sends, so that hardly any are lost if it fails."""
+
+_UNREADABLE = re.compile(r'failed to parse "(.*)" as (\w+)', re.DOTALL)
+_KINDS = {"Duration": 'a time such as "30s"', "boolean": "True or False"}
+_PEM = "certificates as PEM"
+_WANTED = {"proxy_url": "the address of a proxy", "proxy_ca_certificate": _PEM, "root_certificate": _PEM}
 
 
 class Answer(NamedTuple):
@@ -55,7 +63,7 @@ class Client:
         self._root = root
         self._timeout_s = timeout_s
         self._library = library()
-        self._store = self._call(root, lambda: _opened(self._library, root, options, timeout_s))
+        self._store = self._call(root, lambda: _opened_or_told(self._library, root, options, timeout_s))
         signs = SCHEMES[scheme_of(root)] != "gs" or google.signs_alone(options)
         self._plain = signs and _UNKNOWN_TO_PLAIN.isdisjoint(options)
 
@@ -64,27 +72,62 @@ class Client:
         meta = self._request(what, lambda: self._library.head(self._store, key))
         return ObjectInfo(key, meta["size"], _version(meta))
 
-    def list(self, prefix: str, what: str) -> list[ObjectInfo]:
-        """All objects below a prefix that ends at a `/`, in any order."""
-        metas = self._request(what, lambda: self._library.list(self._store, prefix or None).collect())
-        return [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in metas]
+    def info_plainly(self, key: str, what: str) -> ObjectInfo:
+        """As `info`, but its TransientError tells for how long the server asks to be left alone."""
+        address = self._address(key, "HEAD")
+        told = None if address is None else self._request(what, lambda: plain.ask_size(address, self._timeout_s))
+        return self.info(key, what) if told is None else ObjectInfo(key, told.size, _unquoted(told.etag))
+
+    def pages(self, prefix: str, offset: str | None) -> Iterator[Any]:
+        """What obstore tells of the objects below a prefix, those behind `offset` only: lists of them."""
+        count(requests=1)
+        pages: Iterator[Any] = self._library.list(
+            self._store, prefix or None, offset=offset, chunk_size=_LISTED_AT_ONCE
+        )
+        return pages
+
+    def page(self, pages: Iterator[Any], what: str) -> list[ObjectInfo] | None:
+        """The next of these pages; None behind the last."""
+        metas = self._call(what, lambda: next(pages, None))
+        return None if metas is None else [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in metas]
 
     def get(self, key: str, span: Span, what: str) -> Answer:
-        """The span, or as much of it as the object has; TransientError for less."""
+        """The span, or as much of it as the object has; TransientError for less.
+
+        A server without ranges is asked for the whole object, if the span may be all of it.
+        """
 
         def get() -> tuple[Any, tuple[int, int], memoryview]:
             result = self._library.get(self._store, key, options={"range": tuple(span)})
             return result.meta, result.range, memoryview(result.bytes())
 
-        meta, (start, stop), data = self._request(what, get)
+        try:
+            meta, (start, stop), data = self._request(what, get)
+        except NoRangesError:
+            if span.start:
+                raise
+            return self.whole(key, what, span.stop)
         if (start, stop) != (span.start, min(span.stop, meta["size"])):
             raise StoreError(f"{what}: the server answered with bytes [{start}, {stop}) instead")
         _refuse_truncated(data, stop - start)
         return Answer(data, _version(meta), meta["size"])
 
+    def whole(self, key: str, what: str, most: int | None = None) -> Answer:
+        """An object without asking for a range; NoRangesError if it has more than so many bytes."""
+
+        def get() -> tuple[Any, memoryview]:
+            result = self._library.get(self._store, key)
+            if most is not None and result.meta["size"] > most:
+                raise NoRangesError(no_ranges(what))
+            return result.meta, memoryview(result.bytes())
+
+        meta, data = self._request(what, get)
+        _refuse_truncated(data, meta["size"])
+        return Answer(data, _version(meta), meta["size"])
+
     def get_plainly(self, key: str, span: Span, what: str) -> Answer:
         """As `get`, but its TransientError tells for how long the server asks to be left alone."""
-        address = self._address(key)
+        address = self._address(key, "GET")
         told = None if address is None else self._request(what, lambda: plain.ask(address, span, self._timeout_s))
         if told is None:
             return self.get(key, span, what)
@@ -92,14 +135,14 @@ class Client:
         _refuse_truncated(data, min(span.stop, told.size) - span.start)
         return Answer(data, _unquoted(told.etag), told.size)
 
-    def _address(self, key: str) -> str | None:
+    def _address(self, key: str, method: str) -> str | None:
         """Where anybody could read the object for a few minutes; None where only obstore can."""
         if not self._plain:
             return None
         if scheme_of(self._root).startswith("http"):
             return f"{self._root}/{quote(key)}"
         try:
-            address: str = self._library.sign(self._store, "GET", key, _SIGNED_FOR)
+            address: str = self._library.sign(self._store, method, key, _SIGNED_FOR)
         except self._library.exceptions.BaseError:  # nothing to sign with, which is no failure
             return None
         return address
@@ -121,6 +164,57 @@ class Client:
         if isinstance(problem, TransientError):
             count(throttled=problem.throttled)
         raise problem
+
+
+class Listing:
+    """The objects below a prefix that ends at a `/`, page by page: what came before a failure need not come again."""
+
+    def __init__(self, client: Callable[[], Client], prefix: str, what: str) -> None:
+        self._client, self._prefix, self._what = client, prefix, what
+        self._pages: Iterator[Any] | None = None
+        self._found: dict[str, ObjectInfo] = {}
+        self._last: str | None = None
+        self._in_order = True
+
+    def grow(self) -> bool:
+        """Ask for one more page; whether there was one."""
+        client = self._client()
+        if self._pages is None:  # some stores list in no order, and must begin anew
+            self._pages = client.pages(self._prefix, self._last if self._in_order else None)
+        try:
+            page = client.page(self._pages, self._what)
+        except TransientError:
+            self._pages = None
+            raise
+        for info in page or ():
+            self._in_order = self._in_order and (self._last is None or self._last <= info.path)
+            self._last = info.path
+            self._found[info.path] = info
+        return page is not None
+
+    def infos(self) -> list[ObjectInfo]:
+        """What came so far, in the order of the paths."""
+        return sorted(self._found.values(), key=lambda info: info.path)
+
+
+def _opened_or_told(library: Any, root: str, options: Options, timeout_s: float) -> Any:
+    """As `_opened`; ArgumentError names the option that obstore cannot read."""
+    try:
+        return _opened(library, root, options, timeout_s)
+    except ArgumentError:
+        raise
+    except (library.exceptions.BaseError, ValueError) as error:
+        unreadable = _UNREADABLE.search(str(error).partition("\n\nDebug source:")[0])
+        if unreadable is not None:
+            names = [name for name, value in options.items() if str(value) == unreadable[1]]
+            wanted = _KINDS.get(unreadable[2], f"what can be read as {unreadable[2]}")
+        elif (names := [name for name in options if name in _WANTED]) and "Config error" not in str(error):
+            wanted = " and ".join(_WANTED[name] for name in names)
+        else:
+            raise
+        told = " and ".join(map(repr, names)) or "that an environment variable sets"
+        problem = ArgumentError(f"{root}: the option {told} must be {wanted}")
+    raise problem  # without obstore's exception, whose text holds the value
 
 
 def _opened(library: Any, root: str, options: Options, timeout_s: float) -> Any:
@@ -157,7 +251,11 @@ def _is_plain_http(root: str, server: str | None) -> bool:
 
 def _version(meta: Any) -> str:
     etag: str | None = meta["e_tag"]
-    return _unquoted(etag) if etag else f"{meta['last_modified'].isoformat()} {meta['size']}"
+    if etag:
+        return _unquoted(etag)
+    nbytes, modified = meta["size"], meta["last_modified"]
+    # Where a server tells no time, obstore tells the first second of 1970.
+    return f"{modified.isoformat()} {nbytes}" if modified.timestamp() else unversioned(nbytes)
 
 
 def _unquoted(etag: str) -> str:

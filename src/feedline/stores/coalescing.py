@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from feedline.errors import ArgumentError
+from feedline.stores.problems import RangeError
 from feedline.stores.protocol import Span
 
 
@@ -37,11 +38,26 @@ def spans_for(ranges: Sequence[tuple[int, int]], requests: Requests) -> list[Spa
     return [part for span in spans for part in _parts(span, requests.largest_nbytes)]
 
 
+def are_many(ranges: Sequence[tuple[int, int]], requests: Requests) -> bool:
+    """Whether they take more requests than are sent at once: few are, and a wrong index soon asks for exabytes.
+
+    Then the size of the object is worth a request, before anything is made for each of the others.
+    """
+    return sum(stop - start for start, stop in ranges) > requests.at_once * requests.largest_nbytes
+
+
 def refuse_backwards(ranges: Sequence[tuple[int, int]], what: str) -> None:
-    """ValueError for a range that ends before it starts, or starts before the object."""
+    """ArgumentError for a range that ends before it starts, or starts before the object."""
     for start, stop in ranges:
         if not 0 <= start <= stop:
-            raise ValueError(f"{what}: bytes [{start}, {stop}) are no range")
+            raise ArgumentError(f"{what}: bytes [{start}, {stop}) are no range")
+
+
+def refuse_beyond(ranges: Sequence[tuple[int, int]], size: int, what: str) -> None:
+    """RangeError for a range that reaches past the end of an object."""
+    for start, stop in ranges:
+        if stop > size:
+            raise RangeError(f"{what}, bytes [{start}, {stop}): the object has only {size} bytes")
 
 
 def _joins(span: Span, start: int, stop: int, requests: Requests) -> bool:

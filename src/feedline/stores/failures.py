@@ -13,6 +13,7 @@ from feedline.errors import ArgumentError, FeedlineError
 from feedline.stores import credentials
 from feedline.stores.problems import (
     AccessDeniedError,
+    NoRangesError,
     ObjectChangedError,
     ObjectNotFoundError,
     RangeError,
@@ -23,6 +24,7 @@ from feedline.stores.problems import (
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _SETTING = re.compile(r"\w+ must be specified|Configuration key: '\w+' is not valid for store '\w+'")
+_INVALID = re.compile(r'object with invalid path: [^"]*"([^"]*)"')
 _KIND = re.compile(r"kind: (Connect|Request|Timeout|Interrupted|Decode)\b")
 
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -77,12 +79,22 @@ def _of_words(error: Exception, text: str, what: str) -> Exception:
                 f"{what}: Google Cloud unpacks what is stored with Content-Encoding: gzip, and gives no ranges of it; "
                 "store it without that header"
             )
-        return RangeError(f"{what}: the server ignores ranges; copy the object to where ranges can be read")
+        return NoRangesError(no_ranges(what))
+    if (invalid := _INVALID.search(text)) is not None:
+        return StoreError(
+            f"{what}: there is an object named {invalid[1]!r}, and the parts of a name may not be empty, . or .., nor "
+            "hold line breaks. Rename or remove it, or use a prefix that it does not begin with"
+        )
     if "Could not parse path" in text:
         return ArgumentError(f"{what}: not a path that an object store can have (empty parts, . and .. are refused)")
     if (setting := _SETTING.search(text)) is not None:
         return ArgumentError(f"{what}: {setting[0]}; see options={{...}} of open_store")
     return StoreError(f"{what}: {type(error).__name__} of obstore, which is neither a status nor a broken connection")
+
+
+def no_ranges(what: str) -> str:
+    """What is said of a server that gives whole objects only."""
+    return f"{what}: the server ignores ranges; copy the object to where ranges can be read"
 
 
 def of_status(status: int, code: str, what: str) -> Exception:

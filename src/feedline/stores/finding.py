@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
-from feedline.stores.addresses import join, scheme_of, split
+from feedline.cancelling import DaemonPool
+from feedline.stores.addresses import join, refuse_secrets, scheme_of, split
 from feedline.stores.cache import Cache
 from feedline.stores.opening import open_store
-from feedline.stores.patterns import MAGIC, braces, translated
+from feedline.stores.patterns import MAGIC, braces, matcher
 from feedline.stores.problems import ObjectNotFoundError
 from feedline.stores.protocol import ObjectInfo, Store
 
 _ASKED_AT_ONCE = 32
 _WORTH_LISTING = 64
-"""From so many objects on, one listing of what they have in common is tried before each is asked for."""
+"""From so many objects on, one listing of the folder that they have in common is tried before each is asked for."""
+_WORTH_LISTING_ALL = 1024
+"""So many where it would be a listing of the whole bucket."""
 
 
 class Finder:
@@ -33,6 +35,7 @@ class Finder:
         In the order in which braces are written out; those of one glob or folder sorted. ObjectNotFoundError names
         what is not there.
         """
+        refuse_secrets(address)  # before it is quoted
         plain = [split(each) for each in braces(address)]
         if len({root for root, _ in plain}) == 1 and not any(MAGIC.search(path) for _, path in plain):
             store = self._store(plain[0].root)
@@ -61,9 +64,11 @@ class Finder:
 
     def _named(self, store: Store, paths: Sequence[str], inside: str) -> Iterator[ObjectInfo]:
         known: dict[str, ObjectInfo] = {}
-        if len(paths) >= _WORTH_LISTING and not scheme_of(store.url).startswith("http"):
-            known = {info.path: info for info in store.list(commonprefix(paths))}  # noqa: RUF071 - of names
-        with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+        common = commonprefix(paths)  # noqa: RUF071 - of names
+        worth = _WORTH_LISTING if "/" in common else _WORTH_LISTING_ALL
+        if len(paths) >= worth and not scheme_of(store.url).startswith("http"):
+            known = {info.path: info for info in store.list(common)}
+        with DaemonPool(_ASKED_AT_ONCE) as pool:
             asked = [
                 [known[path]] if path in known else pool.submit(self._asked, store, path, inside) for path in paths
             ]
@@ -91,10 +96,11 @@ class Finder:
 
 def _inside(store: Store, folder: str, inside: str) -> list[ObjectInfo]:
     matches = _matcher(inside)
-    return [info for info in store.list(folder) if matches(info.path.removeprefix(folder))]
+    infos = (info for info in store.list(folder) if info.path != folder)  # what stands for the folder itself
+    return [info for info in infos if matches(info.path.removeprefix(folder))]
 
 
 def _matcher(pattern: str) -> Callable[[str], bool]:
     """Whether a path matches; as for files, what begins with a dot only if the pattern says so: indexes are hidden."""
-    matches, hidden = translated(pattern).fullmatch, "/." in f"/{pattern}"
-    return lambda path: bool(matches(path)) and (hidden or "/." not in f"/{path}")
+    matches, hidden = matcher(pattern), "/." in f"/{pattern}"
+    return lambda path: matches(path) and (hidden or "/." not in f"/{path}")

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from feedline.errors import ArgumentError
+from feedline.errors import ArgumentError, FeedlineError
 from feedline.extras import load
 from feedline.per_process import PerProcess
 from feedline.store_counts import count
 from feedline.stores.addresses import checked, join
-from feedline.stores.coalescing import Answers, Requests, refuse_backwards, spans_for
+from feedline.stores.coalescing import Answers, Requests, are_many, refuse_backwards, refuse_beyond, spans_for
 from feedline.stores.failures import of_status
 from feedline.stores.options import Options
 from feedline.stores.problems import (
@@ -22,14 +22,18 @@ from feedline.stores.problems import (
     StoreError,
     TransientError,
 )
-from feedline.stores.protocol import ObjectInfo, Views
+from feedline.stores.protocol import ObjectInfo, Views, unversioned
 from feedline.stores.retry import Attempts, Retry
 from feedline.stores.transfers import Flight, Transfers
 
 T = TypeVar("T")
 
-_VERSIONS = ("ETag", "etag", "oid", "sha", "blob_id", "mtime", "LastModified", "last_modified", "created", "modify")
-"""What file systems of fsspec call that which changes with an object; the first that is there counts."""
+_VERSIONS = (
+    *("etag", "version_id", "versionid", "generation", "oid", "sha", "blob_id", "md5hash", "content-md5", "checksum"),
+    *("mtime", "lastmodified", "last_modified", "modificationtime", "modification_time", "modified", "updated"),
+    *("modify", "created"),
+)
+"""What file systems of fsspec call that which changes with an object, in small letters; the first counts."""
 
 
 class ForeignStore:
@@ -67,8 +71,10 @@ class ForeignStore:
 
     def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
         """The bytes from `start` up to `stop`, or to the end."""
-        stop = self.info(path).size if stop is None else stop
-        return self.read_many(path, [(start, max(start, stop))], version=version)[0]
+        if stop is None:
+            stop = self.info(path).size
+            refuse_beyond([(start, start)], stop, join(self._url, path))
+        return self.read_many(path, [(start, stop)], version=version)[0]
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
         """One view for each range. Versions are compared before the first byte: fsspec tells none with the bytes."""
@@ -78,6 +84,8 @@ class ForeignStore:
                 f"{join(self._url, path)} changed: version {version} was asked for, and it is {found} now. "
                 "Make the dataset anew to read it"
             )
+        if are_many(ranges, self._requests):
+            refuse_beyond(ranges, self.info(path).size, join(self._url, path))
         spans = spans_for(ranges, self._requests)
         answers = Answers(spans, self._transfers.run(lambda flight: self._fetch(path, flight), spans))
         return [answers.cut(start, stop) for start, stop in ranges]
@@ -114,12 +122,12 @@ class ForeignStore:
 
         def attempt(_: TransientError | None) -> T:
             count(requests=1)
-            system, root = self._system()
             try:
+                system, root = self._system()
                 return ask(system, f"{root.rstrip('/')}/{path}" if root and path else root or path)
-            except Exception as error:
-                if isinstance(error, StoreError) or not (isinstance(error, OSError) or _status(error)):
-                    raise
+            except (FeedlineError, TransientError):
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, its text may hold secrets
                 problem = _translated(error, what)
             raise problem  # without the foreign exception, whose text may hold keys and signatures
 
@@ -138,6 +146,11 @@ def _opened(url: str, options: Options) -> tuple[Any, str]:
         raise ArgumentError(f"{url}: fsspec {fsspec.__version__} needs another package for it: {error}") from None
     except ValueError:
         raise ArgumentError(f"{url}: neither obstore nor fsspec {fsspec.__version__} knows this scheme") from None
+    except TypeError:
+        raise ArgumentError(
+            f"{url}: fsspec {fsspec.__version__} lacks an argument to open it; give what its file system wants in "
+            "options={...}"
+        ) from None
     return system, root
 
 
@@ -157,9 +170,15 @@ def _translated(error: Exception, what: str) -> Exception:
         return AccessDeniedError(f"{what}: the store refuses the credentials, or there are none")
     if (status := _status(error)) is not None:
         return of_status(status, "", what)
-    return TransientError(f"{type(error).__name__} of fsspec")
+    if isinstance(error, OSError):
+        return TransientError(f"{type(error).__name__} of fsspec")
+    return StoreError(
+        f"{what}: {type(error).__name__} of fsspec; its text is left out, as it may hold secrets. Call fsspec itself "
+        "to read it"
+    )
 
 
 def _version(found: dict[str, Any]) -> str:
-    value = next((found[name] for name in _VERSIONS if found.get(name) is not None), f"{found['size']} bytes")
+    told = {name.lower(): value for name, value in found.items() if value is not None}
+    value = next((told[name] for name in _VERSIONS if name in told), unversioned(int(found["size"])))
     return str(value.timestamp() if isinstance(value, datetime) else value)  # some tell it one way here, another there

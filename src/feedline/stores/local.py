@@ -14,6 +14,7 @@ from feedline.stores.coalescing import Requests, refuse_backwards, spans_for
 from feedline.stores.problems import ObjectChangedError, ObjectNotFoundError, RangeError
 from feedline.stores.protocol import ObjectInfo, Views
 from feedline.stores.recent import Recent
+from feedline.stores.whereabouts import expanded, is_special
 
 _OPEN_AT_ONCE = 64
 _SMALL_NBYTES = 64 << 10
@@ -38,7 +39,7 @@ class LocalStore:
     """The files below a folder. What is read is a view of the file itself: a file that shrinks under it is gone."""
 
     def __init__(self, folder: str = "/") -> None:
-        self._folder = absolute(folder)
+        self._folder = absolute(expanded(folder))
         self._maps: PerProcess[Recent[str, _Mapped]] = PerProcess(lambda: Recent(_OPEN_AT_ONCE))
 
     @property
@@ -64,11 +65,11 @@ class LocalStore:
     def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
         """The bytes from `start` up to `stop`, or to the end."""
         status = self._status(path)
-        if stop is None and status.st_size <= _SMALL_NBYTES:
+        if stop is None and 0 <= start <= status.st_size <= _SMALL_NBYTES:
             self._refuse_other(path, _version(status), version)
             return memoryview(Path(self._file(path)).read_bytes())[start:]
-        stop = status.st_size if stop is None else stop
-        return self._cut(path, status, [(start, max(start, stop))], version)[0]
+        stop = max(start, status.st_size) if stop is None else stop
+        return self._cut(path, status, [(start, stop)], version)[0]
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
         """One view for each range."""
@@ -80,7 +81,7 @@ class LocalStore:
         folder = Path(self._file(prefix[: prefix.rfind("/") + 1]))
         files = (Path(top, name) for top, _, names in os.walk(folder) for name in names)
         for path in sorted(file.relative_to(self._folder).as_posix() for file in files):
-            if path.startswith(prefix):
+            if path.startswith(prefix) and not is_special(self._file(path)):
                 yield self.info(path)
 
     def _file(self, path: str) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from feedline.errors import ArgumentError, NotPicklableError
 
+_CREDENTIALS = re.compile("://[^/]*@|[?]")
+"""In the address of a server."""
 _OPEN = frozenset(
     (
         "account_name",
@@ -74,11 +78,18 @@ class Options(Mapping[str, Any]):
         return len(self._values)
 
     def _is_secret(self, name: str) -> bool:
-        return name.lower() not in _OPEN and not isinstance(self._values[name], FromEnv)
+        value = self._values[name]
+        if isinstance(value, FromEnv):
+            return False
+        return name.lower() not in _OPEN or (isinstance(value, str) and _CREDENTIALS.search(value) is not None)
 
     def __repr__(self) -> str:
         shown = (f"{name}=***" if self._is_secret(name) else f"{name}={self._values[name]!r}" for name in self)
         return f"Options({', '.join(shown)})"
+
+    def raw(self) -> Mapping[str, Any]:
+        """The values as they were given: variables of the environment are not looked up."""
+        return self._values
 
     def __reduce__(self) -> tuple[type[Options], tuple[dict[str, Any]]]:
         for name in self:
@@ -88,3 +99,13 @@ class Options(Mapping[str, Any]):
                     f"store's own environment variable instead, or options={{{name!r}: stores.FromEnv('VARIABLE')}}"
                 )
         return Options, (self._values,)
+
+
+def refuse_untyped(options: Options, root: str) -> None:
+    """ArgumentError for a value of a type that obstore takes for nothing, such as a number."""
+    for name, value in options.raw().items():
+        if not isinstance(value, (str, bytes, bool, timedelta, os.PathLike, FromEnv)):
+            raise ArgumentError(
+                f'{root}: the option {name!r} must be text, or True or False; a time is written "30s". It is of type '
+                f"{type(value).__name__}"
+            )

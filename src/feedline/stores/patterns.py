@@ -12,7 +12,7 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from feedline.errors import ArgumentError
-from feedline.stores.addresses import Address, join, scheme_of, split
+from feedline.stores.addresses import Address, join, local_path, refuse_secrets, scheme_of, split
 from feedline.stores.problems import ObjectNotFoundError
 from feedline.stores.protocol import Store
 
@@ -81,9 +81,10 @@ def expand(patterns: Address | Sequence[Address], open_store: Callable[[str], St
     for address in listed:
         pattern = fspath(address)
         if scheme_of(pattern) == "file":
-            for path in unbraced(pattern.removeprefix("file://")):
+            for path in unbraced(local_path(pattern)):
                 found += _files(path) if MAGIC.search(path) and not Path(path).exists() else [path]
         else:
+            refuse_secrets(pattern)
             for plain in braces(pattern):
                 found += _objects(plain, open_store) if MAGIC.search(plain) else [plain]
     return found
@@ -96,7 +97,7 @@ def _files(pattern: str) -> list[str]:
 
 def _objects(pattern: str, open_store: Callable[[str], Store]) -> list[str]:
     root, path = split(pattern)
-    fixed, matches = MAGIC.split(path, maxsplit=1)[0], translated(path).fullmatch
+    fixed, matches = MAGIC.split(path, maxsplit=1)[0], matcher(path)
     return _sorted([join(root, info.path) for info in open_store(root).list(fixed) if matches(info.path)], pattern)
 
 
@@ -104,6 +105,12 @@ def _sorted(names: list[str], pattern: str) -> list[str]:
     if not names:
         raise ObjectNotFoundError(f"{pattern}: nothing matches")
     return sorted(names)
+
+
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether an object of this path matches a glob; what stands for a folder, and ends with `/`, is none."""
+    matches = translated(pattern).fullmatch
+    return lambda path: not path.endswith("/") and bool(matches(path))
 
 
 def translated(pattern: str) -> re.Pattern[str]:

@@ -1,12 +1,14 @@
-"""One range over plain HTTP, for what obstore does not tell: how long the server asks to be left alone."""
+"""Single requests over plain HTTP, for what obstore does not tell: how long the server asks to be left alone."""
 
 from __future__ import annotations
 
 import http.client
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.message import Message
 from email.utils import parsedate_to_datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
@@ -37,21 +39,42 @@ def ask(address: str, span: Span, timeout_s: float) -> PlainAnswer | None:
     signed one: it shows in no exception.
     """
     request = Request(address, headers={"Range": f"bytes={span.start}-{span.stop - 1}"})  # noqa: S310 - see caller
+    with _answered(request, timeout_s) as answer:
+        if answer is not None and answer.status == http.HTTPStatus.PARTIAL_CONTENT:
+            etag, size = answer.headers.get("ETag"), answer.headers.get("Content-Range", "").rpartition("/")[2]
+            if etag and size.isdecimal():
+                return PlainAnswer(answer.read(), etag, int(size))
+    return None
+
+
+def ask_size(address: str, timeout_s: float) -> PlainAnswer | None:
+    """As `ask`, about the object as a whole, and without its bytes."""
+    request = Request(address, method="HEAD")  # noqa: S310 - see caller
+    with _answered(request, timeout_s) as answer:
+        if answer is not None and answer.status == http.HTTPStatus.OK:
+            etag, size = answer.headers.get("ETag"), answer.headers.get("Content-Length", "")
+            if etag and size.isdecimal():
+                return PlainAnswer(b"", etag, int(size))
+    return None
+
+
+@contextmanager
+def _answered(request: Request, timeout_s: float) -> Iterator[Any]:
+    """A block for the answer, or for None where it is none to read."""
     failure: TransientError | None = None
     try:
         with build_opener(_NoRedirects, ProxyHandler()).open(request, timeout=timeout_s) as answer:
-            etag, size = answer.headers.get("ETag"), answer.headers.get("Content-Range", "").rpartition("/")[2]
-            if answer.status == http.HTTPStatus.PARTIAL_CONTENT and etag and size.isdecimal():
-                return PlainAnswer(answer.read(), etag, int(size))
+            yield answer
+            return
     except HTTPError as error:
         if error.code in THROTTLED:
-            failure = TransientError(f"status {error.code}", throttled=True, wait_s=wait_told(error.headers))
+            failure = TransientError(f"status {error.code}", throttled=True, wait_s=wait_told(error.headers) or 0.0)
         error.close()
     except (URLError, OSError, http.client.HTTPException) as error:
         failure = TransientError(f"the connection broke ({type(error).__name__})")
     if failure is not None:
         raise failure
-    return None
+    yield None
 
 
 def wait_told(headers: Message, now: datetime | None = None) -> float | None:

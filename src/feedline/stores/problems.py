@@ -21,6 +21,10 @@ class RangeError(StoreError):
     """A range that cannot be had: the object ends before it, or the server does not know ranges."""
 
 
+class NoRangesError(RangeError):
+    """A server that gives whole objects only."""
+
+
 class ObjectChangedError(StoreError):
     """An object is no longer the one that was asked for, or changed while it was read."""
 

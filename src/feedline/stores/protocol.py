@@ -15,6 +15,16 @@ class ObjectInfo:
     size: int
     version: str
 
+    @property
+    def is_versioned(self) -> bool:
+        """Whether the store tells one state of the object from another of the same size."""
+        return self.version != unversioned(self.size)
+
+
+def unversioned(nbytes: int) -> str:
+    """The version of an object of which the store tells nothing but its size: it may change without a sign."""
+    return f"{nbytes} bytes"
+
 
 Range = tuple[int, int]
 """From the first number up to, not including, the second: bytes of an object, or rows of an array."""

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 from feedline.per_process import PerProcess
 from feedline.store_counts import count
 from feedline.stores.addresses import checked, join, scheme_of
-from feedline.stores.client import Answer, Client
-from feedline.stores.coalescing import Answers, Requests, refuse_backwards, spans_for
+from feedline.stores.client import Answer, Client, Listing
+from feedline.stores.coalescing import Answers, Requests, are_many, refuse_backwards, refuse_beyond, spans_for
 from feedline.stores.options import Options
-from feedline.stores.problems import ObjectChangedError, RangeError, StoreError, TransientError
+from feedline.stores.problems import NoRangesError, ObjectChangedError, RangeError, StoreError, TransientError
 from feedline.stores.protocol import ObjectInfo, Span, Views
 from feedline.stores.retry import Attempts, Retry
 from feedline.stores.transfers import Flight, Transfers
@@ -45,7 +45,12 @@ class RemoteStore:
     def info(self, path: str) -> ObjectInfo:
         """Size and version of one object, as they are now."""
         what, key = join(self.url, path), self._key(path)
-        found = self._attempted(lambda _: self._client().info(key, what), what)
+
+        def attempt(last: TransientError | None) -> ObjectInfo:
+            client = self._client()
+            return client.info_plainly(key, what) if _throttled(last) else client.info(key, what)
+
+        found = self._transfers.call(lambda: self._attempted(attempt, what))
         return ObjectInfo(path, found.size, found.version)
 
     def size(self, path: str) -> int:
@@ -56,12 +61,16 @@ class RemoteStore:
         """The bytes from `start` up to `stop`, or to the end."""
         if stop is not None:
             return self.read_many(path, [(start, stop)], version=version)[0]
-        return self._read_on(path, start, version)
+        return self._transfers.call(lambda: self._read_on(path, start, version))
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
         """One view for each range; near ones share a request, and what they share stays in memory together."""
         key, seen = self._key(path), _Versions(join(self.url, path), version)
         refuse_backwards(ranges, seen.what)
+        if are_many(ranges, self._requests):
+            info = self.info(path)
+            seen.add(info.version)
+            refuse_beyond(ranges, info.size, seen.what)
         spans = spans_for(ranges, self._requests)
         answers = Answers(spans, self._transfers.run(lambda flight: self._fetch(key, seen, flight), spans))
         return [answers.cut(start, stop) for start, stop in ranges]
@@ -70,10 +79,12 @@ class RemoteStore:
         """Every object whose path begins with `prefix`, in the order of their paths."""
         what, wanted = join(self.url, prefix), self._prefix + checked(prefix)
         if scheme_of(self._root).startswith("http"):
-            raise StoreError(f"{what}: web servers do not list; name the objects, as in {what}part-{{000..127}}.tar")
-        folder = wanted[: wanted.rfind("/") + 1]
-        found = self._attempted(lambda _: self._client().list(folder, what), what)
-        for info in sorted(found, key=lambda info: info.path):
+            names = f"{what if prefix else what + '/'}part-{{000..127}}.tar"
+            raise StoreError(f"{what}: web servers do not list; name the objects, as in {names}")
+        listing = Listing(self._client, wanted[: wanted.rfind("/") + 1], what)
+        while self._transfers.call(lambda: self._attempted(lambda _: listing.grow(), what)):
+            pass
+        for info in listing.infos():
             if info.path.startswith(wanted):
                 yield ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version)
 
@@ -92,9 +103,8 @@ class RemoteStore:
         what = f"{seen.what}, bytes [{span.start}, {span.stop})"
 
         def attempt(last: TransientError | None) -> Answer:
-            client = self._client()
-            flight.told_to_wait = last is not None and last.throttled
-            return client.get_plainly(key, span, what) if flight.told_to_wait else client.get(key, span, what)
+            flight.told_to_wait = _throttled(last)
+            return self._got(key, span, what, last)
 
         answer = self._attempted(attempt, what)
         seen.add(answer.version)
@@ -103,18 +113,29 @@ class RemoteStore:
         count(nbytes=span.nbytes)
         return answer.data
 
+    def _got(self, key: str, span: Span, what: str, last: TransientError | None) -> Answer:
+        client = self._client()
+        return client.get_plainly(key, span, what) if _throttled(last) else client.get(key, span, what)
+
     def _read_on(self, path: str, start: int, version: str | None) -> memoryview:
         """From `start` to an end that is not known: what one request may bring, then, if there is more, the rest."""
         key, what = self._key(path), join(self.url, path)
+        refuse_backwards([(start, start)], what)
         first = Span(start, start + self._requests.largest_nbytes)
         seen = _Versions(what, version)
         try:
-            answer = self._attempted(lambda _: self._client().get(key, first, what), what)
+            answer = self._attempted(lambda last: self._got(key, first, what, last), what)
+        except NoRangesError:
+            if start:
+                raise
+            answer = self._attempted(lambda _: self._client().whole(key, what), what)
+            first = Span(0, answer.size)
         except RangeError:
             if (info := self.info(path)).size > start:
                 raise
-            seen.add(info.version)  # an empty object has no range to give
-            return memoryview(b"")
+            seen.add(info.version)
+            refuse_beyond([(start, start)], info.size, what)
+            return memoryview(b"")  # at the end there is no range to give
         seen.add(answer.version)
         count(nbytes=answer.data.nbytes)
         if answer.size <= first.stop:
@@ -122,6 +143,10 @@ class RemoteStore:
             return data
         rest = self.read_many(path, [(first.stop, answer.size)], version=answer.version)[0]
         return Answers([first, Span(first.stop, answer.size)], [answer.data, rest]).cut(start, answer.size)
+
+
+def _throttled(last: TransientError | None) -> bool:
+    return last is not None and last.throttled
 
 
 class _Versions:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from feedline import cancelling
 from feedline.errors import ArgumentError
 from feedline.store_counts import count
 from feedline.stores.problems import StoreUnavailableError, TransientError
 
 T = TypeVar("T")
+
+_log = logging.getLogger("feedline")
+
+_TOLD_AFTER_S, _TOLD_EVERY_S = 5.0, 60.0
+"""A store that fails for so long is told of, and then no oftener than this."""
+
+_THROTTLED_S = 1.0
+"""The shortest wait where a server asks for fewer requests and it cannot be seen for how long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +30,12 @@ class Retry:
     """Patience with a store. What may pass is tried again: resets, timeouts, truncated answers, 408, 429 and 5xx.
 
     Between attempts it waits a random time up to `first_wait_s`, doubled with each attempt up to `longest_wait_s`
-    (full jitter), and never shorter than the server asks for with Retry-After.
+    (full jitter). After a throttled answer (429 or 503) it waits as long as Retry-After asks for, or, where that cannot
+    be seen, one to two seconds at least.
     """
 
-    attempts: int = 10
-    """At most so many requests for one range."""
+    attempts: int | None = None
+    """At most so many requests for one range; None: as many as the deadline allows."""
     deadline_s: float = 120.0
     """No attempt begins later than this after the first."""
     attempt_timeout_s: float = 30.0
@@ -36,7 +47,7 @@ class Retry:
     for a second time, and the answer that comes first counts; None: never. At most one request in ten is a second."""
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
+        if self.attempts is not None and self.attempts < 1:
             raise ArgumentError(f"Retry(attempts={self.attempts}): at least one attempt is needed")
         if self.deadline_s <= 0 or self.attempt_timeout_s <= 0:
             raise ArgumentError("Retry: deadline_s and attempt_timeout_s must be above 0")
@@ -45,9 +56,14 @@ class Retry:
         if self.hedge_quantile is not None and not 0 < self.hedge_quantile < 1:
             raise ArgumentError(f"Retry(hedge_quantile={self.hedge_quantile}): a share between 0 and 1, or None")
 
-    def wait_s(self, failed: int, draw: float) -> float:
-        """How long to wait after `failed` attempts; `draw` is random in [0, 1)."""
-        return draw * min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(failed - 1, 60))
+    def wait_s(self, failed: int, draw: float, last: TransientError | None = None) -> float:
+        """How long to wait after `failed` attempts and the `last` failure; `draw` is random in [0, 1)."""
+        wait_s = draw * min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(failed - 1, 60))
+        if last is None:
+            return wait_s
+        if last.wait_s is None:
+            return max(wait_s, _THROTTLED_S * (1 + draw)) if last.throttled else wait_s
+        return max(wait_s, last.wait_s)
 
 
 class Clock(Protocol):
@@ -58,7 +74,7 @@ class Clock(Protocol):
         ...
 
     def wait(self, seconds: float) -> None:
-        """Return after so many seconds."""
+        """Return after so many seconds; WaitCancelledError once nobody wants what is waited for."""
         ...
 
 
@@ -69,7 +85,7 @@ class SystemClock:
         return time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        time.sleep(seconds)
+        cancelling.sleep(seconds)
 
 
 _DRAWN = random.SystemRandom().random
@@ -83,6 +99,7 @@ class Attempts:
         self.retry = retry
         self._clock = clock or SystemClock()
         self._draw = draw
+        self._told_s = -_TOLD_EVERY_S
 
     def run(self, attempt: Callable[[TransientError | None], T], what: str) -> T:
         """What `attempt` returns; it is given the failure before, and called again when it raises TransientError.
@@ -95,18 +112,33 @@ class Attempts:
                 return attempt(last)
             except TransientError as failure:
                 last = failure
+            cancelling.check()
             failed += 1
-            wait_s = max(self.retry.wait_s(failed, self._draw()), last.wait_s or 0.0)
+            wait_s = self.retry.wait_s(failed, self._draw(), last)
             passed_s = self._clock.now() - start
-            if failed >= self.retry.attempts or passed_s + wait_s > self.retry.deadline_s:
+            if failed == self.retry.attempts or passed_s + wait_s > self.retry.deadline_s:
                 raise StoreUnavailableError(self._despair(what, failed, passed_s, last)) from None
+            self._tell(what, passed_s, last)
             count(retries=1, waited_s=wait_s)
             self._clock.wait(wait_s)
 
     def _despair(self, what: str, failed: int, passed_s: float, last: TransientError) -> str:
         asked = f", and the server asks to be left alone for {last.wait_s:g} s" if last.wait_s else ""
+        bound = "" if self.retry.attempts is None else f"{self.retry.attempts} attempts, "
         return (
             f"{what}: {failed} attempts failed within {passed_s:.1f} s, the last one with: {last}{asked}. Check the "
-            f"server and the network; retry=Retry(attempts=..., deadline_s=...) is more patient "
-            f"(now {self.retry.attempts} and {self.retry.deadline_s:g} s)."
+            f'server and the network; options={{"retry": Retry(deadline_s=...)}} is more patient (now {bound}'
+            f"{self.retry.deadline_s:g} s)."
         )
+
+    def _tell(self, what: str, passed_s: float, last: TransientError) -> None:
+        now = self._clock.now()
+        if passed_s >= _TOLD_AFTER_S and now - self._told_s >= _TOLD_EVERY_S:
+            self._told_s = now
+            _log.warning(
+                "%s fails since %.0f s, the last time with: %s. It is tried for up to %g s",
+                what,
+                passed_s,
+                last,
+                self.retry.deadline_s,
+            )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import inf
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from feedline.cancelling import WAKE_S, CancelScope, DaemonPool, WaitCancelledError
 from feedline.per_process import PerProcess
 from feedline.store_counts import count
 from feedline.stores.hedging import Latencies
 from feedline.stores.protocol import Span
 from feedline.stores.retry import Clock, SystemClock
+
+T = TypeVar("T")
 
 _HEDGES_AT_ONCE = 4
 
@@ -27,7 +30,6 @@ class Flight:
     started_s: float | None = None
     copies: int = 1
     hedged: bool = False
-    futures: list[Future[None]] = field(default_factory=list)
 
 
 Fetch = Callable[[Flight], memoryview]
@@ -42,13 +44,13 @@ class _Arrival(NamedTuple):
 
 class _Pools:
     def __init__(self, at_once: int) -> None:
-        self.ordinary = ThreadPoolExecutor(at_once, "feedline-store")
+        self.ordinary = DaemonPool(at_once, "feedline-store")
         # A second request that queued behind ordinary ones would come too late.
-        self.hedges = ThreadPoolExecutor(_HEDGES_AT_ONCE, "feedline-hedge")
+        self.hedges = DaemonPool(_HEDGES_AT_ONCE, "feedline-hedge")
 
 
 class Transfers:
-    """The threads of one store: they end when it is dropped. Safe to use from several threads, and after a fork."""
+    """The threads of one store: they end when idle, or when it is dropped. Thread-safe, and usable after a fork."""
 
     def __init__(self, at_once: int, hedge_quantile: float | None, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -56,9 +58,16 @@ class Transfers:
         self._latencies = PerProcess(lambda: Latencies(hedge_quantile))
 
     def run(self, fetch: Fetch, spans: Sequence[Span]) -> list[memoryview]:
-        """`fetch` of each span, many at once; the first failure is raised, and what has not begun is left undone."""
+        """`fetch` of each span, many at once; the first failure is raised.
+
+        However it ends, nothing goes on waiting for the store but requests that are already sent.
+        """
         run = _Run(fetch, self._clock, self._latencies(), self._pools())
         return run.results(spans)
+
+    def call(self, ask: Callable[[], T]) -> T:
+        """What one request gives; a wait for it that Ctrl-C and `CancelScope.cancel` end."""
+        return self._pools().ordinary.call(ask)
 
 
 class _Run:
@@ -69,30 +78,30 @@ class _Run:
         self._clock = clock
         self._latencies = latencies
         self._pools = pools
-        self._arrivals: SimpleQueue[_Arrival] = SimpleQueue()
+        self._arrivals: SimpleQueue[_Arrival | None] = SimpleQueue()
         self._pending: dict[int, Flight] = {}
 
     def results(self, spans: Sequence[Span]) -> list[memoryview]:
         self._pending = {number: Flight(number, span) for number, span in enumerate(spans)}
-        for flight in self._pending.values():
-            flight.futures.append(self._pools.ordinary.submit(self._fly, flight))
         results: dict[int, memoryview] = {}
-        try:
+        with CancelScope() as scope:
+            scope.add(lambda: self._arrivals.put(None))
+            for flight in self._pending.values():
+                self._pools.ordinary.submit(self._fly, flight)
             while self._pending:
                 results.update(self._land())
-        finally:
-            for flight in self._pending.values():
-                for future in flight.futures:
-                    future.cancel()
         return [results[number] for number in range(len(spans))]
 
     def _land(self) -> dict[int, memoryview]:
         """What came next, if it was wanted; if nothing came before something became slow, that is sent once more."""
         try:
-            flight, hedge, data, error = self._arrivals.get(timeout=self._until_slow_s())
+            arrival = self._arrivals.get(timeout=min(self._until_slow_s(), WAKE_S))
         except Empty:
             self._send_slow_ones_again()
             return {}
+        if arrival is None:
+            raise WaitCancelledError("nobody waits for it any more")
+        flight, hedge, data, error = arrival
         flight.copies -= 1
         if flight.number not in self._pending or (error is not None and flight.copies):
             return {}  # its other copy came first, or may still come
@@ -125,9 +134,9 @@ class _Run:
             if flight.started_s is None:
                 return  # threads take flights in this order: those behind have not started either
 
-    def _until_slow_s(self) -> float | None:
+    def _until_slow_s(self) -> float:
         moments = [moment for _, moment in self._candidates()]
-        return max(0.0, min(moments) - self._clock.now()) if moments else None
+        return max(0.0, min(moments, default=inf) - self._clock.now())
 
     def _send_slow_ones_again(self) -> None:
         now = self._clock.now()
@@ -136,4 +145,4 @@ class _Run:
             if self._latencies.may_hedge():
                 flight.copies += 1
                 count(hedges=1)
-                flight.futures.append(self._pools.hedges.submit(self._fly, flight, True))
+                self._pools.hedges.submit(self._fly, flight, True)

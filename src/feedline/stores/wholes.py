@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 
+from feedline.cancelling import CancelScope, DaemonPool
 from feedline.per_process import PerProcess
 from feedline.stores.cache import CachedStore, Want
 from feedline.stores.protocol import ObjectInfo, Store
@@ -33,13 +34,14 @@ class Wholes:
 
     @contextmanager
     def reading(self, several: Sequence[Known]) -> Iterator[list[Future[memoryview]]]:
-        """What these objects hold, in their order, as it comes; reads that the block ends before are left undone."""
-        futures = [self._readers().submit(self.read, known) for known in several]
+        """What these objects hold, in their order, as it comes; reads that the block ends before are given up."""
+        scope = CancelScope()
         try:
+            with scope.entered():
+                futures = [self._readers().submit(self.read, known) for known in several]
             yield futures
         finally:
-            for future in futures:
-                future.cancel()
+            scope.cancel()
 
     def wants(self, several: Sequence[Known]) -> list[tuple[CachedStore, Want]]:
         """What a prefetch has to bring into the cache, if there is one, for `read` to find it there."""
@@ -54,5 +56,5 @@ class Wholes:
         ]
 
 
-def _readers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_READERS, "feedline-objects")
+def _readers() -> DaemonPool:
+    return DaemonPool(_READERS, "feedline-objects")

@@ -9,6 +9,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from math import inf
 from queue import Empty as QueueEmpty
 from queue import SimpleQueue
 from time import monotonic
@@ -16,6 +17,7 @@ from typing import Any, Self
 
 from feedline import telemetry
 from feedline.builder import Built
+from feedline.cancelling import WAKE_S, CancelScope
 from feedline.errors import WorkerStalledError
 from feedline.rows import Empty, torch_empty
 from feedline.workers.pool import Builder, PoolStatistics
@@ -93,7 +95,8 @@ class ThreadPool:
         self._wanted = 0
         self._threads: list[threading.Thread] = []
         self._finished = threading.Event()
-        self._finalizer = weakref.finalize(self, _stop, self._threads, self._queues)
+        self._scope = CancelScope()
+        self._finalizer = weakref.finalize(self, _stop, self._threads, self._queues, self._scope)
         self.resize(num_workers)
 
     def submit(self, request: Any) -> ThreadTicket:
@@ -108,7 +111,7 @@ class ThreadPool:
         tickets = list(tickets)
         done: list[ThreadTicket] = []
 
-        def wait(limit_s: float | None) -> bool:
+        def wait(limit_s: float) -> bool:
             self._finished.clear()
             done.extend(ticket for ticket in tickets if ticket.done())
             if not done:
@@ -141,7 +144,7 @@ class ThreadPool:
         return PoolStatistics(workers=alive, in_flight=sum(queue.qsize() for queue in self._queues))
 
     def close(self) -> None:
-        """End every thread and join it."""
+        """End every thread and join it; what one waits for from a store is given up."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -153,27 +156,27 @@ class ThreadPool:
     def _start(self, number: int) -> None:
         if self._pinned and number > 0:
             self._queues.append(SimpleQueue())
-        arguments = (self._queues[-1], self._finished, self._builder, self._empty, number)
+        arguments = (self._queues[-1], self._finished, self._scope, self._builder, self._empty, number)
         thread = threading.Thread(target=_serve, args=arguments, name=f"feedline-{number}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def _wait(self, ticket: ThreadTicket) -> None:
-        def wait(limit_s: float | None) -> bool:
-            opened = ticket._gate.acquire(timeout=-1 if limit_s is None else limit_s)
+        def wait(limit_s: float) -> bool:
+            opened = ticket._gate.acquire(timeout=limit_s)
             if opened:
                 ticket._gate.release()
             return opened
 
         self._patiently(wait, str(ticket.request))
 
-    def _patiently(self, wait: Callable[[float | None], bool], what: str) -> None:
+    def _patiently(self, wait: Callable[[float], bool], what: str) -> None:
         """Call `wait(limit_s)` until it says that it has waited enough, within `timeout_s`; log a stall once."""
         started, told = monotonic(), False
         while True:
             waited = monotonic() - started
             limits = [limit for limit in (self._timeout_s, 0 if told else self._stall_s) if limit]
-            if wait(max(min(limits) - waited, 0) if limits else None):
+            if wait(min(max(min(limits, default=inf) - waited, 0), WAKE_S)):
                 return
             waited = monotonic() - started
             if self._timeout_s and waited >= self._timeout_s:
@@ -194,16 +197,22 @@ class ThreadPool:
 
 
 def _serve(
-    queue: SimpleQueue[ThreadTicket | None], finished: threading.Event, builder: Builder, empty: Empty, number: int
+    queue: SimpleQueue[ThreadTicket | None],
+    finished: threading.Event,
+    scope: CancelScope,
+    builder: Builder,
+    empty: Empty,
+    number: int,
 ) -> None:
     telemetry.work_as(number)
-    while (ticket := queue.get()) is not None:
-        ticket.run(builder, empty)
-        finished.set()
-        del ticket  # a result that nobody holds any more is freed now, not with the next request
+    with scope.entered():
+        while (ticket := queue.get()) is not None:
+            ticket.run(builder, empty)
+            finished.set()
+            del ticket  # a result that nobody holds any more is freed now, not with the next request
 
 
-def _stop(threads: list[threading.Thread], queues: list[SimpleQueue[ThreadTicket | None]]) -> None:
+def _stop(threads: list[threading.Thread], queues: list[SimpleQueue[ThreadTicket | None]], scope: CancelScope) -> None:
     for queue in queues:
         with suppress(QueueEmpty):
             while True:
@@ -212,6 +221,7 @@ def _stop(threads: list[threading.Thread], queues: list[SimpleQueue[ThreadTicket
                     ticket.cancel()
         for _ in threads:
             queue.put(None)
+    scope.cancel()
     for thread in threads:
         if thread is not threading.current_thread():
             thread.join()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import uuid4
 
+from feedline.cancelling import DaemonPool
 from feedline.per_process import PerProcess
 from feedline.store_counts import count
 from feedline.stores.addresses import join
@@ -38,12 +39,14 @@ class CachedStore:
     """The same objects as in `store`, kept in pieces in a folder of this machine.
 
     An object is looked up once per process and then taken for unchanged; if it does change, reading what is not in the
-    cache yet is an ObjectChangedError, and the next read finds the new version.
+    cache yet is an ObjectChangedError, and the next read finds the new version. Where the store tells no versions,
+    what is kept is kept for this CachedStore alone, and for what unpickles as it.
     """
 
-    def __init__(self, store: Store, cache: Cache) -> None:
+    def __init__(self, store: Store, cache: Cache, own: str | None = None) -> None:
         self.store = store
         self.cache = cache
+        self._own = own or uuid4().hex
         self._shared = PerProcess(lambda: _Shared(cache))
 
     @property
@@ -55,7 +58,7 @@ class CachedStore:
         return f"CachedStore({self.store!r}, {self.cache!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CachedStore, (self.store, self.cache)
+        return CachedStore, (self.store, self.cache, self._own)
 
     def info(self, path: str) -> ObjectInfo:
         """Size and version of one object, as they are now."""
@@ -146,7 +149,9 @@ class CachedStore:
         return self._object(info.path, info.version).file()
 
     def _object(self, path: str, version: str | None) -> _Object:
-        return _Object(self.store, self._shared(), self._known(path, version), self.cache)
+        info = self._known(path, version)
+        known_as = info.version if info.is_versioned else f"{info.version} {self._own}"
+        return _Object(self.store, self._shared(), info, known_as, self.cache)
 
     def _known(self, path: str, version: str | None) -> ObjectInfo:
         known = self._shared().infos.get(path)
@@ -166,18 +171,19 @@ class _Shared:
     def __init__(self, cache: Cache) -> None:
         self.folder = Folder(cache)
         self.infos: Recent[str, ObjectInfo] = Recent(_KNOWN)
-        self.fetchers = ThreadPoolExecutor(_FETCHERS, "feedline-cache")
+        self.fetchers = DaemonPool(_FETCHERS, "feedline-cache")
 
 
 class _Object:
     """One version of one object, piece by piece."""
 
-    def __init__(self, store: Store, shared: _Shared, info: ObjectInfo, cache: Cache) -> None:
+    def __init__(self, store: Store, shared: _Shared, info: ObjectInfo, known_as: str, cache: Cache) -> None:
         self._store = store
         self._folder = shared.folder
         self._infos = shared.infos
         self._fetchers = shared.fetchers
         self.info = info
+        self._known_as = known_as
         self._piece_nbytes = cache.piece_nbytes
         self._address = join(store.url, info.path)
 
@@ -227,7 +233,7 @@ class _Object:
 
     def file(self) -> str:
         """The object as one file."""
-        key = Key(self._address, self.info.version, 0, 0)  # pieces have at least one byte: this is none of them
+        key = Key(self._address, self._known_as, 0, 0)  # pieces have at least one byte: this is none of them
         found = self._folder.file(key)
         while found is None:
             with self._folder.claims() as claims:
@@ -273,7 +279,7 @@ class _Object:
         return found
 
     def _key(self, number: int) -> Key:
-        return Key(self._address, self.info.version, self._piece_nbytes, number)
+        return Key(self._address, self._known_as, self._piece_nbytes, number)
 
     def _looked_up(self, numbers: Sequence[int]) -> dict[int, memoryview]:
         looked = ((number, self._folder.get(self._key(number))) for number in numbers)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from feedline import cancelling
 from feedline.stores.cache.descriptors import close_own, open_own
 
 if sys.platform != "win32":
@@ -72,7 +73,7 @@ class Claims:
 
         # The system's wait has no time limit, and somebody stopped by a debugger holds on to its claims.
         threading.Thread(target=lock, name="feedline-claim", daemon=True).start()
-        over.wait(timeout_s)
+        cancelling.wait(over, timeout_s)
 
 
 def _lock(name: str) -> bytes:

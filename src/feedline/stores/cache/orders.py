@@ -9,6 +9,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
 
+from feedline.cancelling import CancelScope
 from feedline.stores.cache.cached import CachedStore
 from feedline.stores.recent import Recent
 
@@ -96,6 +97,7 @@ class Orders:
         self._seen: Recent[_Piece, bool] = Recent(_SEEN)
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._closed = False
+        self._scope = CancelScope()
         self._planner = threading.Thread(target=self._plan, name="feedline-prefetch-plan", daemon=True)
         self._fetchers = [
             threading.Thread(target=self._fetch, name=f"feedline-prefetch-{number}", daemon=True)
@@ -107,10 +109,11 @@ class Orders:
         self._planner.start()
 
     def stop(self) -> None:
-        """Begin nothing more; what is under way comes to its end, and nobody waits for it."""
+        """Begin nothing more, and give up what is under way."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._scope.cancel()
 
     def join(self) -> None:
         """Wait for the threads, which end after `stop`, and when there is nothing left to fetch."""
@@ -212,7 +215,8 @@ class Orders:
             failed = False
             try:
                 if not self._closed:
-                    task.run()
+                    with self._scope.entered():
+                        task.run()
             except Exception:  # noqa: BLE001 - whoever reads it meets the error, and is told about it
                 failed = True
             with self._changed:
