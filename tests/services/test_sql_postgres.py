@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import traceback
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import adbc_driver_postgresql.dbapi
+import numpy as np
 import pytest
 
 import feedline as fl
@@ -81,6 +84,42 @@ def test_new_rows_are_for_the_next_epoch(database: str, tmp_path: Path) -> None:
         dataset.refreshed().as_of(state)
 
 
+def test_types_that_arrow_does_not_have(database: str, tmp_path: Path) -> None:
+    query = """
+        SELECT md5(id::text)::uuid AS id, path, id / 2.0 AS half, 'NaN'::numeric AS nan, '{"a": 1}'::jsonb AS told,
+        (SELECT sum(id) FROM samples) AS sum, CASE WHEN id < 39 THEN 0.5 END AS missing FROM samples WHERE id > 37"""
+    dataset = manifest(database, tmp_path, query, ())
+    rows = {dataset.column("path")[i]: i for i in range(len(dataset))}
+    sample = dataset[rows["38.txt"]]
+    assert sample.pop("id") == str(uuid.UUID(hashlib.md5(b"38", usedforsecurity=False).hexdigest()))
+    assert np.isnan(sample.pop("nan"))
+    assert sample == {
+        "path": "38.txt",
+        "half": 19.0,
+        "told": '{"a": 1}',
+        "sum": float(sum(range(COUNT))),
+        "missing": 0.5,
+        "data": "text 38",
+    }
+    with pytest.raises(SampleError, match=r"has null for its missing: give it a value, COALESCE\(missing, \.\.\.\)"):
+        dataset[rows["39.txt"]]
+
+
+def test_libpqs_own_strings(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = urlsplit(database)
+    address = f"host={parts.hostname} port={parts.port} user=postgres dbname=postgres"
+    dataset = manifest(address, tmp_path)
+    assert len(dataset) == len(pickle.loads(pickle.dumps(dataset)).refreshed()) == 30
+    monkeypatch.setenv("MANIFEST_URL", f"{address} password='hun ter2'")
+    dataset = manifest("env:MANIFEST_URL", tmp_path)
+    assert len(dataset) == 30
+    assert b"ter2" not in pickle.dumps(dataset)
+    monkeypatch.setenv("MANIFEST_URL", f"{address} password='hun ter2' sslmode='hun ter2'")
+    with pytest.raises(SampleError, match="could not connect to the database") as caught:
+        manifest("env:MANIFEST_URL", tmp_path)
+    assert "ter2" not in "".join(traceback.format_exception(caught.value))
+
+
 def test_values_go_through_parameters_alone(database: str, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="gives no rows"):
         manifest(database, tmp_path, params=("train' OR '1'='1", 9))
@@ -91,7 +130,16 @@ def test_values_go_through_parameters_alone(database: str, tmp_path: Path) -> No
     [
         ("SELECT * FROM nowhere", r'the database refused the query .*relation "nowhere" does not exist'),
         ("SELECT id, pfad FROM samples", r'the database refused the query .*column "pfad" does not exist'),
-        ("SELECT id, path, made FROM samples", r"column 'made' of the query holds a datetime, .*CAST\(made AS TEXT\)"),
+        ("SELECT id, path, made FROM samples", r"column 'made' of .* the type timestamp, .*CAST\(made AS TEXT\)"),
+        ("SELECT id, path, 'infinity'::date AS x FROM samples", r"column 'x' of the query is of the type date"),
+        ("SELECT id, path, '10.0.0.1'::inet AS x FROM samples", r"of the type inet, .*CAST\(x AS TEXT\)"),
+        ("SELECT id, path, 1.5::money AS x FROM samples", r"of the type money, .*CAST\(x AS NUMERIC\)"),
+        ("SELECT id, path, ARRAY[1, 2] AS x FROM samples", r"of the type _int4, .*CAST\(x AS TEXT\)"),
+        ("SELECT id, path, '[1,2]'::int4range AS x FROM samples", r"of the type (int4range|unnamed\S*), .*CAST"),
+        (
+            "SELECT id, path, 9007199254740993 + id / 1.0 AS x FROM samples",
+            r"row 1 \(id = 38\) of the result of .*'x' holds 90\d*\.0+, which float64, .*cannot hold .*AS BIGINT",
+        ),
     ],
 )
 def test_queries_that_do_not_work(database: str, tmp_path: Path, query: str, message: str) -> None:

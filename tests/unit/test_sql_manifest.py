@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import pickle
 import sqlite3
+import traceback
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +46,40 @@ def changed(database: Path, *statements: str) -> None:
     connection.close()
 
 
+class Cursor:
+    """Gives rows as drivers do that have types of their own."""
+
+    description = (("id",), ("path",))
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def execute(self, *_: Any) -> None: ...
+    def close(self) -> None: ...
+    def fetchmany(self, _: int) -> list[Any]:
+        rows, self.rows = self.rows, []
+        return rows
+
+
+class Connection:
+    """A DB-API connection of which every query gives these rows."""
+
+    def __init__(self, *rows: Any) -> None:
+        self.rows = list(rows)
+
+    def cursor(self) -> Cursor:
+        return Cursor(self.rows)
+
+    def close(self) -> None: ...
+
+
 def manifest(database: Path, query: str = QUERY, params: Any = ("train",), **settings: Any) -> SQLManifest:
     settings = {"root": database.parent / "files", "key": "id", "decode": "text", **settings}
     return SQLManifest(settings.pop("source", database), query, params=params, **settings)
+
+
+def without_mask(_: Any) -> Any:
+    raise FileNotFoundError("no mask")
 
 
 class TestRows:
@@ -80,8 +115,26 @@ class TestRows:
             database, "UPDATE samples SET weight = NULL WHERE id < 3", "UPDATE samples SET split = NULL WHERE id = 1"
         )
         dataset = manifest(database, "SELECT path, weight, split, label = 1 AS flag FROM samples", (), key="path")
-        assert dataset[1] == {"path": "01.txt", "weight": None, "split": None, "flag": 1, "data": "text 1"}
-        assert dataset[5]["weight"] == 2.5
+        assert dataset[5] == {"path": "05.txt", "weight": 2.5, "split": "train", "flag": 0, "data": "text 5"}
+        assert [dataset.column("weight")[i] for i in (1, 5)] == [None, 2.5]
+        with pytest.raises(
+            SampleError,
+            match=r"row 1 \(path = '01.txt'\) of the query .* null for its weight: .*COALESCE\(weight, \.\.\.\)",
+        ):
+            dataset[1]
+        query = "SELECT id, path, COALESCE(weight, -1) AS weight, COALESCE(split, '') AS split FROM samples"
+        filled = manifest(database, query, ())
+        assert filled[1] == {"id": 1, "path": "01.txt", "weight": -1.0, "split": "", "data": "text 1"}
+
+    def test_rows_with_nulls_are_skipped(self, database: Path) -> None:
+        changed(database, "UPDATE samples SET label = NULL WHERE id IN (2, 7)")
+        dataset = manifest(database)
+        for settings in ({}, {"num_workers": 1, "worker_method": "process"}):
+            with fl.DataLoader(dataset, 15, on_error="skip", **settings) as loader:
+                assert next(iter(loader))["id"].tolist() == [i for i in range(COUNT) if i % 4 and i not in (2, 7)]
+        with pytest.raises(SampleError, match=r"\(id = 2\) .* has null for its label: .*pass on_error='skip'"):
+            dataset.__getitems__([0, 1])
+        assert dataset.as_of(dataset.state_dict())[0] == dataset[0]
 
     def test_named_parameters(self, database: Path) -> None:
         assert len(manifest(database, QUERY.replace("?", ":which"), {"which": "val"})) == 5
@@ -192,11 +245,102 @@ class TestProcesses:
 
 
 class TestSecrets:
-    def test_addresses_with_a_password_are_refused(self, database: Path) -> None:
-        for address in ("postgresql://me:hunter2@db/x", "postgresql://me@db/x?password=hunter2"):
-            with pytest.raises(ArgumentError, match=r"db carries a password.*PGPASSWORD.*env:NAME") as caught:
-                manifest(database, source=address)
-            assert "hunter2" not in str(caught.value)
+    @pytest.mark.parametrize(
+        "address",
+        [
+            "postgresql://me:hunter2@db/x",
+            "postgresql://me:#hunter2@db/x",
+            "postgresql://me:a/hunter2@db/x",
+            "postgresql://me:a?hunter2@db/x",
+            "postgresql://me:[hunter2@db/x",
+            "postgresql://me:hun@hunter2@db/x",
+            "postgresql://me@db/x?password=hunter2",
+            "postgresql://me@db/x?%70assword=hunter2",
+            "postgresql://me@db/x?sslpassword=hun@hunter2",
+            "host=db user=me password=hunter2 dbname=x",
+            "password = 'hunter2' host=db",
+        ],
+    )
+    def test_addresses_with_a_password_are_refused(self, database: Path, address: str) -> None:
+        with pytest.raises(ArgumentError, match=r"database carries a password.*PGPASSWORD.*env:NAME") as caught:
+            manifest(database, source=address)
+        assert "hun" not in "".join(traceback.format_exception(caught.value))
+
+    @pytest.mark.parametrize(
+        "address",
+        [
+            "postgresql://me:hunter2@127.0.0.1:1/x",
+            "postgresql://me:#hunter2@127.0.0.1:1/x",
+            "postgresql://me:[hunter2@127.0.0.1:1/x",
+            "postgresql://me:%zzhunter2@127.0.0.1:1/x",
+            "postgresql://me:hunter2/y@127.0.0.1:1/x",
+            "postgresql://me:a@hunter2@127.0.0.1:1/x",
+            "postgresql://me@127.0.0.1:1/x?password=hunter2",
+            "host=127.0.0.1 port=1 user=me password=hunter2",
+            "host=127.0.0.1 port=1 user=me password=hunter2'",
+            "Server=tcp:db;Password=hunter2",
+            "Driver={ODBC};Pwd=hunter2",
+            "db.hunter2",
+            "hunter2/" + 300 * "x",
+            "sqlite:///hunter2.db",
+            "mysql://me:hunter2@db/x",
+        ],
+    )
+    def test_what_a_variable_holds_is_never_named(
+        self, database: Path, address: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("DBU", address)
+        with pytest.raises((ArgumentError, SampleError, FileNotFoundError)) as caught:
+            manifest(database, source="env:DBU")
+        assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+        if isinstance(caught.value, FileNotFoundError):
+            assert str(caught.value) == "no such database: what $DBU holds"
+
+    @pytest.mark.parametrize("address", ["Server=tcp:db;Uid=me", "DSN=warehouse", "token=hunter2"])
+    def test_strings_of_odbc(self, database: Path, address: str) -> None:
+        with pytest.raises(ArgumentError, match=r"key=value pairs, as ODBC takes them, .* give a function") as caught:
+            manifest(database, source=address)
+        assert "hunter2" not in str(caught.value)
+
+    def test_a_path_that_looks_like_a_secret(self, database: Path) -> None:
+        odd = database.rename(database.parent / "password=1;x.db")
+        assert len(manifest(odd, root=odd.parent / "files")) == 15
+        with pytest.raises(FileNotFoundError, match=r"no such database: .*tokens=9/list.db"):
+            manifest(odd, source=odd.parent / "tokens=9/list.db", root=odd.parent / "files")
+
+    @pytest.mark.parametrize(
+        ("error", "told"),
+        [
+            (RuntimeError("password=hunter2 is wrong"), "RuntimeError: password=... is wrong"),
+            (RuntimeError("Driver={x};PWD={hun;ter2};"), "RuntimeError: Driver={x};PWD=...;"),
+            (RuntimeError("{'password': 'hunter 2'}"), "RuntimeError: {'password': ...}"),
+            (RuntimeError("cannot reach mysql://me:hun@ter2@db/x"), "RuntimeError: cannot reach mysql://me:...@db/x"),
+            (OSError("token=hunter2"), "OSError: token=..."),
+        ],
+    )
+    def test_what_a_function_says(self, database: Path, error: Exception, told: str) -> None:
+        def connect() -> Any:
+            raise error
+
+        with pytest.raises(SampleError) as caught:
+            manifest(database, source=connect)
+        assert str(caught.value).endswith(told)
+        printed = "".join(traceback.format_exception(caught.value))
+        assert "hun" not in printed
+        assert "ter2" not in printed
+
+    def test_errors_of_the_system_keep_their_type(self, database: Path) -> None:
+        cause = RuntimeError("no route")
+
+        def connect() -> Any:
+            raise ConnectionRefusedError("the server is away") from cause
+
+        with pytest.raises(ConnectionRefusedError, match="the server is away"):
+            manifest(database, source=connect)
+        cause.args = ("no route for pwd=hunter2",)
+        with pytest.raises(SampleError, match=r"ConnectionRefusedError: the server is away") as caught:
+            manifest(database, source=connect)
+        assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
     def test_a_password_from_the_environment_shows_nowhere(
         self, database: Path, monkeypatch: pytest.MonkeyPatch
@@ -242,7 +386,7 @@ class TestDamage:
             (
                 "SELECT id, path, iif(id < 5, id, path) AS x FROM samples",
                 SampleError,
-                r"'x' of the query holds int64 and text",
+                r"row 15 \(id = 4\) of the result of the query .*: column 'x' holds int64, 4, after text: cast",
             ),
             ("CREATE TABLE x (y)", SampleError, r"the database refused the query .*readonly"),
         ],
@@ -269,6 +413,88 @@ class TestDamage:
         with pytest.raises(SampleError, match=r"the file '01.txt' of row 0 \(id = 1\) .* cannot be decoded as npy"):
             manifest(database, decode="npy")[0]
 
+    def test_whole_numbers_that_a_float_cannot_hold(self, database: Path) -> None:
+        query = "SELECT id, path, iif(id = 3, ?, 0.5) AS x FROM samples"
+        assert manifest(database, query, (1 << 60,))[3]["x"] == float(1 << 60)
+        with pytest.raises(
+            SampleError, match=r"\(id = 3\) .*'x' holds 9007199254740993, which float64, .* cannot hold"
+        ):
+            manifest(database, query, ((1 << 53) + 1,))
+
+    def test_numbers_and_keys_of_drivers(self, database: Path) -> None:
+        keys = [uuid.UUID(int=i) for i in range(3)]
+        dataset = manifest(database, source=lambda: Connection(*((key, "01.txt") for key in keys)))
+        assert [dataset.column("id")[i] for i in range(3)] == list(map(str, keys))
+        dataset = manifest(database, source=lambda: Connection((Decimal("1.5"), "01.txt"), (Decimal("NaN"), "02.txt")))
+        assert dataset[0] == {"id": 1.5, "path": "01.txt", "data": "text 1"}
+        for number in (Decimal((1 << 53) + 1), Decimal("1e400")):
+            with pytest.raises(SampleError, match=r"column 'id' holds .*, which float64, .* cannot hold exactly: cast"):
+                manifest(database, source=lambda number=number: Connection((number, "01.txt")))
+
+    def test_rows_that_are_dicts(self, database: Path) -> None:
+        dataset = manifest(database, source=lambda: Connection({"path": "07.txt", "id": 7}))
+        assert dataset[0] == {"id": 7, "path": "07.txt", "data": "text 7"}
+
+    @pytest.mark.parametrize("connect", [sqlite3.connect, adbc_driver_sqlite.dbapi.connect])
+    def test_a_connection_is_no_source(self, database: Path, connect: Callable[[str], Any]) -> None:
+        connection = connect(str(database))
+        with pytest.raises(ArgumentError, match=r"source is a connection \(.*Connection\).*give a function that opens"):
+            manifest(database, source=connection)
+        connection.cursor().close()  # which is open still
+        connection.close()
+
+    def test_sources_that_give_no_connection(self, database: Path) -> None:
+        with pytest.raises(ArgumentError, match=r"the function given as source returned NoneType, which has no cursor"):
+            manifest(database, source=lambda: None)
+        with pytest.raises(ArgumentError, match=r"source is a bytes, which is no path, no address and no function"):
+            manifest(database, source=b"list.db")
+
+    @pytest.mark.parametrize(
+        ("path", "problem"),
+        [
+            ("", "is no file (Is a directory)"),
+            (".", "is no file (Is a directory)"),
+            ("00.txt/x", "is no file (Not a directory)"),
+            ("x" * 300, "is no file (File name too long)"),
+            ("a\0b", "has a NUL in its path"),
+            ("../x", "leads out of"),
+        ],
+    )
+    @pytest.mark.parametrize("decode", ["text", "image"])
+    def test_paths_that_are_no_files(self, database: Path, path: str, problem: str, decode: str) -> None:
+        settings: dict[str, Any] = {"decode": decode}
+        if decode == "image":
+            (database.parent / "files/00.txt").write_bytes(jpeg(0, (24, 18)))
+            settings["transform"] = {
+                "data": fl.transforms.Compose([fl.transforms.Resize((8, 8)), fl.transforms.ToTensor()])
+            }
+        dataset = manifest(database, "SELECT id, iif(id = 1, ?, '00.txt') AS path FROM samples", (path,), **settings)
+        reads: list[Callable[[], Any]] = [lambda: dataset[1], lambda: dataset.__getitems__([0, 1])]
+        if decode == "image":
+            reads.append(lambda: dataset.gather(np.arange(2), fl.rows.torch_empty))
+        for read in reads:
+            with pytest.raises(SampleError) as caught:
+                read()
+            assert f'the file {path!r} of row 1 (id = 1) of the query "SELECT id, ' in str(caught.value)
+            assert problem in str(caught.value)
+
+    def test_the_error_of_a_transform_is_not_blamed_on_the_file(self, database: Path) -> None:
+        with pytest.raises(FileNotFoundError, match=r"^no mask$"):
+            manifest(database, transform={"data": without_mask})[0]
+
+    def test_a_root_that_is_not_there(self, database: Path) -> None:
+        for root in ("nowhere", "list.db"):
+            with pytest.raises(FileNotFoundError, match=rf"no such folder: .*{root}, the root of all files"):
+                manifest(database, root=database.parent / root)
+
+    def test_an_address_that_is_meant_to_be_relative(self, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(database.parent)
+        assert len(manifest(database, source="list.db")) == 15
+        with pytest.raises(FileNotFoundError, match=r"sqlite:///list.db. What follows sqlite:// is an absolute path"):
+            manifest(database, source="sqlite:///list.db")
+        with pytest.raises(FileNotFoundError, match=r"no such database: sqlite:///gone.db$"):
+            manifest(database, source="sqlite:///gone.db")
+
     @pytest.mark.parametrize("path", ["../list.db", "/etc/passwd", "a/../../list.db"])
     def test_paths_that_lead_out_of_the_root(self, database: Path, path: str) -> None:
         dataset = manifest(database, "SELECT id, ? AS path FROM samples", (path,))
@@ -282,8 +508,12 @@ class TestDamage:
 
     def test_a_row_without_a_path(self, database: Path) -> None:
         dataset = manifest(database, "SELECT id, NULL AS path FROM samples", ())
-        with pytest.raises(SampleError, match=r"the file None of row 0 .* has None for its path; leave such rows out"):
+        with pytest.raises(
+            SampleError, match=r"row 0 \(id = 0\) of .* has null for its path: .* WHERE path IS NOT NULL"
+        ):
             dataset[0]
+        with pytest.raises(SampleError, match=r"row 0 \(id = 0\) of .* has 0 for its path, which is no text: cast it"):
+            manifest(database, "SELECT id, label AS path FROM samples", ())[0]
 
     def test_what_is_not_there(self, database: Path, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"no such database: .*gone.db"):
@@ -291,30 +521,13 @@ class TestDamage:
         assert not (tmp_path / "gone.db").exists()
 
     def test_values_that_cannot_be_held(self, database: Path) -> None:
-        class Cursor:
-            description = (("id",), ("path",))
-
-            def __init__(self, rows: list[tuple[Any, ...]]) -> None:
-                self.rows = rows
-
-            def execute(self, *_: Any) -> None: ...
-            def close(self) -> None: ...
-            def fetchmany(self, _: int) -> list[tuple[Any, ...]]:
-                rows, self.rows = self.rows, []
-                return rows
-
-        class Connection:
-            def __init__(self, *rows: tuple[Any, ...]) -> None:
-                self.rows = list(rows)
-
-            def cursor(self) -> Cursor:
-                return Cursor(self.rows)
-
-            def close(self) -> None: ...
-
-        with pytest.raises(SampleError, match=r"'path' of the query holds a complex, .*CAST\(path AS TEXT\)"):
+        with pytest.raises(
+            SampleError, match=r"row 0 \(id = 1\) of .*column 'path' holds a complex, .*CAST\(path AS TEXT\)"
+        ):
             manifest(database, source=lambda: Connection((1, 1j)))
-        with pytest.raises(SampleError, match=r"'id' of the query holds a number beyond 64 bits"):
+        with pytest.raises(
+            SampleError, match=r"row 0 .*column 'id' holds 1180591620717411303424, which 64 bits cannot"
+        ):
             manifest(database, source=lambda: Connection((1 << 70, "x")))
         assert manifest(database, source=lambda: Connection((True, "01.txt"), (False, "02.txt")))[0]["data"] == "text 2"
 

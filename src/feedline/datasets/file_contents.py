@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,14 @@ from feedline.datasets.arrays import Transform
 from feedline.datasets.decoding import Decode, Decoding, Where
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.rows import Empty
-from feedline.stores import Cache, CachedStore, ObjectNotFoundError, StoreError, Want, open_store
-from feedline.stores.addresses import scheme_of
+from feedline.stores import Cache, CachedStore, ObjectNotFoundError, Want, open_store
+from feedline.stores.addresses import local_path, scheme_of
 from feedline.stores.wholes import Wholes
 
 _GONE = "it was moved or deleted; restore it, or pass on_error='skip' to the loader"
+
+_NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+"""What is wrong with a path rather than with the file or the disk."""
 
 Fetched = str | Future[memoryview]
 """The path of a file, or its content on the way."""
@@ -43,7 +48,9 @@ class Root:
         text = os.fspath(root)
         self._objects: Wholes | None = None
         if scheme_of(text) == "file":
-            self.name = str(Path(text.removeprefix("file://")).absolute())
+            self.name = str(Path(local_path(text)).absolute())
+            if not Path(self.name).is_dir():
+                raise FileNotFoundError(f"no such folder: {self.name}, the root of all files")
         else:
             kept = Path(cache) if isinstance(cache, os.PathLike) else cache
             self._objects = Wholes(open_store(text, options=options, cache=kept))
@@ -55,10 +62,12 @@ class Root:
         return self._objects is None
 
     def local(self, path: str) -> str:
-        """The absolute path of a file; SampleError if it leads out of the root."""
+        """The absolute path of a file; _PathError if it leads out of the root, or can be no file's."""
+        if "\0" in path:
+            raise _PathError("has a NUL in its path, which no file can have")
         joined = os.path.normpath(os.path.join(self.name, path))  # noqa: PTH118 - links are kept as they are
         if not Path(joined).is_relative_to(self.name):
-            raise SampleError(f"{path!r} leads out of {self.name}, the root of all files; give a root= that holds it")
+            raise _PathError(f"leads out of {self.name}, the root of all files; give a root= that holds it")
         return joined
 
     def whole(self, fetched: Fetched) -> bytes | memoryview:
@@ -69,7 +78,7 @@ class Root:
         try:
             return self._objects.read(fetched) if isinstance(fetched, str) else fetched.result()
         except ArgumentError as error:  # a path that leads out of the store
-            raise SampleError(str(error)) from error
+            raise _PathError(f"cannot be read: {error}") from error
 
     @contextmanager
     def fetching(self, paths: Sequence[str]) -> Iterator[Sequence[Fetched]]:
@@ -95,9 +104,12 @@ class FileDecoding(Decoding):
         self._source: Callable[[Any], Any] = root.local if root.is_local and self._plan is not None else root.whole
 
     def __call__(self, source: Any, row: int | None, where: Where) -> Any:
-        """The value; FileNotFoundError tells `where()` a file is named that is not there."""
+        """The value; FileNotFoundError tells `where()` a file is named that is not there, SampleError one of no use."""
         with _naming(where):
-            return super().__call__(self._source(source), row, where)
+            read = self._source(source)
+            if self._plan is not None:  # which may open the file itself
+                return super().__call__(read, row, where)
+        return super().__call__(read, row, where)
 
     def batch(
         self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, empty: Empty, where: Callable[[int], str]
@@ -106,21 +118,33 @@ class FileDecoding(Decoding):
         read = []
         with self.root.fetching(sources) as fetched:
             for row, each in enumerate(fetched):
-                with _naming(lambda row=row: where(row)):  # type: ignore[misc]
+                with _naming(partial(where, row)):
                     read.append(self._source(each))
         try:
             return super().batch(read, keys, empty, where)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{where(read.index(error.filename))} does not exist: {_GONE}") from error
+        except OSError as error:
+            if error.filename not in read:
+                raise
+            with _naming(partial(where, read.index(error.filename))):
+                raise
+
+
+class _PathError(SampleError):
+    """A path that no file can have; who named it knows of what."""
 
 
 @contextmanager
 def _naming(where: Where) -> Iterator[None]:
+    """Within the block, an error of reading a file tells which it is."""
     try:
         yield
     except FileNotFoundError as error:
         kind = ObjectNotFoundError if isinstance(error, ObjectNotFoundError) else FileNotFoundError
         raise kind(f"{where()} does not exist: {_GONE}") from error
-    except StoreError as error:
+    except _PathError as error:
+        raise SampleError(f"{where()} {error}") from error
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise SampleError(f"{where()} is no file ({error.strerror}): correct its path, or leave it out") from error
         note(error, f"feedline: {where()}")
         raise

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any, Protocol
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.datasets.columns import CellError
 from feedline.datasets.packed_bytes import PackedBytes
-from feedline.errors import SampleError
 
 
 class Column(Protocol):
-    """One column; its values are Python's own: int, float, bool, str, bytes or None."""
+    """One column; its values are Python's own: int, float, bool, str, bytes, or None where `nulls` says so."""
+
+    nulls: NDArray[np.bool_] | None
 
     def __len__(self) -> int: ...
     def __getitem__(self, at: int) -> Any: ...
@@ -97,40 +101,76 @@ def _first(same_as_before: NDArray[np.bool_], nulls: NDArray[np.bool_] | None) -
 
 
 def packed(name: str, blocks: Sequence[Sequence[Any]]) -> Column:
-    """A column out of its values, which come in blocks; SampleError names one that cannot be held."""
-    kinds = [_kind(name, values) for values in blocks]
-    kind = _common(name, {kind for kind in kinds if kind})
+    """A column out of its values, which come in blocks; CellError tells the row of one that cannot be held."""
+    types = set[type]().union(*(map(type, values) for values in blocks))
+    found = {_KINDS.get(each, "") for each in types} - {"null"}
+    kind = _common(found)
+    if kind is None:
+        raise _odd(name, blocks)
     nulls = _nulls(blocks)
     if kind in ("text", "bytes"):
         encoded = (_encoded(value) for values in blocks for value in values)
         return Texts(PackedBytes.of(encoded), kind == "text", nulls)
+    if kind == "float64" and found != {"float64"}:
+        _refuse(name, blocks, _is_rounded, "float64, the type of columns with fractions, cannot hold exactly")
     try:
         pieces = [np.array([0 if value is None else value for value in values], kind) for values in blocks]
-    except OverflowError as error:
-        raise SampleError(f"column {name!r} of the query holds a number beyond 64 bits ({error}); cast it") from error
+    except OverflowError:
+        _refuse(name, blocks, _is_beyond, "64 bits cannot hold")
+        raise
     return Numbers(np.concatenate(pieces) if pieces else np.empty(0, np.int64), nulls)
 
 
-def _kind(name: str, values: Sequence[Any]) -> str:
-    """What the values of a block are, "" where all are null."""
-    found = {_KINDS.get(type(value), "") for value in values} - {"null"}
-    if "" in found:
-        odd = next(value for value in values if type(value) not in _KINDS)
-        raise SampleError(
-            f"column {name!r} of the query holds a {type(odd).__name__}, which is neither a number, a text, bytes nor"
-            f" null: cast it in the query, as in CAST({name} AS TEXT)"
-        )
-    return _common(name, found)
-
-
-def _common(name: str, kinds: set[str]) -> str:
-    if kinds == {"int64", "float64"}:
+def _common(kinds: set[str]) -> str | None:
+    """What holds values of all these kinds."""
+    if kinds <= {"int64"}:  # or nulls alone
+        return "int64"
+    if kinds <= {"int64", "float64", "decimal"}:
         return "float64"
-    if len(kinds) > 1:
-        raise SampleError(
-            f"column {name!r} of the query holds {' and '.join(sorted(kinds))}: cast it to one of them in the query"
-        )
-    return kinds.pop() if kinds else "int64"
+    return next(iter(kinds)) if len(kinds) == 1 and "" not in kinds else None
+
+
+def _odd(name: str, blocks: Sequence[Sequence[Any]]) -> CellError:
+    """What is wrong with the first value that is of no kind, or of another than those before it."""
+    before: set[str] = set()
+    for at, value in enumerate(value for values in blocks for value in values):
+        kind = _KINDS.get(type(value), "")
+        if not kind:
+            return CellError(
+                name,
+                at,
+                f"holds a {type(value).__name__}, which is neither a number, a text, bytes nor null: cast it in the"
+                f" query, as in CAST({name} AS TEXT)",
+            )
+        if kind != "null" and _common(before | {kind}) is None:
+            others = " and ".join(sorted(before))
+            return CellError(
+                name, at, f"holds {kind}, {value!r:.60}, after {others}: cast the column to one of them in the query"
+            )
+        before |= {kind} - {"null"}
+    raise AssertionError
+
+
+def _refuse(name: str, blocks: Sequence[Sequence[Any]], is_lost: Callable[[Any], bool], problem: str) -> None:
+    """Raise CellError for the first value that would be lost."""
+    for at, value in enumerate(value for values in blocks for value in values):
+        if is_lost(value):
+            raise CellError(
+                name,
+                at,
+                f"holds {value}, which {problem}: cast it in the query, as in CAST({name} AS BIGINT) or AS TEXT",
+            )
+
+
+def _is_rounded(value: Any) -> bool:
+    if type(value) not in (int, Decimal):
+        return False
+    number = Decimal(value)
+    return number.is_finite() and abs(number) > _EXACT and Decimal(float(number)) != number
+
+
+def _is_beyond(value: Any) -> bool:
+    return type(value) is int and not -(1 << 63) <= value < 1 << 63
 
 
 def _nulls(blocks: Sequence[Sequence[Any]]) -> NDArray[np.bool_] | None:
@@ -141,15 +181,22 @@ def _nulls(blocks: Sequence[Sequence[Any]]) -> NDArray[np.bool_] | None:
 def _encoded(value: Any) -> bytes:
     if value is None:
         return b""
-    return value.encode() if isinstance(value, str) else bytes(value)
+    if isinstance(value, (str, UUID)):
+        return str(value).encode()
+    return bytes(value)
 
+
+_EXACT = 1 << 53
+"""Up to here, float64 holds every integer."""
 
 _KINDS = {
     type(None): "null",
     bool: "bool",
     int: "int64",
     float: "float64",
+    Decimal: "decimal",
     str: "text",
+    UUID: "text",
     bytes: "bytes",
     bytearray: "bytes",
     memoryview: "bytes",

@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
+from feedline.datasets.contents import digest_below
 from feedline.datasets.decoding import Decode, Decoding, split_transform
 from feedline.datasets.file_contents import Fetched, FileDecoding, Root
 from feedline.datasets.files import Pathlike
 from feedline.datasets.records import Field, FieldRecords
 from feedline.datasets.sql_columns import Column
-from feedline.datasets.sql_query import Connect, Params, Query
+from feedline.datasets.sql_query import Params, Query
+from feedline.datasets.sql_source import Connect, located
 from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.rows import as_indices, within
 from feedline.stores import Cache, CachedStore, Want
@@ -26,11 +27,12 @@ from feedline.stores import Cache, CachedStore, Want
 class SQLManifest(FieldRecords):
     """Rows of one query as samples: a dict of its columns, and under `into` the content of the file that `path` names.
 
-    `source` is a SQLite file, a `sqlite:///` or `postgresql://` address without a password, `env:NAME` for a variable
-    that holds one, or a function that returns a DB-API connection. Values go into the query through `params` alone.
-    The query is asked once, here; its rows, in the order of the unique column `key`, are held packed, and travel to
-    worker processes with the dataset. Files are read below `root`, a folder or the address of a store, and `decode` is
-    "bytes", "text", "npy", "image" or a function. `transform` is a function of the sample, or functions by column.
+    `source` is a SQLite file, an address (`sqlite:///`, `postgresql://`, libpq's `host=db user=me`) without a password,
+    `env:NAME` for a variable that holds one, or a function that returns a DB-API connection. Values go into the query
+    through `params` alone. The query is asked once, here; its rows, in the order of the unique column `key`, are held
+    packed, and travel to worker processes with the dataset. Reading a row that has a null raises SampleError. Files are
+    read below `root`, a folder or the address of a store; `decode` is "bytes", "text", "npy", "image" or a function.
+    `transform` is a function of the sample, or functions by column.
     What a store gives is kept in the folder `cache`, if there is one; `options` are those of `open_store`.
     """
 
@@ -49,13 +51,15 @@ class SQLManifest(FieldRecords):
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._query = Query(source if callable(source) else _address(source), query, params)
+        self._query = Query(located(source), query, params)
+        files = Root(root, cache=cache, options=options)
         self._key, self._path, self._into, self._transform = key, path, into, transform
-        self._columns = _ordered(self._query.columns(), key, path, into, self._query)
+        self._columns = _ordered(self._query, key, path, into)
+        self._nullable = _nullable(self._columns)
         by_column, whole = split_transform(transform, [*self._columns, into])
         super().__init__(whole)
         self._values = {name: Decoding(_same, by_column.get(name)) for name in self._columns}
-        self._files = FileDecoding(Root(root, cache=cache, options=options), decode, by_column.get(into))
+        self._files = FileDecoding(files, decode, by_column.get(into))
 
     def __len__(self) -> int:
         return len(self._columns[self._key])
@@ -64,6 +68,12 @@ class SQLManifest(FieldRecords):
     def nbytes(self) -> int:
         """The memory that the rows take."""
         return sum(part.nbytes for column in self._columns.values() for part in column.parts())
+
+    @property
+    def content_digest(self) -> str:
+        """Of the files as they are now: a `stat` of each, or their listing in a store; for results that are kept."""
+        paths = self._columns[self._path]
+        return digest_below(self._files.root, [path for at in range(len(self)) if isinstance(path := paths[at], str)])
 
     def column(self, name: str) -> Column:
         """The values of a column, in the order of the samples: labels for a sampler, say."""
@@ -78,7 +88,7 @@ class SQLManifest(FieldRecords):
 
         This dataset, and any epoch that runs over it, stays as it is; the loader of the next epoch takes the new one.
         """
-        return self._with(_ordered(self._query.columns(), self._key, self._path, self._into, self._query))
+        return self._with(_ordered(self._query, self._key, self._path, self._into))
 
     def as_of(self, state: Mapping[str, Any]) -> Self:
         """The rows that there were when `state_dict` gave this state: to resume within an epoch, before new rows came.
@@ -103,7 +113,7 @@ class SQLManifest(FieldRecords):
 
     def _with(self, columns: dict[str, Column]) -> Self:
         other = type(self).__new__(type(self))
-        other.__dict__.update(self.__dict__, _columns=columns)
+        other.__dict__.update(self.__dict__, _columns=columns, _nullable=_nullable(columns))
         return other
 
     def _decodings(self) -> list[Decoding]:
@@ -133,31 +143,38 @@ class SQLManifest(FieldRecords):
         return {**fields, self._into: Field(self._files, file, where)}
 
     def _file(self, at: int) -> str:
-        """The path that a row names."""
+        """The path that a row names; SampleError where a value of the row is missing."""
+        for name in self._nullable:
+            if self._columns[name][at] is None:
+                raise SampleError(
+                    f"{self._row(at)} has null for its {name}: give it a value, COALESCE({name}, ...) AS {name}, leave"
+                    f" such rows out, WHERE {name} IS NOT NULL, or the column; or pass on_error='skip' to the loader"
+                )
         path = self._columns[self._path][at]
         if not isinstance(path, str):
-            raise SampleError(
-                f"{self._where(at)} has {path!r} for its path; leave such rows out: WHERE {self._path} IS NOT NULL"
-            )
+            raise SampleError(f"{self._row(at)} has {path!r} for its path, which is no text: cast it in the query")
         return path
 
     def _where(self, at: int) -> str:
         """The file that a row names."""
-        path, key = self._columns[self._path][at], self._columns[self._key][at]
-        return f"the file {path!r} of row {at} ({self._key} = {key!r}) of {self._query}"
+        return f"the file {self._columns[self._path][at]!r} of {self._row(at)}"
+
+    def _row(self, at: int) -> str:
+        return f"row {at} ({self._key} = {self._columns[self._key][at]!r}) of {self._query}"
 
 
 def _same(value: Any) -> Any:
     return value
 
 
-def _address(source: Pathlike) -> str:
-    text = str(source)
-    return text if "://" in text or text.startswith("env:") else str(Path(text).absolute())
+def _nullable(columns: Mapping[str, Column]) -> list[str]:
+    """The columns that lack values."""
+    return [name for name, column in columns.items() if column.nulls is not None]
 
 
-def _ordered(columns: dict[str, Column], key: str, path: str, into: str, query: Query) -> dict[str, Column]:
+def _ordered(query: Query, key: str, path: str, into: str) -> dict[str, Column]:
     """The rows in the order of their keys, so that the same rows are the same samples whatever order they came in."""
+    columns = query.columns(key)
     for name, argument in ((key, "key"), (path, "path")):
         if name not in columns:
             raise ArgumentError(f"{query} gives no column {name!r} for {argument}=; it gives {', '.join(columns)}")
