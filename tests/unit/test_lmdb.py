@@ -4,6 +4,10 @@ import io
 import os
 import pickle
 import struct
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from torch.utils.data import DataLoader
 import feedline as fl
 from feedline.datasets import LMDB
 from feedline.datasets.sidecars import SideCarWarning
-from feedline.errors import ArgumentError, MissingExtraError, SampleError
+from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
 from feedline.transforms import Compose, RandomResizedCrop, ToTensor
 from format_cases import all_ways_agree, equal, hidden
 from writers.values import jpeg, picture
@@ -67,8 +71,72 @@ class TestKeys:
     def test_named_databases_and_single_files(self, tmp_path: Path) -> None:
         path = filled(tmp_path / "one.lmdb", {b"k": b"named"}, database=b"part", subdir=False)
         assert LMDB(path, database="part")[0] == b"named"
-        with pytest.raises(ArgumentError, match=r"one.lmdb has no such named database"):
+        with pytest.raises(ArgumentError, match=r"one.lmdb has no such named database \('other'\); it has part"):
             LMDB(path, database="other")
+
+    def test_a_database_that_is_none(self, texts: Path) -> None:
+        for name in ("other", "0001", "", "0001\0"):
+            with pytest.raises(ArgumentError, match=r"no such named database .*; it has none: leave out database="):
+                LMDB(texts, database=name)
+
+    @pytest.mark.parametrize("beside", [{}, {b"a": b"plain"}, {b"%04d" % i: bytes(48) for i in range(30)}])
+    def test_records_of_named_databases_are_no_samples(self, tmp_path: Path, beside: dict[bytes, bytes]) -> None:
+        path = filled(filled(tmp_path / "named", {b"k": b"v"}, database=b"train"), beside)
+        filled(path, {b"k": b"v"}, database=b"val")
+        message = r"named holds named databases, .*: give database=, one of train, val; or keys="
+        for keys in (None, ["train"], ["val", *beside]):
+            with pytest.raises(ArgumentError, match=message):
+                LMDB(path, keys)
+        assert len(LMDB(path, list(beside))) == len(beside)
+        assert LMDB(path, database="train")[0] == LMDB(path, database="val")[0] == b"v"
+
+    def test_values_as_long_as_the_record_of_a_database(self, tmp_path: Path) -> None:
+        path = filled(tmp_path / "plain", {b"%04d" % i: bytes(48) for i in range(200)} | {b"a\0b": bytes(48)})
+        assert len(LMDB(path)) == 201
+
+    def test_several_values_under_one_key_are_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "dup"
+        with lmdb.open(str(path), max_dbs=2, map_size=1 << 24) as environment:
+            for name, count in ((b"many", 3), (b"one", 1)):
+                held = environment.open_db(name, dupsort=True)
+                with environment.begin(write=True, db=held) as transaction:
+                    for i in range(12):
+                        transaction.put(b"%d" % (i // count), b"%d" % i)
+        with pytest.raises(ArgumentError, match=r"dup holds several values under one key \(b'0'\).*give keys="):
+            LMDB(path, database="many")
+        assert LMDB(path, ["0", "1"], database="many").__getitems__([0, 1]) == [b"0", b"3"]
+        assert len(LMDB(path, database="one")) == 12
+
+    @pytest.mark.parametrize(
+        ("keys", "message"),
+        [
+            ([1, 2], r"keys= holds 1, and a key is bytes or str; for numbers, give a pattern"),
+            ([b"0001", None], r"keys= holds None, and a key is bytes or str"),
+            (b"0001", r"keys= holds 48, and a key is bytes or str"),
+            (5, r"keys=5 is no pattern, no list of keys, nor None for all"),
+        ],
+    )
+    def test_what_is_no_key_is_refused(self, texts: Path, keys: Any, message: str) -> None:
+        with pytest.raises(ArgumentError, match=message):
+            LMDB(texts, keys)
+
+    @pytest.mark.parametrize("length", [-1, 2.5, "3"])
+    def test_a_length_that_is_none(self, texts: Path, length: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"length=.*: give the number of samples, or None"):
+            LMDB(texts, "{:04d}", length=length)
+
+    def test_keys_that_the_library_does_not_take(self, texts: Path) -> None:
+        with pytest.raises(SampleError, match=r"texts cannot be read: .*BAD_VALSIZE.*; correct keys="):
+            LMDB(texts, [""])
+        with pytest.raises(SampleError, match=r"texts has no key b'xxx"):
+            LMDB(texts, ["x" * 600])
+
+    def test_nothing_at_all(self, texts: Path, tmp_path: Path) -> None:
+        for dataset in (LMDB(texts, []), LMDB(filled(tmp_path / "empty", {})), LMDB(texts, "{}", length=0)):
+            assert len(dataset) == 0
+            assert dataset.__getitems__([]) == []
+            with fl.DataLoader(dataset, batch_size=2) as loader:
+                assert list(loader) == []
 
     @pytest.mark.parametrize("keys", ["no field", "{:d", "{other}", "int32"])
     def test_what_is_no_pattern_is_refused(self, texts: Path, keys: str) -> None:
@@ -245,12 +313,88 @@ class TestProcesses:
         assert len(LMDB(texts)) == COUNT
 
 
+GROW = """
+import lmdb, sys
+with lmdb.open(sys.argv[1], map_size=1 << 28) as environment, environment.begin(write=True) as transaction:
+    for i in range(3000):
+        transaction.put(b"more %08d" % i, bytes(10_000))
+"""
+
+
+def grown(path: Path) -> None:
+    """Another process has made the environment larger than it was mapped."""
+    subprocess.run([sys.executable, "-c", GROW, path], check=True)
+
+
+class TestGrowth:
+    def test_what_was_open_is_mapped_anew(self, texts: Path) -> None:
+        dataset = LMDB(texts, decode="text")
+        assert dataset[0] == "text 0"
+        grown(texts)
+        assert dataset.__getitems__([3, 1]) == ["text 3", "text 1"]
+        assert len(LMDB(texts)) == COUNT + 3000
+        assert LMDB(texts, ["more 00002999"])[0] == bytes(10_000)
+        assert dataset[2] == "text 2"
+
+    def test_a_named_database_is_found_in_it(self, texts: Path) -> None:
+        dataset = LMDB(texts)
+        grown(texts)
+        with pytest.raises(ArgumentError, match=r"no such named database \('other'\); it has none"):
+            LMDB(texts, database="other")
+        assert dataset[0] == b"text 0"
+
+    def test_views_of_other_threads_stay_valid(self, texts: Path) -> None:
+        dataset, begun, done = LMDB(texts), threading.Event(), threading.Event()
+        waiting = LMDB(texts, decode=lambda view: (begun.set(), done.wait(), bytes(view))[2])
+        with ThreadPoolExecutor(5) as pool:
+            held = pool.submit(waiting.__getitem__, 1)
+            begun.wait()
+            grown(texts)
+            others = [pool.submit(dataset.__getitem__, i) for i in range(4)]
+            done.set()
+            assert held.result() == b"text 1"
+            assert [other.result() for other in others] == [b"text %d" % i for i in range(4)]
+
+    def test_a_transaction_that_does_not_end_is_told(self, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("feedline.datasets.lmdb_environments._PATIENCE_S", 0.0)
+        dataset = LMDB(texts)
+
+        def reading(view: memoryview) -> bytes:
+            grown(texts)
+            with pytest.raises(StateError, match=r"texts was made larger by another process, and cannot be mapped"):
+                dataset[0]
+            return bytes(view)
+
+        assert LMDB(texts, decode=reading)[1] == b"text 1"
+        assert dataset[0] == b"text 0"
+
+    def test_one_that_was_replaced_is_opened_anew(self, texts: Path, tmp_path: Path) -> None:
+        old = LMDB(texts)
+        texts.rename(tmp_path / "old")
+        filled(tmp_path / "texts", {b"k": b"new"})
+        assert list(LMDB(texts)) == [b"new"]
+        assert old[0] == b"text 0"
+
+
 class TestDamage:
+    def test_a_file_that_is_truncated_while_it_is_open(self, tmp_path: Path) -> None:
+        path = filled(tmp_path / "cut", {b"%d" % i: bytes(100_000) for i in range(3)})
+        dataset = LMDB(path)
+        assert len(dataset[2]) == 100_000
+        for rest in (200_000, 4000, 0):
+            os.truncate(path / "data.mdb", rest)
+            with (
+                fl.DataLoader(dataset, batch_size=3, collate_fn=len) as loader,
+                pytest.raises(SampleError, match=rf"data.mdb is truncated: the file has {rest} bytes, .* copy the"),
+            ):
+                list(loader)
+
     def test_a_path_without_an_environment(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError, match=r"no LMDB environment: .*/data.mdb does not exist"):
+        with pytest.raises(FileNotFoundError, match=r"no LMDB environment: .*/data.mdb \(.* exists, but has no data"):
             LMDB(tmp_path)
-        with pytest.raises(FileNotFoundError, match=r"/gone does not exist"):
-            LMDB(tmp_path / "gone")
+        (tmp_path / "gone.lmdb").mkdir()
+        with pytest.raises(FileNotFoundError, match=r"/gone.lmbd \(.*; did you mean .*/gone.lmdb\?"):
+            LMDB(tmp_path / "gone.lmbd")
 
     def test_a_file_of_something_else(self, tmp_path: Path) -> None:
         (tmp_path / "junk").write_bytes(b"junk" * 4000)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import gzip
+import os
 import pickle
 import resource
 import struct
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import feedline as fl
 from feedline.datasets import TFRecord
 from feedline.datasets.examples import parsed
 from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
+from feedline.stores.looks import LOOK_EVERY_S
 from format_cases import all_ways_agree, equal, hidden
 from peers import written
 from writers.values import COUNT, examples, jpeg, picture
@@ -133,6 +136,7 @@ class TestFeatures:
             ({"box": ("float32", (3, -1))}, r"holds 4 x float32, which do not make float32 of shape \(3, -1\)"),
             ({"label": "bytes"}, r"feature 'label' .* holds 1 x int64, not one value of bytes"),
             ({"label": "uint8"}, r"feature 'label' .* holds numbers that uint8 does not; ask for a wider dtype"),
+            ({"box": ("int64", (4,))}, r"feature 'box' of record 2 .* holds .*, which int64 does not; ask for a float"),
             ({"raw": ("int32", (2, 3))}, r"feature 'raw' .* holds 6 bytes, which do not make int32"),
             ({"name": "image"}, r"feature 'name' of record 2 .* cannot be decoded as image .*on_error='skip'"),
         ],
@@ -141,10 +145,49 @@ class TestFeatures:
         with pytest.raises(SampleError, match=message):
             TFRecord(files, features)[2]
 
-    @pytest.mark.parametrize("feature", ["imag", "datetime64[s]", ("int64", (-1, -1)), object])
+    @pytest.mark.parametrize(
+        ("number", "dtype"),
+        [
+            (3.7, "int64"),
+            (3.7, "bool"),
+            (2.0, "bool"),
+            (-1.0, "uint8"),
+            (256.0, "uint8"),
+            (1e30, "uint8"),
+            (2.0**63, "int64"),
+            (2.0**64, "uint64"),
+            (float("nan"), "int32"),
+            (float("-inf"), "int32"),
+        ],
+    )
+    def test_numbers_that_are_no_integers_are_refused(self, tmp_path: Path, number: float, dtype: str) -> None:
+        value = field(2, field(1, struct.pack("<ff", 1.0, number)))
+        (tmp_path / "a.tfrecord").write_bytes(records(example({"x": value})))
+        with pytest.raises(SampleError, match=rf"feature 'x' .* holds \S+, which {dtype} does not; ask for a float"):
+            TFRecord(tmp_path / "a.tfrecord", {"x": (dtype, (2,))})[0]
+
+    @pytest.mark.parametrize(
+        ("number", "dtype"), [(3.0, "int64"), (-(2.0**63), "int64"), (2.0**63, "uint64"), (1, "bool"), (0.1, "float64")]
+    )
+    def test_whole_numbers_are_taken(self, tmp_path: Path, number: float, dtype: str) -> None:
+        (tmp_path / "a.tfrecord").write_bytes(records(example({"x": field(2, field(1, struct.pack("<f", number)))})))
+        assert TFRecord(tmp_path / "a.tfrecord", {"x": dtype})[0]["x"].item() == np.float32(number)
+
+    @pytest.mark.parametrize(
+        "feature",
+        [
+            *("imag", "datetime64[s]", object, ("int64",), ("int64", (2,), 3)),
+            *(("int64", shape) for shape in ((-1, -1), 3, "3", (2.0,), (-2,), None)),
+        ],
+    )
     def test_what_cannot_be_asked_for(self, files: list[Path], feature: Any) -> None:
         with pytest.raises(ArgumentError, match=r"features\['x'\]=.* is no dtype"):
             TFRecord(files, {"x": feature})
+
+    def test_features_have_to_be_described_by_name(self, files: list[Path]) -> None:
+        for features in (["label"], "label", {"label"}):
+            with pytest.raises(ArgumentError, match=r"features=.*label.*: give a dict that says by name"):
+                TFRecord(files, features)  # type: ignore[arg-type]
 
     def test_a_transform_of_an_unknown_feature(self, files: list[Path]) -> None:
         with pytest.raises(ArgumentError, match=r"transform= names 'x'; known fields of a sample are label"):
@@ -240,6 +283,46 @@ class TestDamage:
         data[12] ^= 1
         (tmp_path / "a.tfrecord").write_bytes(data)
         assert TFRecord(tmp_path / "a.tfrecord", decode="bytes", check=False)[0] == b"iello"
+
+    def test_an_index_that_was_made_without_is_made_again_to_check(self, tmp_path: Path) -> None:
+        data = bytearray(records(b"hello", b"more"))
+        path, place = tmp_path / "a.tfrecord", tmp_path / ".a.tfrecord.index"
+        path.write_bytes(data)
+        TFRecord(path, decode="bytes", check=False)
+        unchecked = place.read_bytes()
+        assert len(TFRecord(path, decode="bytes")) == 2
+        checked = place.read_bytes()
+        assert checked != unchecked
+        assert len(TFRecord(path, decode="bytes", check=False)) == 2
+        assert place.read_bytes() == checked
+        data[12] ^= 1
+        path.write_bytes(data)
+        assert TFRecord(path, decode="bytes", check=False)[0] == b"iello"
+        for _ in range(2):
+            with pytest.raises(SampleError, match=r"record 0 of .* is damaged \(checksum mismatch\)"):
+                TFRecord(path, decode="bytes")
+
+    def test_a_file_that_is_truncated_while_it_is_open(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.tfrecord"
+        path.write_bytes(records(*[bytes(50_000)] * 4))
+        dataset = TFRecord(path, decode="bytes")
+        assert len(dataset[3]) == 50_000
+        for rest in (60_000, 0):
+            os.truncate(path, rest)
+            time.sleep(2 * LOOK_EVERY_S)
+            with (
+                fl.DataLoader(dataset, batch_size=4, collate_fn=len) as loader,
+                pytest.raises(StateError, match=rf"a.tfrecord has changed .* has {rest} now.*make the dataset anew"),
+            ):
+                list(loader)
+        (tmp_path / "b.tfrecord").write_bytes(records(b"whole"))
+        path.write_bytes(records(*[bytes(50_000)] * 4))
+        both = TFRecord(tmp_path, decode="bytes")
+        assert len(both[3]) == 50_000
+        os.truncate(path, 0)
+        time.sleep(2 * LOOK_EVERY_S)
+        with fl.DataLoader(both, batch_size=5, collate_fn=list, on_error="skip") as loader:
+            assert list(loader) == [[b"whole"]]
 
     @pytest.mark.parametrize("left", [3, 20, 30, 50])
     def test_a_file_that_was_cut_off(self, tmp_path: Path, left: int) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feedline import extras
 from feedline.datasets.arrays import Transform
 from feedline.datasets.decoding import Decode, Decoding
 from feedline.datasets.files import Pathlike
@@ -28,11 +29,13 @@ from feedline.errors import ArgumentError, SampleError
 from feedline.per_process import PerProcess
 from feedline.rows import Empty, as_indices, within
 from feedline.stores import Cache
-from feedline.stores.addresses import scheme_of
+from feedline.stores.addresses import local_path, scheme_of
 from feedline.stores.blobs import Blobs
 from feedline.user_cache import user_cache
 
 _BIG_ENDIAN = {"uint32": ">I", "uint64": ">Q"}
+_DOUBTS = 64
+"""Of keys that may be names of databases, so many are tried."""
 
 
 class LMDB(DecodedRecords):
@@ -42,6 +45,9 @@ class LMDB(DecodedRecords):
     in big-endian bytes; a list of keys; or None for all in the order of the environment, enumerated once and kept in a
     side-car at `index` (beside the data unless given). With patterns and numbers, `length` is the number of entries
     unless given. `decode` is "bytes", "text", "npy", "image" or a function of a memoryview that does not keep it.
+
+    `database` is that of this name; without it, an environment of named databases is refused, as is, without `keys`, a
+    database that holds several values under one key.
 
     The environment is opened read-only and without locks, once in each process. `readahead` suits reading in order. One
     in a store is fetched as a whole, once, into the folder `cache`; `options` are those of `open_store`.
@@ -70,9 +76,9 @@ class LMDB(DecodedRecords):
             place = held.beside(database) if index is None else index
             self._keys: _Names = _EnumeratedKeys(SideCar(place, held.state(), partial(_enumerated, self._environment)))
         elif isinstance(keys, str):
-            self._keys = _numbered(keys, self._environment().entries() if length is None else length)
+            self._keys = _numbered(keys, self._environment().entries() if length is None else _counted(length))
         else:
-            self._keys = PackedBytes.of(key.encode() if isinstance(key, str) else bytes(key) for key in keys)
+            self._keys = _listed(keys)
         self._refuse_wrong_keys()
 
     def __len__(self) -> int:
@@ -105,7 +111,10 @@ class LMDB(DecodedRecords):
 
     def _values(self, transaction: Any, keys: Sequence[bytes]) -> list[memoryview]:
         """Views of the map, which end with the transaction."""
-        values = list(map(transaction.get, keys))
+        try:
+            values = list(map(transaction.get, keys))
+        except extras.load("lmdb", "lmdb", "datasets.LMDB").Error as error:
+            raise SampleError(f"{self.path} cannot be read: {error}; correct keys=, or copy it again") from error
         if None in values:
             self._missing(keys[values.index(None)])
         return values
@@ -121,11 +130,12 @@ class LMDB(DecodedRecords):
 
     def _refuse_wrong_keys(self) -> None:
         """The first and the last key must be there: most patterns that do not fit show themselves so."""
-        ends = self._keys.many(np.array([0, len(self) - 1][: len(self)]))
-        with self._environment().reading() as transaction:
-            for key in ends:
-                if transaction.get(key) is None:
-                    self._missing(key)
+        ends = self._keys.many(np.array([0, len(self) - 1][: len(self)], np.int64))
+        environment = self._environment()
+        with environment.reading() as transaction:
+            values = self._values(transaction, ends)
+            doubted = [key for key, value in zip(ends, values, strict=True) if environment.may_be_database(value)]
+        _refuse_databases(environment, doubted)
 
 
 class _Local(NamedTuple):
@@ -169,7 +179,7 @@ class _InStore(NamedTuple):
 
 def _held(address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _Local | _InStore:
     if scheme_of(address) == "file":
-        return _Local(str(Path(address.removeprefix("file://")).resolve()))
+        return _Local(str(Path(local_path(address)).resolve()))
     blobs = find(address, "data.mdb", cache=cache, options=options)
     if len(blobs) > 1:
         raise ArgumentError(f"LMDB reads one environment; {address} stands for {len(blobs)}")
@@ -256,10 +266,61 @@ class _EnumeratedKeys:
         self._packed = self._opened()
 
 
-def _enumerated(environment: PerProcess[Environment]) -> Columns:
-    with environment().reading() as transaction, transaction.cursor() as cursor:
-        packed = PackedBytes.of(cursor.iternext(keys=True, values=False))
+def _enumerated(opened: PerProcess[Environment]) -> Columns:
+    environment, doubted = opened(), list[bytes]()
+    with environment.reading() as transaction, transaction.cursor() as cursor:
+        packed = PackedBytes.of(_distinct(cursor, environment, doubted))
+    _refuse_databases(environment, doubted)
     return {"offsets": packed.offsets, "keys": packed.buffer}
+
+
+def _distinct(cursor: Any, environment: Environment, doubted: list[bytes]) -> Iterator[bytes]:
+    """The keys; among `doubted` the first of those that may be names of databases. ArgumentError if one comes twice."""
+    last = None
+    for view, value in cursor:
+        key = bytes(view)
+        if key == last:
+            raise ArgumentError(
+                f"{environment.path} holds several values under one key ({key!r}), as a dupsort database may, and a"
+                " sample is a key with one value: give keys=, which takes the first value of each, or copy it into a"
+                " database with a key for each value"
+            )
+        if environment.may_be_database(value) and len(doubted) < _DOUBTS:
+            doubted.append(key)
+        yield key
+        last = key
+
+
+def _refuse_databases(environment: Environment, keys: Sequence[bytes]) -> None:
+    """ArgumentError if databases lie under these keys: what is read there are no values."""
+    if any(map(environment.is_database, keys)):
+        raise ArgumentError(
+            f"{environment.path} holds named databases, which are no samples: give database=, one of"
+            f" {', '.join(environment.databases())}; or keys=, those of the values beside them"
+        )
+
+
+def _listed(keys: Any) -> PackedBytes:
+    if not isinstance(keys, Iterable):
+        raise ArgumentError(f"keys={keys!r} is no pattern, no list of keys, nor None for all")
+    return PackedBytes.of(_encoded(key) for key in keys)
+
+
+def _encoded(key: Any) -> bytes:
+    if isinstance(key, str):
+        return key.encode()
+    if isinstance(key, (bytes, bytearray, memoryview)):
+        return bytes(key)
+    raise ArgumentError(
+        f"keys= holds {key!r}, and a key is bytes or str; for numbers, give a pattern such as '{{:08d}}', or one of"
+        f" {', '.join(_BIG_ENDIAN)}"
+    )
+
+
+def _counted(length: Any) -> int:
+    if not isinstance(length, (int, np.integer)) or length < 0:
+        raise ArgumentError(f"length={length!r}: give the number of samples, or None for that of the entries")
+    return int(length)
 
 
 def _numbered(keys: str, length: int) -> _Names:

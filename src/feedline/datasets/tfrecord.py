@@ -20,6 +20,7 @@ from feedline.datasets.sidecars import SideCar
 from feedline.datasets.tfrecord_features import ChosenFeatures, EveryFeature, Feature
 from feedline.datasets.tfrecord_index import HEAD_NBYTES, TAIL_NBYTES, indexed
 from feedline.errors import ArgumentError
+from feedline.listings import digest_of
 from feedline.stores import Cache
 
 _WHOLE = ""
@@ -35,8 +36,8 @@ class TFRecord(ShardedFields):
     functions by feature. With `decode`, records are not examples: it is "bytes" or another of these words.
 
     A side-car beside each file (in the folder `index` where given) says where records lie; `check` compares the
-    checksums of all of them when it is made. Objects are kept in the folder `cache`, if one is given; `options` are
-    those of `open_store`.
+    checksums of all of them when it is made, and makes anew one that was made without. Objects are kept in the folder
+    `cache`, if one is given; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -63,6 +64,11 @@ class TFRecord(ShardedFields):
         super().__init__((each.shapes["starts"][0] - 1 for each in indexes), blobs)
         FieldRecords.__init__(self, whole if decode is None else None)
         self._starts = Lazily(partial(_starts, tuple(indexes)), len(indexes))
+
+    @property
+    def listing_digest(self) -> str:
+        """Of the names of the files in their order, and the records of each: what a loader's state must find again."""
+        return digest_of(self.paths, self.shard_sizes)
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
         start, stop = self._starts[shard][row : row + 2].tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -39,6 +39,10 @@ class ChosenFeatures:
     """The features that were asked for, each as what it should be."""
 
     def __init__(self, features: Mapping[str, Feature], transforms: Mapping[str, Transform]) -> None:
+        if not isinstance(features, Mapping):
+            raise ArgumentError(
+                f"features={features!r}: give a dict that says by name what each becomes, such as {{'label': 'int64'}}"
+            )
         self._decodings = {name: _decoding(name, feature, transforms.get(name)) for name, feature in features.items()}
 
     @property
@@ -79,17 +83,23 @@ def _parsed(record: memoryview, wanted: Mapping[str, Any] | None, where: Where) 
 def _decoding(name: str, feature: Feature, transform: Transform | None) -> Decodes:
     if (isinstance(feature, str) and feature in DECODERS) or (callable(feature) and not isinstance(feature, type)):
         return Decoding(feature, transform)
-    dtype, shape = feature if isinstance(feature, tuple) else (feature, ())
+    dtype, shape = feature if isinstance(feature, tuple) and len(feature) == 2 else (feature, ())
     try:
         numbers = torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else np.dtype(dtype)
     except TypeError:
         numbers = None
-    if numbers is None or torch_dtype(numbers) is None or shape.count(-1) > 1:
+    if numbers is None or torch_dtype(numbers) is None or not _is_shape(shape):
         raise ArgumentError(
-            f"features[{name!r}]={feature!r} is no dtype, (dtype, shape) with at most one -1, function, nor one of"
-            f" {', '.join(DECODERS)}"
+            f"features[{name!r}]={feature!r} is no dtype, (dtype, shape) with at most one -1 such as ('int64', (3,)),"
+            f" function, nor one of {', '.join(DECODERS)}"
         )
     return _Numbers(numbers, tuple(shape), Step(transform))
+
+
+def _is_shape(shape: Any) -> bool:
+    if not isinstance(shape, Sequence) or not all(isinstance(side, int) and side >= -1 for side in shape):
+        return False
+    return shape.count(-1) <= 1
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,8 @@ class _Numbers:
         numbers = source if isinstance(source, np.ndarray) else self._bare(source, where)
         if not self._fits(len(numbers)):
             raise SampleError(f"{where()} holds {_told(source)}, which do not make {self.dtype} of shape {self.shape}")
+        if numbers.dtype.kind == "f" and self.dtype.kind in "iub":
+            _refuse_unfit(numbers, self.dtype, where)
         converted = numbers.astype(self.dtype)
         if numbers.dtype.kind == "i" and (converted != numbers).any():
             raise SampleError(f"{where()} holds numbers that {self.dtype} does not; ask for a wider dtype")
@@ -119,6 +131,18 @@ class _Numbers:
     def _fits(self, count: int) -> bool:
         known = prod(side for side in self.shape if side != -1)
         return count % known == 0 if -1 in self.shape and known else count == known
+
+
+def _refuse_unfit(numbers: NDArray[Any], dtype: np.dtype[Any], where: Where) -> None:
+    """SampleError for floating-point numbers that are not all whole, and of this dtype of integers."""
+    whole = np.dtype(np.uint8) if dtype.kind == "b" else dtype
+    least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(whole).min, np.iinfo(whole).max)
+    # The first power of two that is too large is a number of each kind; the largest that is not, may be rounded to it.
+    fit = (numbers >= least) & (numbers < float(most + 1)) & (numbers == np.trunc(numbers))
+    if not fit.all():
+        raise SampleError(
+            f"{where()} holds {numbers[~fit][0]:g}, which {dtype} does not; ask for a floating-point dtype"
+        )
 
 
 def _told(value: Value) -> str:

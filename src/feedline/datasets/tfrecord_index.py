@@ -22,15 +22,22 @@ from feedline.stores.blobs import Blob, Blobs
 HEAD_NBYTES, TAIL_NBYTES = 12, 4
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x78\x01": "zlib", b"\x78\x9c": "zlib", b"\x78\xda": "zlib"}
 _LOOKS = 16
+_CHECKED = "checked"
+"""An array of the index, without content: it is there if all checksums were compared."""
 
 
 def indexed(blobs: Blobs, check: bool, folder: Pathlike | None) -> list[SideCar]:
     """Of each file `starts`: where each record begins, and where the last one ends.
 
-    SampleError names the first damaged record.
+    SampleError names the first damaged record. Indexes of files that were not checked are made again to `check` them.
     """
     # A hidden file: patterns for the records must not match it.
-    return indexes_of(blobs, Kind(lambda name: f".{name}.index", partial(_scanned, check), _fits), folder)
+    kind = Kind(lambda name: f".{name}.index", partial(_scanned, check), partial(_fits, check))
+    indexes = indexes_of(blobs, kind, folder)
+    for index in indexes:
+        if check and _CHECKED not in index.shapes:
+            index.renew()
+    return indexes
 
 
 def _scanned(check: bool, blob: Blob) -> Columns:
@@ -39,7 +46,8 @@ def _scanned(check: bool, blob: Blob) -> Columns:
     while at < blob.nbytes:
         at = _after(blob, stream, at, len(starts) - 1, checksum)
         starts.append(at)
-    return {"starts": np.array(starts, np.int64)}
+    checked = {_CHECKED: np.empty(0, np.uint8)} if check else {}
+    return {"starts": np.array(starts, np.int64), **checked}
 
 
 def _after(blob: Blob, stream: Stream, at: int, number: int, checksum: Any) -> int:
@@ -81,9 +89,11 @@ def _refuse_compressed(name: str, head: memoryview) -> None:
         )
 
 
-def _fits(blob: Blob, arrays: Columns) -> bool:
-    """Whether some records are as long as the arrays say."""
+def _fits(check: bool, blob: Blob, arrays: Columns) -> bool:
+    """Whether some records are as long as the arrays say, and were checked if they must be."""
     starts = arrays.get("starts")
+    if check and _CHECKED not in arrays:
+        return False
     if starts is None or starts.ndim != 1 or not len(starts) or starts[0] or starts[-1] != blob.nbytes:
         return False
     lengths = np.diff(starts.astype(np.int64)) - HEAD_NBYTES - TAIL_NBYTES

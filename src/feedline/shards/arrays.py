@@ -1,9 +1,10 @@
 r"""A small file of named arrays: a table in JSON, then the arrays, each aligned to 64 bytes so that it can be mapped.
 
-    b"feedline arrays\n" · version, length of the table (uint32, little endian) · the table · padding · the arrays
+    b"feedline arrays\n" · version, length and CRC-32 of the table (each uint32) · the table · padding · the arrays
 
-The table is `{"told": {…}, "arrays": {name: [dtype, shape, offset]}}`; offsets count from the first 64-byte border
-after the table. There is nothing in it that could run: no pickle.
+Numbers are little endian. The table is `{"told": {…}, "arrays": {name: [dtype, shape, offset, CRC-32]}}`; offsets count
+from the first 64-byte border after the table. There is nothing in it that could run: no pickle. The table is checked
+whenever it is read, so that many files open fast; arrays are checked when a process maps them for the first time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -20,28 +22,45 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.errors import SampleError
+from feedline._kernels import crc32
+from feedline.errors import SampleError, note
 
 _MAGIC = b"feedline arrays\n"
-_PREFACE = struct.Struct("<16sII")
-_VERSION = 1
+_PREFACE = struct.Struct("<16sIII")
+_VERSION = 2
 _ALIGNMENT = 64
 _GLANCE_NBYTES = 4096
 _DTYPES = frozenset(("|u1", "<u2", "<u4", "<u8", "<i4", "<i8"))
 
+_checked: set[tuple[int, ...]] = set()
+"""The states of files whose arrays this process has checked: of many shards few are open, and many come back."""
+
+
+class Place(NamedTuple):
+    """One array of a file: what it is, where behind the table it begins, and its checksum."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    crc32: int
+
+    @property
+    def stop(self) -> int:
+        """Where it ends."""
+        return self.offset + prod(self.shape) * np.dtype(self.dtype).itemsize
+
 
 class Table(NamedTuple):
-    """The head of a file of arrays: what was told of them, dtype, shape and place of each, where the data begin."""
+    """The head of a file of arrays: what was told of them, the place of each, where the data begin."""
 
     told: dict[str, Any]
-    arrays: dict[str, tuple[str, tuple[int, ...], int]]
+    arrays: dict[str, Place]
     data: int
 
     @property
     def nbytes(self) -> int:
         """The size that the whole file must have."""
-        ends = (offset + prod(shape) * np.dtype(dtype).itemsize for dtype, shape, offset in self.arrays.values())
-        return self.data + max(ends, default=0)
+        return self.data + max((place.stop for place in self.arrays.values()), default=0)
 
 
 class Arrays(NamedTuple):
@@ -56,18 +75,19 @@ def packed(told: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[
     places, pieces, offset = {}, list[bytes | memoryview](), 0
     for name, array in arrays.items():
         flat = np.ascontiguousarray(array)
-        places[name] = (flat.dtype.str, flat.shape, offset)
+        data = flat.reshape(-1).view(np.uint8).data
+        places[name] = Place(flat.dtype.str, flat.shape, offset, crc32(data))
         padding = -flat.nbytes % _ALIGNMENT
-        pieces += [flat.reshape(-1).view(np.uint8).data, bytes(padding)]
+        pieces += [data, bytes(padding)]
         offset += flat.nbytes + padding
     table = json.dumps({"told": told, "arrays": places}, separators=(",", ":")).encode()
-    preface = _PREFACE.pack(_MAGIC, _VERSION, len(table)) + table
+    preface = _PREFACE.pack(_MAGIC, _VERSION, len(table), crc32(memoryview(table))) + table
     return [preface.ljust(_aligned(len(preface)), b"\0"), *pieces]
 
 
 def write(path: str, pieces: Sequence[bytes | memoryview]) -> None:
     """Write the file; it appears whole or not at all."""
-    partial = f"{path}.partial-{os.getpid()}"
+    partial = f"{path}.partial-{threading.get_native_id()}"  # two threads may find one file damaged
     try:
         with open(partial, "wb") as file:
             file.writelines(pieces)
@@ -78,21 +98,30 @@ def write(path: str, pieces: Sequence[bytes | memoryview]) -> None:
 
 
 def table_of(path: str) -> Table:
-    """The head of a file, with one small read; SampleError if `write` has not written it, or if it is cut."""
+    """The head of a file, with one small read; SampleError if `write` has not written it, if it is damaged or cut."""
     with open(path, "rb", buffering=0) as file:
-        return _table_in(file.fileno(), path)
+        table, _ = _table_in(file.fileno(), path)
+        return table
 
 
 def opened(path: str) -> Arrays:
-    """The arrays of a file, mapped: nothing is read before it is asked for."""
+    """The arrays of a file, mapped, and read whole the first time in a process; SampleError if they are damaged."""
     with open(path, "rb", buffering=0) as file:
-        table = _table_in(file.fileno(), path)
-        return _views(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), table, path)
+        table, status = _table_in(file.fileno(), path)
+        found = _views(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), table, path)
+    state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    if state not in _checked:
+        _refuse_damaged(found, table, path)
+        _checked.add(state)
+    return found
 
 
 def held(data: bytes, name: str) -> Arrays:
     """The arrays of a file that was read whole, as views of it; `name` is what errors call it."""
-    return _views(data, _parsed(data, lambda: b"", name), name)
+    table = _parsed(data, lambda: b"", name)
+    found = _views(data, table, name)
+    _refuse_damaged(found, table, name)
+    return found
 
 
 def narrowed(array: NDArray[Any]) -> NDArray[Any]:
@@ -102,49 +131,66 @@ def narrowed(array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(dtype)
 
 
-def _table_in(fd: int, path: str) -> Table:
+def _table_in(fd: int, path: str) -> tuple[Table, os.stat_result]:
     begin = os.pread(fd, _GLANCE_NBYTES, 0)
     table = _parsed(begin, lambda: os.pread(fd, 1 << 30, len(begin)), path)
-    found = os.fstat(fd).st_size
-    if found < table.nbytes:
-        raise SampleError(f"{path} is truncated: it has {found:,} bytes, its table wants {table.nbytes:,}")
-    return table
+    status = os.fstat(fd)
+    _refuse_truncated(status.st_size, table, path)
+    return table, status
 
 
 def _parsed(begin: bytes, more: Any, path: str) -> Table:
     """The table at the beginning of a file; `more()` gives the rest of it, if it goes on after `begin`."""
     if len(begin) < _PREFACE.size or not begin.startswith(_MAGIC):
         raise SampleError(f"{path} is not a file of feedline's arrays")
-    _, version, nbytes = _PREFACE.unpack_from(begin)
+    _, version, nbytes, promised = _PREFACE.unpack_from(begin)
     if version != _VERSION:
-        raise SampleError(f"{path} has version {version} of the format; this feedline reads {_VERSION}")
+        raise _unusable(f"{path} has version {version} of the format; this feedline reads {_VERSION}")
     stop = _PREFACE.size + nbytes
     text = begin[_PREFACE.size : stop] if stop <= len(begin) else (begin + more())[_PREFACE.size : stop]
+    if crc32(memoryview(text)) != promised:
+        raise _unusable(f"{path} is damaged: its table is not what was written")
     try:
         table = json.loads(text)
-        arrays = {name: _checked(*place) for name, place in table["arrays"].items()}
+        arrays = {name: _place(*place) for name, place in table["arrays"].items()}
         return Table(table["told"], arrays, _aligned(stop))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise SampleError(f"{path} is damaged: its table cannot be read ({error})") from error
 
 
-def _checked(dtype: str, shape: list[int], offset: int) -> tuple[str, tuple[int, ...], int]:
+def _place(dtype: str, shape: list[int], offset: int, checksum: int) -> Place:
     whole = all(type(number) is int and number >= 0 for number in (offset, *shape))
     if dtype not in _DTYPES or not whole or offset % _ALIGNMENT:
         raise ValueError(f"an array of {dtype} and shape {shape} at {offset}")
-    return dtype, tuple(shape), offset
+    return Place(dtype, tuple(shape), offset, checksum)
 
 
 def _views(buffer: Any, table: Table, path: str) -> Arrays:
-    if len(buffer) < table.nbytes:
-        raise SampleError(f"{path} is truncated: it has {len(buffer):,} bytes, its table wants {table.nbytes:,}")
+    _refuse_truncated(len(buffer), table, path)
     return Arrays(
         table.told,
         {
             name: np.frombuffer(buffer, dtype, prod(shape), table.data + offset).reshape(shape)
-            for name, (dtype, shape, offset) in table.arrays.items()
+            for name, (dtype, shape, offset, _) in table.arrays.items()
         },
     )
+
+
+def _refuse_truncated(nbytes: int, table: Table, path: str) -> None:
+    if nbytes < table.nbytes:
+        raise SampleError(f"{path} is truncated: it has {nbytes:,} bytes, its table wants {table.nbytes:,}")
+
+
+def _refuse_damaged(found: Arrays, table: Table, path: str) -> None:
+    for name, array in found.arrays.items():
+        if crc32(array.reshape(-1).view(np.uint8).data) != table.arrays[name].crc32:
+            raise _unusable(f"{path} is damaged: its array {name!r} is not what was written")
+
+
+def _unusable(text: str) -> SampleError:
+    error = SampleError(text)
+    note(error, "Remove the file, and it is made anew.")  # where that does not happen by itself
+    return error
 
 
 def _aligned(nbytes: int) -> int:

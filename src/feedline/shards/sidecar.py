@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +93,7 @@ def head_at(place: str, version: Version) -> Head | None:
         head = Head.of(arrays.table_of(place).told, place)
     except (OSError, SampleError):
         return None
-    return head if head.version == version else None
+    return head if head.version.same(version) else None
 
 
 def places(tar: str, folder: Pathlike | None) -> tuple[str, ...]:
@@ -126,17 +127,24 @@ def fitting(source: Source, place: str, opening: Callable[[str], arrays.Arrays] 
         index = Index(source.name, held.told, held.arrays, place)
         if index.fits(source):
             return index
-        reason = "the tar has changed"
+        reason, had_grids = "the tar has changed", "grids" in held.arrays
     except FileNotFoundError:
         return None
     except StoreError:
         raise
     except (OSError, SampleError) as error:
-        reason, held = str(error), arrays.Arrays({}, {})
+        reason, had_grids = str(error), _had_grids(place)
     remedy = f": restore them with feedline index --rebuild {source.name}"
-    lost = f", without the offsets that decode parts of pictures{remedy}" if "grids" in held.arrays else ""
+    lost = f", without the offsets that decode parts of pictures{remedy}" if had_grids else ""
     _log.warning("feedline: the index %s is made anew%s (%s)", place, lost, reason)
     return None
+
+
+def _had_grids(place: str) -> bool:
+    """Whether a damaged index held the lengths of grids, as far as its head can still tell."""
+    with suppress(OSError, SampleError):
+        return "grids" in arrays.table_of(place).arrays
+    return False
 
 
 def whole(index: Index, allow_truncated: bool) -> Index:
@@ -158,7 +166,8 @@ def kept(index: Index, version: Version, where: Sequence[str]) -> Index:
         held = arrays.opened(place)
         return Index(index.tar, held.told, held.arrays, place)
     _log.warning(
-        "feedline: the index of %s is held in memory, and made again in each process: %s can not be written to",
+        "feedline: the index of %s is held in memory, and made again in each process: %s can not be written to; "
+        "give index=, a folder that can be",
         index.tar,
         " and ".join(str(Path(place).parent) for place in where),
     )
