@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from feedline.datasets.arrays import Transform
 from feedline.datasets.arrow_objects import ArrowObjects
 from feedline.datasets.arrow_rows import ArrowRows
-from feedline.datasets.chunks import table_chunk
-from feedline.datasets.columns import Nulls
+from feedline.datasets.chunks import StructChunk, table_chunk
+from feedline.datasets.data_files import columns_of, paths_of
 from feedline.datasets.descriptions import place_of
 from feedline.datasets.files import Pathlike
 from feedline.datasets.kept_chunks import CACHE_NBYTES, KeptChunks
 from feedline.datasets.kinds import Struct, kinds_of, pyarrow, refuse_different
+from feedline.datasets.nulls import Nulls
 from feedline.datasets.paths import find, listed
 from feedline.datasets.spans import Int64s
 from feedline.datasets.tables import ChunkRows, TableDataset
@@ -61,6 +62,7 @@ class Arrow(TableDataset):
         checked = Nulls(nulls)
         self._objects: ArrowObjects | None = None
         self._rows: _InPlace | KeptChunks | ArrowRows
+        columns = columns_of(columns)
         found = _found(source, cache, options)
         if isinstance(found, Blobs):
             place = place_of("arrow-buffers", map(absolute, listed(source)), index)
@@ -69,7 +71,8 @@ class Arrow(TableDataset):
             self._rows = ArrowRows(objects, checked) if objects.by_rows else KeptChunks(objects, checked, cache_nbytes)
         else:
             self.kind = found.kind(columns)
-            sizes = np.array([batch.num_rows for batch in found.batches(columns)], np.int64)
+            batches = found.batches([name for name, _ in self.kind.fields])
+            sizes = np.array([batch.num_rows for batch in batches], np.int64)
             self._rows = _InPlace(found, self.kind, sizes, checked)
         checked.check(self.kind)
         super().__init__(sizes, transform)
@@ -108,10 +111,19 @@ class _InPlace:
         rows = self._rows
         if rows is None:
             names = [name for name, _ in self._kind.fields]
-            chunks = [table_chunk(self._kind, batch) for batch in self._source.batches(names)]
+            chunks = [self._chunk(number, batch) for number, batch in enumerate(self._source.batches(names))]
             rows = ChunkRows(self._kind, chunks, self._nulls, self._locate)
             self._rows = rows  # two threads may both have opened the files: either result serves
         return rows
+
+    def _chunk(self, number: int, batch: Any) -> StructChunk:
+        try:
+            return table_chunk(self._kind, batch)
+        except pyarrow(_WHAT).ArrowException as error:
+            raise SampleError(
+                f"the record batch of {batch.num_rows} rows from {self._locate(number, 0)} on cannot be read ({error});"
+                " write it again, in smaller ones, or leave columns out with columns=[...]"
+            ) from error
 
     def _locate(self, chunk: int, row: int) -> str:
         return self._source.locate(chunk, row, self._bounds)
@@ -123,7 +135,7 @@ class _InPlace:
 def _found(source: Any, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _Table | _Files | Blobs:
     if isinstance(source, pyarrow(_WHAT).Table):
         return _Table(source)
-    blobs = find(source, "**/*.arrow", cache=cache, options=options)
+    blobs = find(paths_of(source, "a pyarrow.Table"), "**/*.arrow", cache=cache, options=options)
     return _Files(blobs.names) if blobs.is_local else blobs
 
 

@@ -57,8 +57,7 @@ class ArrowObjects:
         batch = self._batch(number)
         views = self._blobs[self._place(number)[0]].read(batch.spans)
         with self._naming(number):
-            found = batch.made(views)
-        return table_chunk(self.kind, found)
+            return table_chunk(self.kind, batch.made(views))
 
     def rows(self, numbers: Sequence[int], rows: Sequence[Sequence[int]]) -> list[StructChunk]:
         """Rows of each of these record batches, all read at once; only if they are read `by_rows`."""
@@ -102,8 +101,7 @@ class ArrowObjects:
     def _rows(self, number: int, rows: Sequence[int], views: Iterator[memoryview]) -> StructChunk:
         batch = self._batch(number)
         with self._naming(number):
-            found = batch.rows(rows, list(islice(views, len(batch.row_spans(rows)))))
-        return table_chunk(self.kind, found)
+            return table_chunk(self.kind, batch.rows(rows, list(islice(views, len(batch.row_spans(rows))))))
 
     @contextmanager
     def _naming(self, number: int) -> Iterator[None]:

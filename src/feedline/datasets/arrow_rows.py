@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from feedline.datasets.arrow_objects import ArrowObjects
-from feedline.datasets.columns import Nulls
+from feedline.datasets.nulls import Nulls
 from feedline.datasets.spans import Int64s
 from feedline.datasets.tables import ChunkRows
 from feedline.rows import Empty

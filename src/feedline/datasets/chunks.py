@@ -1,7 +1,8 @@
-"""One chunk of an Arrow column as plain arrays: no copy, but for bits, decimals and dictionaries."""
+"""One chunk of an Arrow column as plain arrays: no copy, but for bits, decimals and views."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +53,31 @@ class StructChunk(NamedTuple):
         return sum(field.nbytes for field in self.fields)
 
 
-Chunk = NumberChunk | RaggedChunk | StructChunk
+class DictionaryChunk(NamedTuple):
+    """Row i is row `places[i]` of `values`, of which there are so many; where it `has_nulls`, -1 is one."""
+
+    places: Items
+    values: Chunk
+    length: int
+    has_nulls: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.places.array.nbytes + self.values.nbytes
+
+
+class PartedChunk(NamedTuple):
+    """Parts end to end: the rows from `bounds[k]` up to `bounds[k + 1]` are those of part k."""
+
+    parts: tuple[Chunk, ...]
+    bounds: NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+Chunk = NumberChunk | RaggedChunk | StructChunk | DictionaryChunk | PartedChunk
 
 
 def items(array: NDArray[Any]) -> Items:
@@ -65,9 +90,31 @@ def table_chunk(kind: Struct, batch: Any) -> StructChunk:
     return StructChunk(tuple(chunk_of(each, batch.column(name)) for name, each in kind.fields))
 
 
+def parted(kind: Kind, column: Any) -> Chunk:
+    """The chunk of an Arrow array that may itself come in several."""
+    parts = tuple(chunk_of(kind, part) for part in column.chunks)
+    return parts[0] if len(parts) == 1 else PartedChunk(parts, np.cumsum([0, *map(len, column.chunks)]))
+
+
+def nothing(kind: Kind, rows: int) -> Chunk:
+    """So many rows that are null."""
+    missing = items(np.ones(rows, np.bool_))
+    if isinstance(kind, Struct):
+        return StructChunk(tuple(nothing(each, rows) for _, each in kind.fields))
+    if isinstance(kind, Numbers):
+        count = rows * prod(kind.shape)
+        return NumberChunk(items(np.zeros(count, kind.dtype)), items(np.ones(count, np.bool_)))
+    child = nothing(kind.item, 0) if isinstance(kind, Lists) else NumberChunk(items(np.empty(0, np.uint8)), None)
+    return RaggedChunk(items(np.zeros(rows + 1, np.int32)), child, missing)
+
+
 def chunk_of(kind: Kind, array: Any) -> Chunk:
     """The chunk of an Arrow array whose type is of this kind; it keeps the array's buffers alive."""
     array = _plain(array)
+    if str(array.type) == "null":
+        return nothing(kind, len(array))
+    if hasattr(array, "dictionary"):
+        return _dictionary(kind, array)
     if isinstance(kind, Struct):
         # flatten() carries the nulls of the dict over to its fields
         return StructChunk(tuple(chunk_of(each, part) for (_, each), part in _fields(kind, array)))
@@ -83,32 +130,64 @@ def _fields(kind: Struct, array: Any) -> zip[tuple[tuple[str, Kind], Any]]:
 
 
 def _plain(array: Any) -> Any:
+    """The array without extensions and views, and with a dictionary in place of runs."""
     if hasattr(array, "storage"):
         return _plain(array.storage)
-    if hasattr(array, "dictionary"):
-        return _plain(array.dictionary_decode())
+    if hasattr(array, "run_ends"):
+        rows = np.arange(array.offset, array.offset + len(array))
+        runs = np.searchsorted(array.run_ends.to_numpy(), rows, side="right").astype(np.int32)
+        return pyarrow("a table").DictionaryArray.from_arrays(runs, array.values)
+    if hasattr(array, "sizes"):
+        return _in_order(array)
     target = _PLAIN.get(str(array.type))
     return array if target is None else array.cast(target)
+
+
+def _in_order(array: Any) -> Any:
+    """Lists that may lie anywhere, one after the other."""
+    arrow = pyarrow("a table")
+    sizes = array.sizes.to_numpy().astype(np.int64)
+    missing = _missing(array)
+    if missing is not None:
+        sizes[missing] = 0
+    mask = None if missing is None else arrow.array(missing)
+    return arrow.LargeListArray.from_arrays(np.cumsum([0, *sizes]), array.flatten(), mask=mask)
+
+
+def _dictionary(kind: Kind, array: Any) -> DictionaryChunk:
+    dtype, missing = np.dtype(array.indices.type.to_pandas_dtype()), _missing(array.indices)
+    places = _items(dtype, array.indices)
+    if missing is not None:
+        signed = np.int64 if dtype == np.uint64 else np.promote_types(dtype, np.int8)
+        places = np.where(missing, -1, places.astype(signed, copy=False))
+    values = chunk_of(kind, array.dictionary)
+    return DictionaryChunk(items(places), values, len(array.dictionary), missing is not None)
+
+
+def _decoded(array: Any) -> Any:
+    """The array without a dictionary."""
+    array = _plain(array)
+    return _decoded(array.dictionary_decode()) if hasattr(array, "dictionary") else array
 
 
 def _numbers(kind: Numbers, array: Any) -> NumberChunk:
     rows, missing = len(array), _missing(array)
     while hasattr(array.type, "list_size"):
         size = array.type.list_size
-        array = _plain(array.values.slice(array.offset * size, len(array) * size))
+        array = _decoded(array.values.slice(array.offset * size, len(array) * size))
         inner = _missing(array)
         if missing is not None:
             missing = missing.repeat(size)
         if inner is not None:
             missing = inner if missing is None else inner | missing
-    assert len(array) == rows * int(np.prod(kind.shape, dtype=np.int64))
+    assert len(array) == rows * prod(kind.shape)
     return NumberChunk(items(_items(kind.dtype, array)), None if missing is None else items(missing))
 
 
 def _items(dtype: np.dtype[Any], array: Any) -> NDArray[Any]:
     if str(array.type).startswith("decimal"):
         array = array.cast("float64", safe=False)
-    data = array.buffers()[1]
+    _, data = array.buffers() if array.type.num_buffers == 2 else (None, None)  # the type `null` has one
     if data is None:  # no row, or nothing but nulls
         return np.zeros(len(array), dtype)
     if dtype == np.bool_:
@@ -143,7 +222,9 @@ def _text(array: Any) -> RaggedChunk:
 def _lists(kind: Lists, array: Any) -> RaggedChunk:
     if hasattr(array.type, "list_size"):  # of fixed length, but not of numbers
         array = array.cast(pyarrow("a table").large_list(array.type.value_type))
-    return RaggedChunk(_offsets(array, array.buffers()[1]), chunk_of(kind.item, array.values), _row_missing(array))
+    # tensors are cut out of numbers, which therefore lie end to end
+    values = _decoded(array.values) if isinstance(kind.item, Numbers) else array.values
+    return RaggedChunk(_offsets(array, array.buffers()[1]), chunk_of(kind.item, values), _row_missing(array))
 
 
 def _offsets(array: Any, buffer: Any) -> Items:

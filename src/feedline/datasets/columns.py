@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from feedline import collate
 from feedline.datasets.chunks import Items, NumberChunk, RaggedChunk, StructChunk, items
 from feedline.datasets.kinds import Kind, Lists, Numbers, Struct, Text
+from feedline.datasets.nulls import Nulls
+from feedline.datasets.redirections import Redirection, redirected
 from feedline.datasets.spans import Int64s, Span
-from feedline.errors import ArgumentError, SampleError
+from feedline.errors import SampleError
 from feedline.rows import Empty, numpy_view, torch_empty
-
-Fill = str | bytes | float | None
 
 
 class CellError(SampleError):
@@ -30,49 +30,6 @@ class CellError(SampleError):
         self.column, self.at, self.problem = column, at, problem
 
 
-@dataclass(frozen=True, slots=True)
-class Nulls:
-    """What stands for missing values: "raise", "nan", a value, or one of these by the name of a column."""
-
-    policy: Any = "raise"
-
-    def check(self, kind: Struct) -> None:
-        """Raise `ArgumentError` where a column that is named cannot hold its value."""
-        if not isinstance(self.policy, Mapping):
-            return
-        kinds = dict(kind.fields)
-        for name, policy in self.policy.items():
-            if name not in kinds:
-                raise ArgumentError(f"nulls names the column {name!r}; there are {', '.join(kinds)}")
-            if policy not in ("raise", "nan") and _filling(kinds[name], policy) is None:
-                raise ArgumentError(f"nulls: column {name!r} cannot hold {policy!r}")
-
-    def fill(self, column: str, kind: Kind) -> Fill:
-        """The value for missing ones in a column of this kind; None if they raise."""
-        policy = self.policy
-        if isinstance(policy, Mapping):
-            policy = policy.get(column.partition(".")[0], "raise")
-        return None if policy == "raise" else _filling(kind, np.nan if policy == "nan" else policy)
-
-
-def _filling(kind: Kind, value: Any) -> Fill:
-    """The value if the kind can hold it."""
-    while isinstance(kind, Lists):
-        kind = kind.item
-    if isinstance(kind, Text):
-        return value if isinstance(value, bytes if kind.binary else str) else None
-    if not isinstance(kind, Numbers) or not isinstance(value, (int, float)):
-        return None
-    return value if kind.dtype.kind == "f" or _fits(value, kind.dtype) else None
-
-
-def _fits(value: float, dtype: np.dtype[Any]) -> bool:
-    if dtype == np.bool_:
-        return value in {0, 1}
-    bounds = np.iinfo(dtype)
-    return value == value // 1 and bounds.min <= value <= bounds.max
-
-
 class NumberColumn:
     """Tensors of one shape."""
 
@@ -81,7 +38,7 @@ class NumberColumn:
         self.width = prod(kind.shape)
         self.span = Span([chunk.items for chunk in chunks], kind.dtype)
         self.missing = _missing([chunk.missing for chunk in chunks], [len(chunk.items.array) for chunk in chunks])
-        self._fill = nulls.fill(name, kind)
+        self._nulls, self._fill = nulls, None if self.missing is None else nulls.fill(kind)
 
     def batch(self, which: Int64s, rows: Int64s, empty: Empty) -> torch.Tensor:
         """These rows as one tensor, in memory from `empty`."""
@@ -112,7 +69,8 @@ class NumberColumn:
         mask = self.missing.windows(which, places, shape, torch_empty).numpy()
         has_nulls = mask.any()
         if has_nulls and self._fill is None:
-            raise _null(self.name, self.kind, int(mask.reshape(len(mask), -1).any(axis=1).argmax()))
+            at = int(mask.reshape(len(mask), -1).any(axis=1).argmax())
+            raise CellError(self.name, at, self._nulls.problem(self.name, self.kind))
         out = self.span.windows(which, places, shape, empty)
         if has_nulls:
             numpy_view(out)[mask] = self._fill
@@ -127,14 +85,16 @@ class RaggedColumn:
         self._offsets = _of_one_dtype([chunk.offsets for chunk in chunks])
         rows = [len(chunk.offsets.array) - 1 for chunk in chunks]
         self._missing = _missing([chunk.missing for chunk in chunks], rows)
-        self._fill = nulls.fill(name, kind) if isinstance(kind, Text) else None
+        self._nulls, self._fill = nulls, None if self._missing is None else nulls.fill(kind)
 
     def bounds(self, which: Int64s, rows: Int64s) -> tuple[Int64s, Int64s, NDArray[np.bool_] | None]:
-        """Where rows begin and end, and which of them are missing, to be filled."""
+        """Where rows begin and end, and which of them are missing, to be filled: these are empty."""
         starts, stops = self._offsets.at(which, rows), self._offsets.at(which, rows + 1)
         missing = None if self._missing is None else self._missing.at(which, rows)
-        if missing is not None and missing.any() and self._fill is None:
-            raise _null(self.name, self.kind, int(missing.argmax()))
+        if missing is not None and missing.any():
+            if self._fill is None:
+                raise CellError(self.name, int(missing.argmax()), self._nulls.problem(self.name, self.kind))
+            stops = np.where(missing, starts, stops)
         return starts.astype(np.int64, copy=False), stops.astype(np.int64, copy=False), missing
 
 
@@ -205,12 +165,17 @@ class StructColumn:
     def __init__(self, name: str, kind: Struct, chunks: Sequence[StructChunk], nulls: Nulls) -> None:
         prefix = f"{name}." if name else ""
         self.fields: dict[str, Column] = {
-            each: column_of(prefix + each, kind_of_field, [chunk.fields[i] for chunk in chunks], nulls)
+            each: column_of(
+                prefix + each, kind_of_field, [chunk.fields[i] for chunk in chunks], nulls.within(prefix + each)
+            )
             for i, (each, kind_of_field) in enumerate(kind.fields)
+            if each not in kind.left_out
         }
 
     def samples(self, which: Int64s, rows: Int64s) -> list[Any]:
         """Each row as a dict."""
+        if not self.fields:
+            return [{} for _ in rows]
         names, columns = tuple(self.fields), [field.samples(which, rows) for field in self.fields.values()]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
@@ -219,12 +184,30 @@ class StructColumn:
         return {name: field.batch(which, rows, empty) for name, field in self.fields.items()}
 
 
-Column = NumberColumn | TextColumn | ListColumn | StructColumn
+class RedirectedColumn:
+    """Rows of another column."""
+
+    def __init__(self, column: Column, redirection: Redirection) -> None:
+        self._column, self._redirection = column, redirection
+
+    def samples(self, which: Int64s, rows: Int64s) -> list[Any]:
+        """The other column's samples."""
+        return self._column.samples(*self._redirection(which, rows))
+
+    def batch(self, which: Int64s, rows: Int64s, empty: Empty) -> Any:
+        """The other column's batch."""
+        return self._column.batch(*self._redirection(which, rows), empty)
+
+
+Column = NumberColumn | TextColumn | ListColumn | StructColumn | RedirectedColumn
 _BYTES = np.dtype(np.uint8)
 
 
 def column_of(name: str, kind: Kind, chunks: Sequence[Any], nulls: Nulls) -> Column:
     """The column that these chunks of one kind make together; "" names the table itself."""
+    found = redirected(kind, chunks, partial(CellError, name))
+    if found is not None:
+        return RedirectedColumn(column_of(name, kind, found.chunks, nulls), found.redirection)
     match kind:
         case Numbers():
             return NumberColumn(name, kind, chunks, nulls)
@@ -251,16 +234,6 @@ def _missing(masks: Sequence[Items | None], lengths: Sequence[int]) -> Span | No
         items(np.zeros(length, np.bool_)) if mask is None else mask for mask, length in zip(masks, lengths, strict=True)
     ]
     return Span(filled, np.dtype(np.bool_))
-
-
-def _null(column: str, kind: Kind, at: int) -> CellError:
-    if isinstance(kind, Lists):
-        return CellError(column, at, "is null, and no list can stand for it; leave such rows or this column out")
-    example = (
-        "''" if isinstance(kind, Text) else "'nan'" if isinstance(kind, Numbers) and kind.dtype.kind == "f" else "0"
-    )
-    top = column.partition(".")[0]
-    return CellError(column, at, f"is null; give nulls={{{top!r}: {example}}} to fill such values, or leave them out")
 
 
 def _of_row(error: CellError, starts: Int64s, stops: Int64s) -> CellError:

@@ -66,8 +66,9 @@ class _Making:
         arrow = _arrow()
         length, nulls = self._nodes.popleft()
         count = part.buffers + (self._views.popleft() if part.is_view else 0)
-        validity, *others = [self._buffer() for _ in range(count)]
-        buffers = [validity if validity.size else None, *others]
+        # nulls and runs have no validity, not even an empty one
+        validity, *others = [self._buffer() for _ in range(count)] if count else [None]
+        buffers = [validity or None, *others]
         if part.dictionary is None:
             children = [self.array(each) for each in part.parts]
             return arrow.Array.from_buffers(part.kind, length, buffers, nulls, children=children)

@@ -41,6 +41,9 @@ class Part(NamedTuple):
 
     def widths(self, times: int = 1) -> Iterator[int | None]:
         """The bits that a row has in each buffer if it has so many of this part; None where that depends on the row."""
+        if not self.buffers:  # nulls, or runs
+            yield None
+            return
         yield times  # validity
         if not self.parts:
             has_width = self.buffers == 2 and not self.is_view and self.dictionary is None
@@ -102,9 +105,10 @@ class Columns:
         if counts.sum() != count:
             return None
         nodes, buffers = body.nodes[..., self._wanted, :], body.buffers.copy()
-        validity = (counts.cumsum() - counts)[self._wanted]
+        has_validity = self._wanted & (counts > 0)
+        validity = (counts.cumsum() - counts)[has_validity]
         starts, stops = buffers[..., validity, 0], buffers[..., validity, 1]
-        buffers[..., validity, 1] = np.where(nodes[..., 1] == 0, starts, stops)
+        buffers[..., validity, 1] = np.where(body.nodes[..., has_validity, 1] == 0, starts, stops)
         views = body.views[self._wanted[self._is_view]]
         return Body(body.codec, nodes, views, buffers[..., self._wanted.repeat(counts), :])
 

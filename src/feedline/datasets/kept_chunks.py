@@ -11,11 +11,11 @@ import numpy as np
 
 from feedline import collate
 from feedline.datasets.chunks import StructChunk
-from feedline.datasets.columns import Nulls
 from feedline.datasets.kinds import Struct
+from feedline.datasets.nulls import Nulls
 from feedline.datasets.once import OnceCache
 from feedline.datasets.spans import Int64s
-from feedline.datasets.tables import ChunkRows
+from feedline.datasets.tables import ChunkRows, naming_unlike
 from feedline.per_process import PerProcess
 from feedline.rows import Empty
 
@@ -72,7 +72,12 @@ class KeptChunks:
             found = chunk_rows.samples(local, rows[places])
             for place, sample in zip(places.tolist(), found, strict=True):
                 samples[place] = sample
-        return collate.default(samples, empty=empty)
+
+        def locate(at: int) -> str:
+            return self._chunks.locate(int(which[at]), int(rows[at]))
+
+        with naming_unlike(lambda: samples, locate):
+            return collate.default(samples, empty=empty)
 
     def _runs(self, which: Int64s) -> Iterator[tuple[Int64s, ChunkRows, Int64s]]:
         """Which rows can be taken now, from what, and the chunk of each therein: as many chunks at a time as fit.

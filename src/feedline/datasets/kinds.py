@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,10 @@ class Numbers:
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
+    counts: str = ""
+    """Of times: their Arrow type, because the same integers of another unit or zone are another time."""
+    arrow: str = field(default="", compare=False)
+    """The Arrow type, of which some are read alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,9 @@ class Text:
     """A `str` for each row, or `bytes` where `binary`."""
 
     binary: bool = False
+    absent: str | None = field(default=None, compare=False)
+    """What stands for null unless something else is given, where null is nothing out of the ordinary."""
+    arrow: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +40,16 @@ class Lists:
     """Any number of items for each row: one tensor if they are numbers, else a list."""
 
     item: Kind
+    arrow: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """A dict for each row."""
+    """A dict for each row, without those of the stored `fields` that are `left_out`."""
 
     fields: tuple[tuple[str, Kind], ...]
+    left_out: frozenset[str] = frozenset()
+    arrow: str = field(default="", compare=False)
 
 
 Kind = Numbers | Text | Lists | Struct
@@ -60,23 +71,33 @@ def pyarrow(what: str) -> Any:
 
 def kind_of(arrow_type: Any, column: str) -> Kind:
     """What a column of this Arrow type becomes; ArgumentError names one that becomes nothing."""
+    return replace(_kind_of(arrow_type, column), arrow=str(arrow_type))
+
+
+def _kind_of(arrow_type: Any, column: str) -> Kind:
     types = pyarrow("a table").types
-    if types.is_dictionary(arrow_type):
+    if types.is_dictionary(arrow_type) or types.is_run_end_encoded(arrow_type):
         return kind_of(arrow_type.value_type, column)
     if types.is_struct(arrow_type):
         fields = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
         return Struct(tuple((field.name, kind_of(field.type, f"{column}.{field.name}")) for field in fields))
-    if types.is_list(arrow_type) or types.is_large_list(arrow_type):
+    if types.is_map(arrow_type):
+        pair = (("key", arrow_type.key_type), ("value", arrow_type.item_type))
+        return Lists(Struct(tuple((name, kind_of(each, f"{column}.{name}")) for name, each in pair)))
+    if _is_list(types, arrow_type):
         return Lists(kind_of(arrow_type.value_type, column))
     if types.is_fixed_size_list(arrow_type):
         return _fixed_lists(arrow_type, column)
     if hasattr(arrow_type, "storage_type"):
         return _extension(arrow_type, column)
-    if _is_text(types, arrow_type):
-        return Text()
-    if _is_bytes(types, arrow_type):
-        return Text(binary=True)
+    if _is_text(types, arrow_type) or _is_bytes(types, arrow_type):
+        return Text(binary=_is_bytes(types, arrow_type))
     return _numbers(types, arrow_type, column)
+
+
+def _is_list(types: Any, arrow_type: Any) -> bool:
+    tests = (types.is_list, types.is_large_list, types.is_list_view, types.is_large_list_view)
+    return any(test(arrow_type) for test in tests)
 
 
 def _is_text(types: Any, arrow_type: Any) -> bool:
@@ -91,7 +112,7 @@ def _is_bytes(types: Any, arrow_type: Any) -> bool:
 def _fixed_lists(arrow_type: Any, column: str) -> Kind:
     item = kind_of(arrow_type.value_type, column)
     if isinstance(item, Numbers):
-        return Numbers(item.dtype, (arrow_type.list_size, *item.shape))
+        return replace(item, shape=(arrow_type.list_size, *item.shape))
     return Lists(item)
 
 
@@ -104,11 +125,11 @@ def _extension(arrow_type: Any, column: str) -> Kind:
     permutation = getattr(arrow_type, "permutation", None)
     if permutation is not None and list(permutation) != sorted(permutation):
         raise ArgumentError(f"column {column!r} holds tensors with permuted dimensions; rewrite it in row-major order")
-    return Numbers(stored.dtype, tuple(arrow_type.shape))
+    return replace(stored, shape=tuple(arrow_type.shape))
 
 
 def _numbers(types: Any, arrow_type: Any, column: str) -> Numbers:
-    if types.is_decimal(arrow_type):
+    if types.is_decimal(arrow_type) or types.is_null(arrow_type):  # of nothing but nulls, floats are what pandas makes
         return Numbers(np.dtype(np.float64))
     if types.is_boolean(arrow_type) or types.is_integer(arrow_type) or types.is_floating(arrow_type):
         return Numbers(np.dtype(arrow_type.to_pandas_dtype()))
@@ -118,42 +139,130 @@ def _numbers(types: Any, arrow_type: Any, column: str) -> Numbers:
             f"column {column!r} is of the Arrow type {arrow_type}, of which no tensor, text, list or dict can be made;"
             " leave it out with columns=[...], or cast it before"
         )
-    return Numbers(np.dtype(stored))
+    return Numbers(np.dtype(stored), counts=str(arrow_type))
 
 
 def kinds_of(schema: Any, columns: Iterable[str] | None, source: str) -> Struct:
-    """The kind of a sample: a dict of these columns (None: all); ArgumentError names one that is not there."""
-    names = list(schema.names if columns is None else columns)
-    for name in names:
-        if schema.names.count(name) != 1:
-            found = "more than once" if name in schema.names else f"not at all; there are {', '.join(schema.names)}"
-            raise ArgumentError(f"column {name!r} is in {source} {found}")
-    if not names:
+    """The kind of a sample: a dict of these columns, or members of columns (`"image.bytes"`); None means all.
+
+    ArgumentError names one that is not there.
+    """
+    asked = _asked(schema.names, schema.names if columns is None else columns, source)
+    if not asked:
         raise ArgumentError(f"no column is left to read from {source}; it has {', '.join(schema.names) or 'none'}")
-    return Struct(tuple((name, kind_of(schema.field(name).type, name)) for name in names))
+    features = _features(schema)
+    found = []
+    for name, members in asked.items():
+        kind = _with_absent_paths(kind_of(schema.field(name).type, name), features.get(name))
+        found.append((name, _narrowed(kind, members, name, source)))
+    return Struct(tuple(found))
+
+
+def _asked(names: Sequence[str], columns: Iterable[str], source: str) -> dict[str, list[str]]:
+    """By column, the paths therein that are asked for; "" is the column itself."""
+    asked: dict[str, list[str]] = {}
+    for column in columns:
+        name = _beginning(column, names)
+        if name is None or names.count(name) != 1:
+            found = f"not at all; there are {', '.join(names)}" if name is None else "more than once"
+            raise ArgumentError(f"column {column!r} is in {source} {found}")
+        asked.setdefault(name, []).append(column[len(name) + 1 :])
+    return asked
+
+
+def _beginning(path: str, names: Iterable[str]) -> str | None:
+    """The name, which may itself have dots, that a path is or begins with."""
+    fitting = [name for name in names if path == name or path.startswith(f"{name}.")]
+    return max(fitting, key=len, default=None)
+
+
+def _narrowed(kind: Kind, members: Sequence[str], column: str, source: str) -> Kind:
+    """Without what is on none of these paths."""
+    if "" in members:
+        return kind
+    if isinstance(kind, Lists):
+        return replace(kind, item=_narrowed(kind.item, members, column, source))
+    fields = dict(kind.fields) if isinstance(kind, Struct) else {}
+    asked: dict[str, list[str]] = {}
+    for member in members:
+        name = _beginning(member, fields)
+        if name is None:
+            there = ", ".join(f"{column}.{name}" for name in fields) or f"{column}, which has no members"
+            raise ArgumentError(f"column {f'{column}.{member}'!r} is in {source} not at all; there are {there}")
+        asked.setdefault(name, []).append(member[len(name) + 1 :])
+    assert isinstance(kind, Struct)
+    narrowed = {name: _narrowed(fields[name], each, f"{column}.{name}", source) for name, each in asked.items()}
+    return replace(kind, fields=tuple((fields | narrowed).items()), left_out=frozenset(fields.keys() - asked.keys()))
+
+
+_WITH_PATHS = {"Image", "Audio", "Video"}
+"""Features of `datasets` that are stored as a struct of `bytes` and a `path`, one of which suffices."""
+
+
+def _features(schema: Any) -> Mapping[str, Any]:
+    """What `datasets` has noted of the columns; nothing if another library wrote them."""
+    try:
+        noted = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return noted if isinstance(noted, Mapping) else {}
+
+
+def bare(schema: Any) -> Any:
+    """The schema without metadata, but for those that `kinds_of` looks into."""
+    features = _features(schema)
+    return schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})} if features else None)
+
+
+def _with_absent_paths(kind: Kind, feature: Any) -> Kind:
+    """With "" for paths that are null, if this feature has some."""
+    if isinstance(kind, Lists):
+        return replace(kind, item=_with_absent_paths(kind.item, feature))
+    while isinstance(feature, list) or (isinstance(feature, Mapping) and "feature" in feature and "_type" in feature):
+        feature = feature[0] if isinstance(feature, list) else feature["feature"]
+    if not isinstance(kind, Struct) or not isinstance(feature, Mapping):
+        return kind
+    if feature.get("_type") in _WITH_PATHS:
+        fields = [(name, _absent(each) if name == "path" else each) for name, each in kind.fields]
+    else:
+        fields = [(name, _with_absent_paths(each, feature.get(name))) for name, each in kind.fields]
+    return replace(kind, fields=tuple(fields))
+
+
+def _absent(kind: Kind) -> Kind:
+    return replace(kind, absent="") if isinstance(kind, Text) and not kind.binary else kind
 
 
 def refuse_different(kinds: Sequence[Struct], paths: Sequence[str]) -> None:
     """Raise `SampleError` naming both files and the column where files do not have the same columns."""
     for kind, path in zip(kinds, paths, strict=True):
-        if [name for name, _ in kind.fields] != [name for name, _ in kinds[0].fields]:
-            ours, theirs = ({name for name, _ in each.fields} for each in (kinds[0], kind))
+        if _names(kind) != _names(kinds[0]):
+            ours, theirs = set(_names(kinds[0])), set(_names(kind))
             raise SampleError(
                 f"{path} and {paths[0]} do not have the same columns: {', '.join(sorted(ours ^ theirs)) or 'the order'}"
                 " differs; name those that all files have with columns=[...]"
             )
-        unlike = _difference(kinds[0], kind)
+        unlike = _difference("", kinds[0], kind)
         if unlike is not None:
             name, one, other = unlike
             raise SampleError(
-                f"column {name!r} is {one} in {paths[0]}, but {other} in {path}; write one of them again with the"
-                " type of the other, or read them as two datasets"
+                f"column {name!r} is {one.arrow} in {paths[0]}, but {other.arrow} in {path}; write one of them again"
+                " with the type of the other, or read them as two datasets"
             )
 
 
-def _difference(expected: Struct, found: Struct) -> tuple[str, Kind, Kind] | None:
-    """The first column whose kinds differ, or None; both have the same columns in the same order."""
-    for (name, one), (_, other) in zip(expected.fields, found.fields, strict=True):
-        if one != other:
-            return name, one, other
-    return None
+def _names(kind: Struct) -> list[str]:
+    return [name for name, _ in kind.fields]
+
+
+def _difference(path: str, expected: Kind, found: Kind) -> tuple[str, Kind, Kind] | None:
+    """The path of the first column, or member of one, whose kinds differ, and these; None if all are the same."""
+    if isinstance(expected, Lists) and isinstance(found, Lists):
+        return _difference(path, expected.item, found.item)
+    if isinstance(expected, Struct) and isinstance(found, Struct) and _names(expected) == _names(found):
+        for (name, one), (_, other) in zip(expected.fields, found.fields, strict=True):
+            unlike = _difference(f"{path}.{name}" if path else name, one, other)
+            if unlike is not None:
+                return unlike
+        return None
+    return None if expected == found else (path, expected, found)

@@ -11,20 +11,23 @@ from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
 from feedline.datasets.chunks import StructChunk
-from feedline.datasets.columns import Nulls
+from feedline.datasets.data_files import columns_of, data_files, paths_of
 from feedline.datasets.descriptions import place_of
 from feedline.datasets.files import Pathlike
 from feedline.datasets.hive import Partitions
 from feedline.datasets.kept_chunks import CACHE_NBYTES, KeptChunks
 from feedline.datasets.kinds import pyarrow
+from feedline.datasets.nulls import Nulls
 from feedline.datasets.once import OnceCache
 from feedline.datasets.parquet_files import WHAT, Files, FilesystemFiles, StoredFiles, refuse_two_readers
 from feedline.datasets.parquet_footers import Footers
-from feedline.datasets.paths import Paths, find, listed
+from feedline.datasets.paths import Paths
 from feedline.datasets.row_filters import Filters
 from feedline.datasets.row_groups import RowGroups
 from feedline.datasets.spans import Int64s
 from feedline.datasets.tables import TableDataset
+from feedline.errors import ArgumentError
+from feedline.listings import digest_of
 from feedline.rows import Empty, within
 from feedline.stores import Cache, CachedStore, Want
 from feedline.stores.addresses import absolute
@@ -34,12 +37,14 @@ class Parquet(TableDataset):
     """Rows of Parquet files as samples: dicts by column, with the dtypes that are stored.
 
     `paths` is a path or address, a folder of `.parquet` files, a glob or brace pattern, or a list of them; with
-    `filesystem` (of `pyarrow.fs`), paths within it. Numbers, booleans, times (the integers stored: days, microseconds,
-    ...) and decimals (as float64) become tensors; lists of numbers tensors of one dimension more; texts `str` and
-    `bytes`; structs dicts; other lists stay lists. Folders named `year=2024` make a column more. `nulls` says what
-    stands for missing values: "raise", "nan", a value, or a dict of these by column. `filters` are pyarrow's
-    `[("year", ">", 2020), ...]`, all of which must hold, or a list of such lists, one of which must; of row groups that
-    cannot match, by their folders or statistics, nothing is read.
+    `filesystem` (of `pyarrow.fs`), paths within it. What in a folder begins with `_` or `.` is left out. Numbers,
+    booleans, times (the integers stored: days, microseconds, ...) and decimals (as float64) become tensors; lists of
+    numbers tensors of one dimension more; texts `str` and `bytes`; structs dicts; other lists stay lists, and maps are
+    lists of dicts with `key` and `value`. Folders named `year=2024` make a column more. `nulls` says what stands for
+    missing values: "raise", "nan", a value, `[]` for lists, a tuple of which the first that fits counts, or a dict of
+    these by column or member ("image.path"). `filters` are pyarrow's `[("year", ">", 2020), ...]`, all of which must
+    hold, or a list of such lists, one of which must; of row groups that cannot match, by their folders or statistics,
+    nothing is read.
 
     Row groups are the shards. One is decoded whole when a row of it is needed; decoded ones are kept, per process,
     within `cache_nbytes`. So any order is fast while the decoded columns fit there; for larger data
@@ -65,23 +70,30 @@ class Parquet(TableDataset):
     ) -> None:
         pyarrow(WHAT)
         refuse_two_readers(filesystem, cache=cache, options=options)
-        given = [os.fspath(path) for path in listed(paths)]
+        asked, columns = paths_of(paths), columns_of(columns)
+        given = [os.fspath(path) for path in asked]
         files: Files
         if filesystem is None:
-            files = StoredFiles(find(paths, "**/*.parquet", cache=cache, options=options))
+            files = StoredFiles(data_files(asked, "**/*.parquet", cache=cache, options=options))
         else:
-            files = FilesystemFiles(filesystem, paths)
+            files = FilesystemFiles(filesystem, asked)
         wanted = None if filters is None else Filters(filters)
-        footers = Footers(files, place_of("parquet", map(absolute, given), index))
+        footers = Footers(files, place_of("parquet-footers", map(absolute, given), index))
         self._groups = RowGroups(files, footers, Partitions(files.names, given), columns, wanted)
         self.kind = self._groups.kind
         checked = Nulls(nulls)
         checked.check(self.kind)
+        self._names = files.names
         self._kept = KeptChunks(self._groups, checked, cache_nbytes)
         self._chosen: NDArray[np.int32] | None = None
         sizes = self._groups.sizes
         if wanted is not None:
             chosen = self._groups.rows_where(wanted)
+            if sizes.any() and not any(map(len, chosen)):
+                raise ArgumentError(
+                    f"filters={filters!r} leave none of the {sizes.sum()} rows of {files.names[0]}"
+                    f"{f' and {len(files.names) - 1} more' * (len(files.names) > 1)}: check their values"
+                )
             sizes = np.array([len(rows) for rows in chosen], np.int64)
             self._chosen = np.concatenate([np.empty(0, np.int32), *chosen])
         super().__init__(sizes, transform)
@@ -90,6 +102,11 @@ class Parquet(TableDataset):
     def decoded(self) -> OnceCache[int, StructChunk]:
         """The decoded row groups of this process, by number: their bytes, and how many were decoded so far."""
         return self._kept.decoded
+
+    @property
+    def listing_digest(self) -> str:
+        """Of the names of the files in their order, and the rows of each row group, for a loader's state."""
+        return digest_of(self._names, self.shard_sizes)
 
     def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, Want]]:
         """What reading these samples will want from which cache, so that a loader can fetch it before."""

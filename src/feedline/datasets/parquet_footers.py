@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from feedline import extras
+from feedline.cancelling import DaemonPool
 from feedline.datasets.descriptions import Descriptions
-from feedline.datasets.kinds import pyarrow
+from feedline.datasets.kinds import bare, pyarrow
 from feedline.datasets.parquet_files import WHAT, Files, naming
 from feedline.errors import SampleError
 from feedline.per_process import PerProcess
@@ -29,7 +29,7 @@ _PARSED = 256
 _KEPT_FROM = 1000
 """From so many files of this machine on, opening a table takes noticeably longer than looking into an index."""
 
-_SIZES = struct.Struct("<II")
+_SIZES = struct.Struct("<IIQ")
 
 
 class Summary(NamedTuple):
@@ -39,6 +39,8 @@ class Summary(NamedTuple):
     """The rows of each row group, int64."""
     schema: bytes
     """The Arrow schema, as Arrow serializes it."""
+    largest_nbytes: int
+    """Of its largest row group, in all its columns, not compressed."""
 
 
 class Footers:
@@ -86,7 +88,7 @@ class Footers:
         return None if found is None else memoryview(found)
 
     def _made_at_once(self, numbers: Sequence[int]) -> Iterator[memoryview]:
-        with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+        with DaemonPool(_READ_AT_ONCE) as pool:
             yield from pool.map(self._made, numbers)
 
     def _made(self, number: int) -> memoryview:
@@ -96,10 +98,11 @@ class Footers:
         with naming(self._name(number)):
             file = extras.load("pyarrow.parquet", "arrow", WHAT).ParquetFile(arrow.BufferReader(footer))
             metadata = self._parsed().put(number, file.metadata)
-            groups = range(metadata.num_row_groups)
-            sizes = np.array([metadata.row_group(group).num_rows for group in groups], "<i8").tobytes()
-            schema = file.schema_arrow.remove_metadata().serialize().to_pybytes()
-        return memoryview(b"".join([_SIZES.pack(len(sizes), len(schema)), sizes, schema, footer]))
+            groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+            sizes = np.array([group.num_rows for group in groups], "<i8").tobytes()
+            largest = max((group.total_byte_size for group in groups), default=0)
+            schema = bare(file.schema_arrow).serialize().to_pybytes()
+        return memoryview(b"".join([_SIZES.pack(len(sizes), len(schema), max(0, largest)), sizes, schema, footer]))
 
     def _read(self, number: int) -> memoryview:
         """One request, but for footers that are longer than usual."""
@@ -118,7 +121,7 @@ class Footers:
 
 
 def _split(description: memoryview) -> tuple[Summary, memoryview]:
-    sizes, schema = _SIZES.unpack_from(description)
+    sizes, schema, largest = _SIZES.unpack_from(description)
     first, second = _SIZES.size + sizes, _SIZES.size + sizes + schema
-    summary = Summary(bytes(description[_SIZES.size : first]), bytes(description[first:second]))
+    summary = Summary(bytes(description[_SIZES.size : first]), bytes(description[first:second]), largest)
     return summary, description[second:]

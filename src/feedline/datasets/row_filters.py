@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import and_, or_
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,10 @@ Predicate = tuple[str, str, Any]
 
 
 class Filters:
-    """pyarrow's filters: (column, operator, value), all of which must hold; or lists of these, one of which must."""
+    """pyarrow's filters: (column, operator, value), all of which must hold; or lists of these, one of which must.
+
+    Unlike there, == and != None are true of what is null, and of what is not.
+    """
 
     def __init__(self, filters: Sequence[Any]) -> None:
         self._alternatives = _alternatives(filters)
@@ -38,6 +43,9 @@ class Filters:
 
     def row_groups(self, path: str, footer: Any, schema: Any, values: dict[str, Any]) -> list[int]:
         """The row groups of a file in which a row may match, by its statistics and its partition columns' values."""
+        for name in self.names:
+            if name not in schema.names:
+                raise ArgumentError(f"filters: {name!r} is a member of a column; only whole columns can be compared")
         dataset = extras.load("pyarrow.dataset", "arrow", "datasets.Parquet")
         source = pyarrow("datasets.Parquet").BufferReader(footer)
         told = _told(dataset, values) if values else None
@@ -50,6 +58,9 @@ class Filters:
         """The numbers of the rows that match."""
         with _naming(path):
             return _numbers(table, _expression(self._alternatives))
+
+
+_ROW = "\0row"
 
 
 def _alternatives(filters: Any) -> list[list[Predicate]]:
@@ -75,11 +86,21 @@ def _no_filters(each: Any) -> ArgumentError:
 
 
 def _expression(alternatives: Sequence[Sequence[Predicate]]) -> Any:
-    parquet = extras.load("pyarrow.parquet", "arrow", "datasets.Parquet")
-    try:
-        return parquet.filters_to_expression([[tuple(each) for each in all_of] for all_of in alternatives])
-    except ValueError as error:
-        raise ArgumentError(f"filters: {error}") from error
+    return reduce(or_, (reduce(and_, map(_condition, all_of)) for all_of in alternatives))
+
+
+def _condition(predicate: Predicate) -> Any:
+    name, operator, value = predicate
+    if value is not None:
+        parquet = extras.load("pyarrow.parquet", "arrow", "datasets.Parquet")
+        try:
+            return parquet.filters_to_expression([(name, operator, value)])
+        except ValueError as error:
+            raise ArgumentError(f"filters: {error}") from error
+    field = extras.load("pyarrow.dataset", "arrow", "datasets.Parquet").field(name)
+    if operator not in {"=", "==", "!="}:
+        raise ArgumentError(f"filters: null is neither less nor more: ({name!r}, {operator!r}, None) needs == or !=")
+    return field.is_valid() if operator == "!=" else field.is_null()
 
 
 def _told(dataset: Any, values: dict[str, Any]) -> Any:
@@ -94,8 +115,11 @@ def _told(dataset: Any, values: dict[str, Any]) -> Any:
 
 def _numbers(table: Any, condition: Any) -> NDArray[np.int32]:
     arrow = pyarrow("datasets.Parquet")
-    numbered = table.append_column("", arrow.array(np.arange(table.num_rows, dtype=np.int32)))
-    found: NDArray[np.int32] = numbered.filter(condition).column("").to_numpy()
+    dataset = extras.load("pyarrow.dataset", "arrow", "datasets.Parquet")
+    numbered = table.append_column(_ROW, arrow.array(np.arange(table.num_rows, dtype=np.int32)))
+    # Table.filter would copy all columns, of which one may be larger than Arrow can copy at once.
+    matching = dataset.dataset(numbered).to_table(columns=[_ROW], filter=condition)
+    found: NDArray[np.int32] = matching.column(_ROW).to_numpy()
     return found
 
 

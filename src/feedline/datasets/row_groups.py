@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -10,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.datasets.chunks import StructChunk, chunk_of
+from feedline.datasets.chunks import StructChunk, parted
 from feedline.datasets.concurrently import Concurrently
 from feedline.datasets.hive import Partitions
 from feedline.datasets.kinds import Struct, kinds_of, pyarrow, refuse_different
@@ -20,7 +23,7 @@ from feedline.datasets.row_filters import Filters
 from feedline.datasets.sparse import joined
 from feedline.errors import SampleError
 from feedline.per_process import PerProcess
-from feedline.stores import CachedStore, Want
+from feedline.stores import CachedStore, ObjectNotFoundError, StoreError, Want
 from feedline.stores.protocol import Range
 from feedline.stores.recent import Recent
 
@@ -29,6 +32,12 @@ T = TypeVar("T")
 _PLANS = 4096
 _LIMIT_NBYTES = 256 << 20
 """So much is held at once while rows are looked for."""
+_LARGE_NBYTES = 2 << 30
+_PIECES = (16, 256, 4096)
+
+
+class RowGroupWarning(RuntimeWarning):
+    """A row group is so large that decoding it takes much of the memory."""
 
 
 class _Plan(NamedTuple):
@@ -57,11 +66,13 @@ class RowGroups:
         self._first = np.cumsum([0, *map(len, sizes)])
         self._plans: PerProcess[Recent[int, _Plan]] = PerProcess(partial(Recent, _PLANS))
         self._concurrently = Concurrently()
+        self._warn_of_large([summary.largest_nbytes for summary in summaries])
 
     def decoded(self, group: int) -> StructChunk:
         """The columns of a row group."""
-        arrays = self._arrays(group, [name for name, _ in self.kind.fields])
-        return StructChunk(tuple(chunk_of(kind, arrays[name]) for name, kind in self.kind.fields))
+        columns = self._columns(group, [name for name, _ in self.kind.fields])
+        with naming(self._called(group)):
+            return StructChunk(tuple(parted(kind, columns[name]) for name, kind in self.kind.fields))
 
     def each(self, work: Callable[[int], T], groups: Sequence[int], limit_nbytes: int) -> Iterator[T]:
         """`work` of each of these row groups, in order; what is far away is worked on ahead, several at once."""
@@ -109,29 +120,60 @@ class RowGroups:
         return filters.row_groups(path, self._footers.footer(file), schema, self._partitions.values(file))
 
     def _rows_where(self, filters: Filters, group: int) -> NDArray[np.int32]:
-        table = pyarrow(WHAT).table(self._arrays(group, filters.names))
+        table = pyarrow(WHAT).table(self._columns(group, filters.names))
         return filters.rows(self._files.names[self._place(group)[0]], table)
 
-    def _arrays(self, group: int, names: Sequence[str]) -> dict[str, Any]:
-        """The columns of a row group by name, as Arrow arrays."""
+    def _columns(self, group: int, names: Sequence[str]) -> dict[str, Any]:
+        """The columns of a row group by name, as chunked arrays of Arrow's."""
         file, _ = self._place(group)
         told = set(self._partitions.names)
         stored = [name for name in names if name not in told]
-        found = dict(zip(stored, self._batch(group, stored).columns, strict=True)) if stored else {}
+        table = self._table(group, stored) if stored else None
         rows = int(self.sizes[group])
-        return {name: self._partitions.column(name, file, rows) if name in told else found[name] for name in names}
+        return {
+            name: table.column(name)
+            if table is not None and name not in told
+            else pyarrow(WHAT).chunked_array([self._partitions.column(name, file, rows)])
+            for name in names
+        }
 
-    def _batch(self, group: int, names: Sequence[str]) -> Any:
+    def _table(self, group: int, names: Sequence[str]) -> Any:
         file, number = self._place(group)
-        what = f"row group {number} of {self._files.names[file]}"
         spans = [] if self._files.is_local else self._planned(group, names).spans
-        with self._files.opened(file, self._footers.metadata(file), spans) as opened, naming(what):
-            # a worker process has one thread of torch's, and takes one here
-            table = opened.read_row_group(number, columns=list(names), use_threads=torch.get_num_threads() > 1)
-            batches = table.select(list(names)).combine_chunks().to_batches()
-        if len(batches) != 1:
-            raise SampleError(f"{what} holds more than 2 GiB in one column; write it again in smaller ones")
-        return batches[0]
+        try:
+            with self._files.opened(file, self._footers.metadata(file), spans) as opened, naming(self._called(group)):
+                return _read(opened, number, list(names))
+        except FileNotFoundError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise ObjectNotFoundError(
+                f"{self._called(group)} cannot be read: the file was there when this dataset was made, and is gone;"
+                " restore it, or make the dataset anew"
+            ) from error
+
+    def _called(self, group: int) -> str:
+        file, number = self._place(group)
+        return f"row group {number} of {self._files.names[file]}"
+
+    def _warn_of_large(self, largest: Sequence[int]) -> None:
+        """Warn of the first row group whose chosen columns are large; of most files their largest one tells enough."""
+        limit = _large_nbytes()
+        groups = (
+            group
+            for file, nbytes in enumerate(largest)
+            if nbytes > limit
+            for group in range(int(self._first[file]), int(self._first[file + 1]))
+            if self._plan(group).nbytes > limit
+        )
+        group = next(groups, None)
+        if group is not None:
+            warnings.warn(
+                f"{self._called(group)} has {self._plan(group).nbytes / (1 << 30):.1f} GiB in the columns that are"
+                " read, and each process decodes it as a whole; choose fewer with columns=[...], or write the files"
+                " again in smaller ones (row_group_size= of pyarrow.parquet.write_table)",
+                RowGroupWarning,
+                stacklevel=4,
+            )
 
     def _plan(self, group: int) -> _Plan:
         """Of the columns that make samples."""
@@ -175,6 +217,33 @@ def _kind(
         if also:
             kinds_of(schema, also, path)  # raises for a column that is not there
     return kinds[0]
+
+
+def _read(opened: Any, number: int, names: list[str]) -> Any:
+    """Columns of a row group as a table; in several batches where pyarrow cannot give one."""
+    # a worker process has one thread of torch's, and takes one here
+    options = {"columns": names, "use_threads": torch.get_num_threads() > 1}
+    try:
+        return opened.read_row_group(number, **options)
+    except pyarrow(WHAT).ArrowNotImplementedError:  # more than 2 GiB of texts within lists or dicts
+        for pieces in _PIECES:
+            with suppress(pyarrow(WHAT).ArrowNotImplementedError):
+                return in_pieces(opened, number, pieces, options)
+        raise
+
+
+def in_pieces(opened: Any, number: int, pieces: int, options: dict[str, Any]) -> Any:
+    """Columns of a row group as a table of about so many chunks."""
+    rows = opened.metadata.row_group(number).num_rows
+    batches = opened.iter_batches(-(-rows // pieces), row_groups=[number], **options)
+    return pyarrow(WHAT).Table.from_batches(list(batches))
+
+
+def _large_nbytes() -> int:
+    """From so many bytes on a row group is large: a quarter of what the machine has, or 2 GiB if that is less."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
+        return _LARGE_NBYTES
+    return min(_LARGE_NBYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
 
 
 def _is_of(column: Any, names: set[str]) -> bool:

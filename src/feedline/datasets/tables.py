@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,12 @@ from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
 from feedline.datasets.chunks import StructChunk
-from feedline.datasets.columns import CellError, Nulls, StructColumn
+from feedline.datasets.columns import CellError, StructColumn
 from feedline.datasets.decoding import Step
 from feedline.datasets.kinds import Struct
+from feedline.datasets.nulls import Nulls
 from feedline.datasets.spans import Int64s
-from feedline.errors import SampleError
+from feedline.errors import SampleError, note
 from feedline.rows import Empty, as_indices, one_within, within
 
 Locate = Callable[[int, int], str]
@@ -43,13 +46,48 @@ class ChunkRows:
     def batch(self, which: Int64s, rows: Int64s, empty: Empty) -> dict[str, Any]:
         """What default-collating the samples gives, tensors in memory from `empty`."""
         try:
-            return self._columns.batch(which, rows, empty)
+            with naming_unlike(partial(self.samples, which, rows), partial(self._where, which, rows)):
+                return self._columns.batch(which, rows, empty)
         except CellError as error:
             raise self._located(error, which, rows) from error
 
     def _located(self, error: CellError, which: Int64s, rows: Int64s) -> SampleError:
-        where = self._locate(int(which[error.at]), int(rows[error.at]))
-        return SampleError(f"{where}: column {error.column!r} {error.problem}")
+        return SampleError(f"{self._where(which, rows, error.at)}: column {error.column!r} {error.problem}")
+
+    def _where(self, which: Int64s, rows: Int64s, at: int) -> str:
+        return self._locate(int(which[at]), int(rows[at]))
+
+
+@contextmanager
+def naming_unlike(samples: Callable[[], Sequence[dict[str, Any]]], locate: Callable[[int], str]) -> Iterator[None]:
+    """Note on an error of collating these samples which row is the first that is not shaped like row 0."""
+    try:
+        yield
+    except RuntimeError as error:
+        with suppress(SampleError):  # another column may have a null, which would have been met later
+            found = _unlike([{name: _shape(value) for name, value in sample.items()} for sample in samples()])
+            if found is not None:
+                at, name, shape, first = found
+                note(error, f"{locate(at)}: column {name!r} has shape {shape}, and {first} in {locate(0)}")
+        raise
+
+
+def _unlike(shapes: Sequence[dict[str, Any]]) -> tuple[int, str, Any, Any] | None:
+    """The first row of which a column is not shaped as in row 0, that column, and both shapes."""
+    for at, row in enumerate(shapes):
+        for name, shape in row.items():
+            if shape != shapes[0][name]:
+                return at, name, shape, shapes[0][name]
+    return None
+
+
+def _shape(value: Any) -> Any:
+    """The shape of a tensor, and of those within lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    if isinstance(value, dict):
+        return {name: _shape(each) for name, each in value.items()}
+    return [_shape(each) for each in value] if isinstance(value, list) else type(value).__name__
 
 
 class TableDataset(torch.utils.data.Dataset[Any]):
