@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import feedline as fl
-from feedline.datasets import CSV, JSONL, Lines
+from feedline.datasets import CSV, JSONL, Lines, streams, text_bounds
 from feedline.datasets.sidecars import SideCarWarning
 from feedline.errors import ArgumentError, SampleError, SampleIndexError, StateError
+from feedline.stores.blobs import LocalBlob, file_version
+from feedline.stores.looks import LOOK_EVERY_S
 
 FRESH = [HealthCheck.function_scoped_fixture]
 
@@ -147,6 +150,97 @@ class TestJSONL:
         assert all(torch.equal(a, b) for a, b in zip(*batches, strict=True))
 
 
+class TestReading:
+    """What all text files share: addresses, encodings, a limit for what is one record."""
+
+    @pytest.mark.parametrize(
+        ("make", "content"),
+        [(Lines, "é1\né2\né3"), (JSONL, '"é1"\n"é2"\n"é3"\n'), (CSV, "é\né1\né2\né3\n"), (CSV, 'é\n"é1"\né2\né3\n')],
+    )
+    @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "cp1252", "UTF8"])
+    def test_encodings(self, tmp_path: Path, make: Any, content: str, encoding: str) -> None:
+        dataset = make(written(tmp_path / "t.txt", content.encode(encoding)), encoding=encoding)
+        assert all_of(dataset) == [{"é": text} if make is CSV else text for text in ("é1", "é2", "é3")]
+        assert pickle.loads(pickle.dumps(dataset))[2] == dataset[2]
+
+    def test_characters_of_two_bytes(self, tmp_path: Path) -> None:
+        content = '名前,x\n"表,\nソ",1\nーソ,2\n'
+        dataset = CSV(written(tmp_path / "t.csv", content.encode("shift_jis")), encoding="shift_jis")
+        assert all_of(dataset) == [{"名前": "表,\nソ", "x": "1"}, {"名前": "ーソ", "x": "2"}]
+        with pytest.raises(ArgumentError, match=r"encoding='shift_jis': where lines and fields end cannot be told"):
+            CSV(tmp_path / "t.csv", encoding="shift_jis", delimiter="|")  # second half of many characters
+
+    @pytest.mark.parametrize("make", [Lines, JSONL, CSV])
+    def test_encodings_without_single_bytes_are_refused(self, tmp_path: Path, make: Any) -> None:
+        path = written(tmp_path / "t.txt", "a,b\n1,2\n".encode("utf-16"))
+        with pytest.raises(SampleError, match=r"t\.txt is UTF-16, .* write it as UTF-8: by `iconv -f UTF-16"):
+            make(path)
+        for encoding in ("utf-16", "utf-16-le", "utf-32", "utf-7", "cp500", "iso2022_jp"):
+            with pytest.raises(ArgumentError, match=rf"encoding='{encoding}': .* `iconv -f {encoding} -t UTF-8"):
+                make(path, encoding=encoding)
+        with pytest.raises(ArgumentError, match="encoding='latin-11' is none that Python has"):
+            make(path, encoding="latin-11")
+
+    def test_another_encoding_is_named_as_the_remedy(self, tmp_path: Path) -> None:
+        content = "größe,x\né,1\n".encode("latin-1")
+        with pytest.raises(SampleError, match=r"t\.csv: the first row is not UTF-8 .*encoding='cp1252'"):
+            CSV(written(tmp_path / "t.csv", content))
+        with pytest.raises(SampleError, match=r"t\.csv, line 2, is not ASCII .*encoding='cp1252'"):
+            Lines(tmp_path / "t.csv", encoding="ascii")[1]
+
+    def test_addresses(self, tmp_path: Path) -> None:
+        written(tmp_path / "a.jsonl", '{"x": 1}\n\n{"x": null}\n')
+        written(tmp_path / "b.jsonl", '{"x": 3}')
+        written(tmp_path / "c.csv", 'x\n"1\n2"\n3\n')
+        dataset = JSONL(tmp_path)
+        assert [dataset.address(i) for i in (0, 1, -1)] == [
+            (str(tmp_path / "a.jsonl"), "line 1"),
+            (str(tmp_path / "a.jsonl"), "line 3"),
+            (str(tmp_path / "b.jsonl"), "line 1"),
+        ]
+        assert CSV(tmp_path).address(1) == (str(tmp_path / "c.csv"), "line 4")
+        with pytest.raises(SampleIndexError, match="index 3 is out of range for JSONL with 3 samples"):
+            dataset.address(3)
+
+    @pytest.mark.parametrize("make", [Lines, JSONL, CSV])
+    def test_a_record_that_is_too_long_is_refused(self, tmp_path: Path, make: Any) -> None:
+        path = written(tmp_path / "t.txt", '"x"\n"1"\n"' + "y" * 100 + '"\n')
+        dataset = make(path, most_nbytes=50)
+        assert dataset[len(dataset) - 2] in ("1", {"x": "1"}, '"1"')
+        with pytest.raises(
+            SampleError, match=r"t\.txt, line 3, has 10[23] bytes, and most_nbytes= allows 50: raise it"
+        ):
+            dataset[-1]
+        with fl.DataLoader(dataset, 1, on_error="skip") as loader:
+            assert len(list(loader)) == len(dataset) - 1
+        assert make(path)[-1] is not None
+        with pytest.raises(ArgumentError, match="most_nbytes=0: a record has at least one byte"):
+            make(path, most_nbytes=0)
+
+    def test_a_line_of_any_length_is_indexed_in_little_memory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(streams, "_PART_NBYTES", 8)
+        short, long = b'"one"\r\n', b'"' + b"x" * 100 + b'"\r\n'
+        path = written(tmp_path / "t.jsonl", short + long + b"  \n" + short + long)
+        blob = LocalBlob(str(path), path.stat().st_size, file_version(path.stat()))
+        found = [*text_bounds.pieces(blob, 20)]
+        assert max(len(piece.data) for piece in found) <= 20 + 2 * 8
+        assert sum(len(piece.data) + piece.left_out for piece in found) == blob.nbytes
+        monkeypatch.setattr(text_bounds, "_HELD_NBYTES", 20)
+        assert all_of(JSONL(path)) == ["one", "x" * 100] * 2
+        assert all_of(Lines(path))[1:3] == ['"' + "x" * 100 + '"', "  "]
+        with pytest.raises(
+            SampleError, match=r"t\.jsonl: the line at byte 7 has more than 20 bytes; is this a CSV file"
+        ):
+            CSV(path, most_nbytes=20)
+
+    @pytest.mark.parametrize("make", [JSONL, CSV])
+    def test_a_bare_name_is_no_list_of_columns(self, tmp_path: Path, make: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"columns='xy': give a list of names, such as \['xy'\]"):
+            make(written(tmp_path / "t.txt", "x,y\n"), "xy")
+
+
 class TestCSV:
     CONTENT = 'x,name,ok\n1.5,"a, b",yes\n2.5,"two\nlines ""quoted""",no\n\n3.5,é,true\n'
 
@@ -198,6 +292,30 @@ class TestCSV:
         with pytest.raises(SampleError, match=r"begins at byte 2 is not CSV .*csv\.field_size_limit"):
             CSV(written(tmp_path / "u.csv", f'x\n"{long}"\n'))
 
+    @pytest.mark.parametrize("quoted", ["3", '"3"'])
+    def test_a_carriage_return_alone_spoils_one_row(self, tmp_path: Path, quoted: str) -> None:
+        dataset = CSV(written(tmp_path / "t.csv", f"x,y\n1\r,2\n{quoted},4\n5,6\n"))
+        with pytest.raises(
+            SampleError, match=r"t\.csv, line 2, is not CSV \(new-line .*quote the field, or pass on_err"
+        ):
+            dataset[0]
+        assert [dataset[1], dataset[2]] == [{"x": "3", "y": "4"}, {"x": "5", "y": "6"}]
+        with pytest.raises(SampleError, match=r"m\.csv: the first row is not CSV .*a carriage return alone\?"):
+            CSV(written(tmp_path / "m.csv", "x,y\r1,2\r"))
+
+    @pytest.mark.parametrize("delimiter", [";;", "", '"', "\n", 3])
+    def test_what_is_no_delimiter(self, tmp_path: Path, delimiter: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"delimiter=.*: one character is expected, and no quote or line end"):
+            CSV(written(tmp_path / "t.csv", "x\n"), delimiter=delimiter)
+
+    @pytest.mark.parametrize(("delimiter", "encoding"), [("→", "utf-8"), ("§", "utf-8"), ("§", "latin-1")])
+    def test_delimiters_beyond_ascii(self, tmp_path: Path, delimiter: str, encoding: str) -> None:
+        content = f'x{delimiter}y\n1{delimiter}"2\né"\n3{delimiter}4\n'
+        dataset = CSV(written(tmp_path / "t.csv", content.encode(encoding)), delimiter=delimiter, encoding=encoding)
+        assert all_of(dataset) == [{"x": "1", "y": "2\né"}, {"x": "3", "y": "4"}]
+        with pytest.raises(ArgumentError, match="delimiter='→' is no single byte in ISO8859-1"):
+            CSV(tmp_path / "t.csv", delimiter="→", encoding="latin-1")
+
     def test_files_share_their_first_row(self, tmp_path: Path) -> None:
         written(tmp_path / "a.csv", "x,y\n1,2\n")
         written(tmp_path / "b.csv", "x,y\n3,4\n")
@@ -223,3 +341,18 @@ class TestCSV:
             os._exit(0 if dataset[9_999] == {"x": 1.0} else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert pickle.loads(data)[9_999] == {"x": 1.0}
+
+
+@pytest.mark.parametrize("read", [Lines, JSONL, CSV])
+def test_a_file_that_is_cut_short_while_it_is_read(tmp_path: Path, read: Any) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b'{"a": 1}\n' * 20_000)
+    dataset = read(path)
+    assert dataset[0] is not None
+    os.truncate(path, 9)
+    time.sleep(2 * LOOK_EVERY_S)
+    with (
+        fl.DataLoader(dataset, 256, collate_fn=len) as loader,
+        pytest.raises(StateError, match=r"a.txt has changed since this dataset was made: it had 180000 bytes"),
+    ):
+        list(loader)

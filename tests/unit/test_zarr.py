@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 from pathlib import Path
@@ -110,6 +111,28 @@ class TestDamage:
         for name in ("file.zarr", "empty"):
             with pytest.raises(SampleError, match=rf"{name} cannot be opened as a Zarr store .*written to its end\?"):
                 Zarr(tmp_path / name)
+
+    @pytest.mark.filterwarnings("ignore")  # zarr's, of codecs without a specification
+    def test_an_array_that_cannot_be_opened_is_named(self, store: Path) -> None:
+        if (store / "x/.zarray").exists():
+            told = store / "labels/.zarray"
+            found = json.loads(told.read_text()) | {"dtype": "|O", "filters": [{"id": "pickle"}]}
+        else:
+            told = store / "labels/zarr.json"
+            found = json.loads(told.read_text()) | {"codecs": [{"name": "numcodecs.pickle", "configuration": {}}]}
+        told.write_text(json.dumps(found))
+        with pytest.raises(
+            SampleError, match=r"'labels' in .*a.zarr cannot be opened \(.*pickle.* Else name other arra"
+        ):
+            Zarr(store, ["x", "labels"])
+        with pytest.raises(SampleError, match=r"arrays of .*a.zarr cannot be listed.*; name those that are to be read"):
+            Zarr(store)
+        assert Zarr(store, "x")[3].tolist() == ROWS[3].tolist()
+
+    def test_several_stores_are_joined_by_others(self, store: Path) -> None:
+        with pytest.raises(ArgumentError, match=r"Zarr reads one store; join several, .* ConcatDataset"):
+            Zarr([store, store], "x")  # type: ignore[arg-type]
+        assert Zarr(store, "x").address(-1) == (str(store), f"row {COUNT - 1}")
 
     def test_a_damaged_chunk_is_named_by_its_rows(self, store: Path) -> None:
         chunk = next(path for path in (store / "x/2.0.0", store / "x/c/2/0/0") if path.exists())

@@ -15,7 +15,7 @@ import numpy as np
 from feedline.datasets.arrays import Transform
 from feedline.datasets.blob_indexes import Kind
 from feedline.datasets.files import Pathlike
-from feedline.datasets.lines import Options, TextRecords
+from feedline.datasets.lines import MOST_NBYTES, Options, TextRecords, not_in, reading, refuse_text
 from feedline.datasets.paths import Paths, find
 from feedline.datasets.sidecars import Columns
 from feedline.datasets.text_bounds import BOM, Bounds, Piece, bounds_in, fit, gathered, pieces
@@ -26,6 +26,11 @@ from feedline.stores.blobs import Blob
 _FIRST_ROW = "first"
 """The array of an index that holds the bytes of the first row."""
 
+_LIMIT = "field limit"
+"""In the message of the csv module for a field that is too long for it."""
+_NO_TEXT = b"\xff"
+"""Stands for a delimiter of several bytes, which only UTF-8 may have: this byte is none of its."""
+
 Convert = Callable[[str], Any]
 
 
@@ -34,8 +39,9 @@ class CSV(TextRecords):
 
     `columns` chooses columns, as a list, or as a dict that also says what their texts become: `{"x": float}`; a type
     or any function of the text. Else values are `str`. `bool` takes true and false, yes and no, 1 and 0. Read as
-    Python's csv module does, with its default dialect but for `delimiter`; empty lines are left out. Objects of stores
-    are kept in the folder `cache`, if one is given; `options` are those of `open_store`.
+    Python's csv module does, with its default dialect but for `delimiter`; empty lines are left out. `encoding` and
+    `most_nbytes`, of a row, are as in `Lines`. Objects of stores are kept in the folder `cache`, if one is given;
+    `options` are those of `open_store`.
     """
 
     def __init__(
@@ -46,19 +52,27 @@ class CSV(TextRecords):
         delimiter: str = ",",
         transform: Transform | None = None,
         index: Pathlike | None = None,
+        encoding: str = "utf-8",
+        most_nbytes: int = MOST_NBYTES,
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:
-        suffix, scan = f"csv{ord(delimiter)}-index", partial(row_bounds, delimiter=delimiter)
-        kind = Kind(lambda name: f"{name}.{suffix}", scan, _fits)
-        super().__init__(find(paths, "**/*.csv", cache=cache, options=options), kind, index, transform)
+        _refuse_delimiter(delimiter)
+        refuse_text(columns)
+        how = reading(index, encoding, most_nbytes, delimiter)
+        mark = _mark(delimiter, how.encoding)
+        suffix = f"csv{int.from_bytes(mark)}-index"
+        scan = partial(row_bounds, mark=mark, held_nbytes=most_nbytes)
+        blobs = find(paths, "**/*.csv", cache=cache, options=options)
+        super().__init__(blobs, Kind(lambda name: f"{name}.{suffix}", scan, _fits), how, transform)
         self._delimiter = delimiter
         self._header = self._shared_header()
         self._wanted = _wanted(columns, self._header, self.paths[0])
 
     def _shared_header(self) -> list[str]:
         first_rows = [bytes(each.opened()[_FIRST_ROW]) for each in self._indexes]
-        headers = {row: _header(row, path, self._delimiter) for row, path in zip(first_rows, self.paths, strict=True)}
+        header = partial(_header, delimiter=self._delimiter, encoding=self._encoding)
+        headers = {row: header(row, path) for row, path in zip(first_rows, self.paths, strict=True)}
         for path, row in zip(self.paths, first_rows, strict=True):
             if headers[row] != headers[first_rows[0]]:
                 raise SampleError(
@@ -80,9 +94,7 @@ class CSV(TextRecords):
         try:
             return next(csv.reader([text], delimiter=self._delimiter))
         except csv.Error as error:
-            raise SampleError(
-                f"{self._where(file, at)} is not CSV ({error}); csv.field_size_limit raises the limit for long fields"
-            ) from error
+            raise SampleError(f"{self._where(file, at)} {_no_csv(error)}") from error
 
     def _converted(self, text: str, name: str, to: Convert | None, file: int, at: int) -> Any:
         if to is None:
@@ -96,15 +108,36 @@ class CSV(TextRecords):
             ) from error
 
 
-def _header(row: bytes, path: str, delimiter: str) -> list[str]:
+def _refuse_delimiter(delimiter: object) -> None:
+    if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n\0':
+        raise ArgumentError(f"delimiter={delimiter!r}: one character is expected, and no quote or line end")
+
+
+def _mark(delimiter: str, encoding: str) -> bytes:
+    """The bytes of a delimiter, which are found wherever they are a character of their own."""
+    found = delimiter.encode(encoding, "ignore")
+    if len(found) != 1 and (encoding != "utf-8" or not found):
+        raise ArgumentError(f"delimiter={delimiter!r} is no single byte in {encoding.upper()}")
+    return found
+
+
+def _no_csv(error: csv.Error) -> str:
+    """What to say of a row of which the csv module can make nothing."""
+    if _LIMIT in str(error):
+        return f"is not CSV ({error}); is a quote missing? csv.field_size_limit raises the limit for long fields"
+    return f"is not CSV ({error}); quote the field, or pass on_error='skip' to the loader"
+
+
+def _header(row: bytes, path: str, delimiter: str, encoding: str) -> list[str]:
     if not row:
         raise SampleError(f"{path} is empty; its first row should name the columns")
     try:
-        names = next(csv.reader([row.decode("utf-8")], delimiter=delimiter))
+        names = next(csv.reader([row.decode(encoding)], delimiter=delimiter))
     except UnicodeDecodeError as error:
-        raise SampleError(f"{path}: the first row is not UTF-8 ({error}); write it again") from error
+        raise SampleError(f"{path}: the first row {not_in(encoding, error)}") from error
     except csv.Error as error:
-        raise SampleError(f"{path}: the first row is not CSV ({error}); write it again") from error
+        hint = "; do its lines end with a carriage return alone? Write them with \\n" * (b"\r" in row)
+        raise SampleError(f"{path}: the first row is not CSV ({error}){hint}") from error
     if len(set(names)) < len(names):
         raise SampleError(f"{path}: the first row names a column twice: {names}")
     return names
@@ -130,9 +163,9 @@ def _bool(text: str) -> bool:
     raise ValueError("neither true nor false")
 
 
-def row_bounds(blob: Blob, delimiter: str) -> Columns:
+def row_bounds(blob: Blob, mark: bytes, held_nbytes: int) -> Columns:
     """Where each row behind the first begins and ends, and the bytes of the first."""
-    found = gathered(_rows(blob, delimiter))
+    found = gathered(_rows(blob, mark, held_nbytes))
     starts, stops = found["starts"], found["stops"]
     first = blob.read([(int(starts[0]), int(stops[0]))])[0] if len(starts) else b""
     return {"starts": starts[1:], "stops": stops[1:], _FIRST_ROW: np.frombuffer(bytes(first), np.uint8)}
@@ -145,20 +178,30 @@ def _fits(blob: Blob, arrays: Columns) -> bool:
     return bool(first) and begin.removeprefix(BOM).startswith(first) and fit(blob, arrays)
 
 
-def _rows(blob: Blob, delimiter: str) -> Iterator[Bounds]:
+def _rows(blob: Blob, mark: bytes, held_nbytes: int) -> Iterator[Bounds]:
     """The rows that are not empty; as long as nothing is quoted, every line is one."""
-    coming = pieces(blob)
+    coming = _held(blob, held_nbytes)
     for piece in coming:
         if b'"' in bytes(piece.data):
-            yield _quoted(chain([piece], coming), delimiter, blob.name)
+            yield _quoted(chain([piece], coming), mark, blob.name)
             return
-        starts, stops = bounds_in(piece.data, piece.at)
+        starts, stops = bounds_in(piece)
         filled = starts < stops
         yield starts[filled], stops[filled]
 
 
-def _quoted(coming: Iterator[Piece], delimiter: str, name: str) -> Bounds:
-    """As Python's csv module finds them; to it, characters stand for bytes."""
+def _held(blob: Blob, held_nbytes: int) -> Iterator[Piece]:
+    for piece in pieces(blob, held_nbytes):
+        if piece.left_out:
+            raise SampleError(
+                f"{blob.name}: the line at byte {piece.at} has more than {held_nbytes:,} bytes; is this a CSV file?"
+                " most_nbytes= raises the limit"
+            )
+        yield piece
+
+
+def _quoted(coming: Iterator[Piece], mark: bytes, name: str) -> Bounds:
+    """As Python's csv module finds them; to it, characters stand for bytes. What is no row to it is one that is bad."""
     first = next(coming)
     start = stop = first.at
     starts, stops = array("Q"), array("Q")
@@ -168,17 +211,20 @@ def _quoted(coming: Iterator[Piece], delimiter: str, name: str) -> Bounds:
         for piece in chain([first], coming):
             for line in BytesIO(piece.data):
                 stop += len(line)
-                yield line.decode("latin-1")
+                yield (line if len(mark) == 1 else line.replace(mark, _NO_TEXT)).decode("latin-1")
 
-    try:
-        for fields in csv.reader(lines(), delimiter=delimiter):
-            if fields:
-                starts.append(start)
-                stops.append(stop)
-            start = stop
-    except csv.Error as error:
-        raise SampleError(
-            f"{name}: the row that begins at byte {start} is not CSV ({error}); csv.field_size_limit raises the"
-            " limit for long fields"
-        ) from error
+    rows = csv.reader(lines(), delimiter=(mark if len(mark) == 1 else _NO_TEXT).decode("latin-1"))
+    while True:
+        try:
+            filled = bool(next(rows))
+        except StopIteration:
+            break
+        except csv.Error as error:
+            if _LIMIT in str(error):  # where the row ends is not known
+                raise SampleError(f"{name}: the row that begins at byte {start} {_no_csv(error)}") from error
+            filled = True
+        if filled:
+            starts.append(start)
+            stops.append(stop)
+        start = stop
     return np.frombuffer(starts, np.uint64), np.frombuffer(stops, np.uint64)

@@ -1,12 +1,10 @@
-"""`HDF5`: rows of the datasets in an HDF5 file."""
+"""`HDF5`: rows of the datasets in HDF5 files."""
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,25 +12,24 @@ from numpy.typing import NDArray
 
 from feedline.datasets import hdf5_files
 from feedline.datasets.arrays import Transform
-from feedline.datasets.chunked_rows import ChunkCache, ChunkedRows, MappedRows, ReadRows, Rows, Shape
+from feedline.datasets.chunked_rows import ChunkCache, ChunkedRows, Lies, MappedRows, ReadRows, Rows, Shape
 from feedline.datasets.far_file import FarFile
 from feedline.datasets.files import Pathlike
-from feedline.datasets.paths import find
+from feedline.datasets.paths import Paths, find
 from feedline.datasets.stored_arrays import Names, StoredArrays, refuse_changed
-from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, Want
 from feedline.stores.addresses import scheme_of
-from feedline.stores.blobs import Blobs, Extent
+from feedline.stores.blobs import Blobs, Extent, LocalBlob, RemoteBlob
 from feedline.stores.protocol import Range
 
 
 class HDF5(StoredArrays):
-    """Rows along the first axis of datasets in an HDF5 file.
+    """Rows along the first axis of datasets in an HDF5 file; of several files, one after the other.
 
-    `names` is one name, a sequence, or names by key; None is every dataset at the top. A dataset that lies in one
-    piece, uncompressed, is read through a memory map; chunks are decoded whole, and the last `cache_nbytes` of them
-    kept. Each process opens the file for itself, on first use. Numbers become tensors, strings texts, and rows of
-    variable length tensors of their own length.
+    `path` is a path, a folder, a pattern, or a list of these. `names` is one name, a sequence, or names by key; None
+    is every dataset at the top. A dataset that lies in one piece, uncompressed, is read through a memory map; chunks
+    are decoded whole, and the last `cache_nbytes` of them kept. Each process opens the files for itself, on first use.
+    Numbers become tensors, strings texts or lists of them, and rows of variable length tensors of their own length.
 
     Of a file in a store, what a batch needs is read in ranges, all at once, and kept in the folder `cache`, if one is
     given; `options` are those of `open_store`.
@@ -40,7 +37,7 @@ class HDF5(StoredArrays):
 
     def __init__(
         self,
-        path: Pathlike,
+        path: Paths,
         names: Names = None,
         *,
         transform: Transform | None = None,
@@ -48,13 +45,13 @@ class HDF5(StoredArrays):
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        address = os.fspath(path)
-        holder: _LocalFile | _FileInStore = (
-            _LocalFile(str(Path(address.removeprefix("file://")).resolve()))
-            if scheme_of(address) == "file"
-            else _FileInStore(find(address, "*.h5", cache=cache, options=options))
-        )
-        super().__init__(holder, names, transform, cache_nbytes)
+        blobs = find(path, "**/*.h5", cache=cache, options=options)
+        super().__init__([_held(blobs, number) for number in range(len(blobs))], names, transform, cache_nbytes)
+
+
+def _held(blobs: Blobs, number: int) -> _LocalFile | _FileInStore:
+    name = blobs.name(number)
+    return _LocalFile(name) if scheme_of(name) == "file" else _FileInStore(blobs, number)
 
 
 class _LocalFile:
@@ -71,9 +68,7 @@ class _LocalFile:
 
     def shapes(self, names: Sequence[str]) -> list[Shape]:
         with closing(self._opened()) as file:
-            return [
-                hdf5_files.shape_of(hdf5_files.dataset_in(file, name, self.name), name, self.name) for name in names
-            ]
+            return [self._shape(hdf5_files.dataset_in(file, name, self.name), name) for name in names]
 
     def rows(self, shapes: Sequence[Shape], cache: ChunkCache) -> list[Rows | ChunkedRows]:
         file = self._opened()
@@ -82,9 +77,14 @@ class _LocalFile:
     def _opened(self) -> Any:
         return hdf5_files.opened(self.name, self.name)
 
+    def _shape(self, dataset: Any, name: str) -> Shape:
+        hdf5_files.refuse_gone(dataset, self.name)
+        return hdf5_files.shape_of(dataset, name, self.name)
+
     def _rows(self, dataset: Any, shape: Shape, cache: ChunkCache) -> Rows | ChunkedRows:
+        hdf5_files.refuse_gone(dataset, self.name)
         if hdf5_files.is_plain(dataset):
-            return MappedRows(hdf5_files.mapped(dataset, self.name))
+            return MappedRows(hdf5_files.mapped(dataset))
         return ChunkedRows(self.name, shape, hdf5_files.reader(dataset), cache)
 
 
@@ -93,84 +93,95 @@ class _FileInStore:
 
     is_remote = True
 
-    def __init__(self, blobs: Blobs) -> None:
-        if len(blobs) != 1:
-            raise ArgumentError(f"HDF5 reads one file; {blobs.name(0)} and {len(blobs) - 1} more were found")
-        self.name = blobs.name(0)
-        self._blobs = blobs
+    def __init__(self, blobs: Blobs, number: int) -> None:
+        self.name = blobs.name(number)
+        self._blobs, self._number = blobs, number
 
     def everything(self) -> Names:
-        far = _FarHDF5(self._blobs)
+        far = self._opened()
         return hdf5_files.everything(far.file)
 
     def shapes(self, names: Sequence[str]) -> list[Shape]:
-        far = _FarHDF5(self._blobs)
+        far = self._opened()
         return [self._shape(far.dataset(name), name) for name in names]
 
     def rows(self, shapes: Sequence[Shape], cache: ChunkCache) -> list[Rows | ChunkedRows]:
-        far = _FarHDF5(self._blobs)
+        far = self._opened()
         return [self._rows(far, _unchanged(far.file, shape, self.name), shape, cache) for shape in shapes]
+
+    def _opened(self) -> _FarHDF5:
+        return _FarHDF5(self._blobs[self._number], self.name)
 
     def _shape(self, dataset: Any, name: str) -> Shape:
         hdf5_files.refuse_elsewhere(dataset, self.name)
         if hdf5_files.is_plain(dataset):
-            hdf5_files.refuse_truncated(dataset, self.name, self._blobs.info(0).size)
+            hdf5_files.refuse_truncated(dataset, self.name, self._blobs.info(self._number).size)
         return hdf5_files.shape_of(dataset, name, self.name)._replace(lies=hdf5_files.lies(dataset))
 
     def _rows(self, far: _FarHDF5, dataset: Any, shape: Shape, cache: ChunkCache) -> Rows | ChunkedRows:
         if hdf5_files.is_plain(dataset):
-            return _FarRows(self._blobs, shape, dataset.dtype)
-        reading = _FarReading(far, self._blobs, shape, hdf5_files.reader(dataset))
+            return _FarRows(_Places(self._blobs, self._number, shape.lies), shape, dataset.dtype)
+        reading = _FarReading(far, _Places(self._blobs, self._number, shape.lies), hdf5_files.reader(dataset))
         return ChunkedRows(self.name, shape, reading.read, cache, reading.wants)
 
 
 class _FarHDF5:
     """An open file in a store. It is closed with this, or before Python ends: later, h5py would kill the process."""
 
-    def __init__(self, blobs: Blobs) -> None:
-        self.device = FarFile(blobs[0])
-        self._name = blobs.name(0)
-        self.file = hdf5_files.opened(self.device, self._name)
+    def __init__(self, blob: LocalBlob | RemoteBlob, name: str) -> None:
+        self.device = FarFile(blob)
+        self._name = name
+        self.file = hdf5_files.opened(self.device, name)
         weakref.finalize(self, self.file.close)
 
     def dataset(self, name: str) -> Any:
         return hdf5_files.dataset_in(self.file, name, self._name)
 
 
+class _Places:
+    """Where the rows of one dataset lie in one of the files."""
+
+    def __init__(self, blobs: Blobs, number: int, lies: Lies | None) -> None:
+        self.blobs, self._number, self._lies = blobs, number, lies
+
+    def spans(self, rows: Sequence[Range]) -> list[Range]:
+        """The bytes of the file that hold these rows."""
+        return [] if self._lies is None else [place for span in rows for place in self._lies.spans(*span)]
+
+    def extents(self, rows: Sequence[Range]) -> list[Extent]:
+        """The same, and in which file."""
+        return [Extent(self._number, start, stop) for start, stop in self.spans(rows)]
+
+
 class _FarReading:
     """Chunks of one dataset: their bytes are fetched together, and decoded by the library one after the other."""
 
-    def __init__(self, far: _FarHDF5, blobs: Blobs, shape: Shape, decode: ReadRows) -> None:
-        self._far, self._blobs, self._lies, self._decode = far, blobs, shape.lies, decode
+    def __init__(self, far: _FarHDF5, places: _Places, decode: ReadRows) -> None:
+        self._far, self._places, self._decode = far, places, decode
 
     def read(self, spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
-        with self._far.device.holding(self._places(spans)):
+        with self._far.device.holding(self._places.spans(spans)):
             yield from self._decode(spans)
 
     def wants(self, spans: Sequence[Range]) -> list[tuple[CachedStore, Want]]:
-        return self._blobs.wants([Extent(0, start, stop) for start, stop in self._places(spans)])
-
-    def _places(self, spans: Sequence[Range]) -> list[Range]:
-        return [] if self._lies is None else [place for span in spans for place in self._lies.spans(*span)]
+        return self._places.blobs.wants(self._places.extents(spans))
 
 
 class _FarRows:
     """Rows that lie in the file as they would in memory: ranges of it, which need no library."""
 
-    def __init__(self, blobs: Blobs, shape: Shape, dtype: np.dtype[Any]) -> None:
-        self._blobs, self._shape, self._dtype = blobs, shape, dtype
+    def __init__(self, places: _Places, shape: Shape, dtype: np.dtype[Any]) -> None:
+        self._places, self._shape, self._dtype = places, shape, dtype
 
     def fill(self, places: NDArray[np.int64], out: NDArray[Any]) -> None:
-        for row, view in enumerate(self._blobs.read(self._extents(places))):
+        for row, view in enumerate(self._places.blobs.read(self._extents(places))):
             out[row] = np.ndarray(self._shape.row_shape, self._dtype, view)
 
     def wants(self, places: NDArray[np.int64]) -> list[tuple[CachedStore, Want]]:
-        return self._blobs.wants(self._extents(places))
+        return self._places.blobs.wants(self._extents(places))
 
     def _extents(self, places: NDArray[np.int64]) -> list[Extent]:
-        lies = self._shape.lies
-        assert lies is not None
-        return [Extent(0, *span) for at in places.tolist() for span in lies.spans(at, at + 1)]
+        return self._places.extents([(at, at + 1) for at in places.tolist()])
 
 
 def _unchanged(file: Any, shape: Shape, path: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,10 @@ from feedline.errors import ArgumentError, SampleError
 from feedline.rows import torch_dtype
 from feedline.stores import StoreError
 from feedline.stores.protocol import Range
+from feedline.stores.whereabouts import missing
 
+_ITSELF = "."
+"""What a virtual dataset calls the file in which it lies."""
 _ROWS_AT_ONCE = 1024
 """How many rows of a dataset without chunks count as one where they are read through the library."""
 
@@ -33,15 +37,25 @@ def opened(file: Any, path: str) -> Any:
     except StoreError:
         raise
     except FileNotFoundError:
-        raise FileNotFoundError(f"no such file: {path}") from None
+        raise missing(path) from None
     except OSError as error:
         raise SampleError(f"{path} cannot be opened as an HDF5 file ({error}); was it written to its end?") from error
 
 
 def everything(file: Any) -> dict[str, str]:
-    """The names of the datasets at the top."""
+    """The names of the datasets at the top, and of links to other files that lead nowhere, to be refused."""
     h5py = library()
-    return {name: name for name, item in file.items() if isinstance(item, h5py.Dataset)}
+    return {
+        name: name
+        for name, item in file.items()
+        if isinstance(item, h5py.Dataset) or (item is None and _linked(file, name) is not None)
+    }
+
+
+def _linked(file: Any, name: str) -> Any:
+    """The link to another file that a name is, or None."""
+    link = file.get(name, getlink=True)
+    return link if isinstance(link, library().ExternalLink) else None
 
 
 def dataset_in(file: Any, name: str, path: str) -> Any:
@@ -49,6 +63,12 @@ def dataset_in(file: Any, name: str, path: str) -> Any:
     h5py = library()
     found = file.get(name)
     if not isinstance(found, h5py.Dataset):
+        link = _linked(file, name) if found is None else None
+        if link is not None:
+            raise ArgumentError(
+                f"{name!r} in {path} is a link to {link.path} in {link.filename}, which cannot be opened from there:"
+                " put that file where it was, or name other datasets"
+            )
         there: list[str] = []
         file.visititems(lambda each, item: there.append(each) if isinstance(item, h5py.Dataset) else None)
         raise ArgumentError(f"{path} has no dataset {name!r}; it has {', '.join(there) or 'none'}")
@@ -99,12 +119,73 @@ def _is_in_one_piece(dataset: Any) -> bool:
 def refuse_elsewhere(dataset: Any, path: str) -> None:
     """ArgumentError if the data of a dataset lie in other files, which are not looked for where `path` lies."""
     others = [source.file_name for source in dataset.virtual_sources()] if dataset.is_virtual else []
-    others = [name for name in others if name != "."] + [name for name, _, _ in dataset.external or ()]
+    others = [name for name in others if name != _ITSELF] + [name for name, _, _ in dataset.external or ()]
     if others:
         raise ArgumentError(
             f"the data of {dataset.name} in {path} lie in other files, such as {others[0]}, and only files of this"
             " machine are read so: read a copy of all of them, or write them as one file (h5repack)"
         )
+
+
+def refuse_gone(dataset: Any, path: str) -> None:
+    """Raise if other files in which the data of a dataset lie are not there, or cannot be opened.
+
+    HDF5 takes the fill value for what a virtual dataset does not find.
+    """
+    looked_at = set[tuple[str, str]]()
+    waiting = [dataset]
+    while waiting:
+        each = waiting.pop()
+        for name, _, _ in each.external or ():
+            _there(_raw_places(name, each), dataset, path)
+        for source in each.virtual_sources() if each.is_virtual else ():
+            if "%b" in source.file_name + source.dset_name:  # as many as there are, by definition
+                continue
+            file = each.file.filename
+            if source.file_name != _ITSELF:
+                file = _there(_source_places(source.file_name, each), dataset, path)
+            if (file, source.dset_name) not in looked_at:
+                looked_at.add((file, source.dset_name))
+                waiting.append(_source(file, source.dset_name, dataset, path))
+
+
+def _source(file: str, name: str, dataset: Any, path: str) -> Any:
+    found = opened(file, file).get(name)
+    if not isinstance(found, library().Dataset):
+        raise SampleError(
+            f"{dataset.name} in {path} is made of other datasets, and {name} in {file} is not there: put it back, or"
+            " make the virtual dataset anew without it"
+        )
+    return found
+
+
+def _there(tried: Sequence[Path], dataset: Any, path: str) -> str:
+    """The first of these places where there is a file; FileNotFoundError."""
+    for place in tried:
+        if place.exists():
+            return str(place)
+    raise missing(tried[0], f"data of {dataset.name} in {path} lie in a file that is not there")
+
+
+def _source_places(name: str, dataset: Any) -> list[Path]:
+    """Where the library looks for a source of a virtual dataset, in this order."""
+    own, plain = Path(dataset.file.filename), Path(name.replace("%%", "%"))
+    prefixes = [each for each in _expanded(os.environ.get("HDF5_VDS_PREFIX", ""), own).split(":") if each]
+    folders = [*map(Path, prefixes), own.parent, Path(), own.resolve().parent]
+    if not plain.is_absolute():
+        return [folder / plain for folder in folders]
+    return [plain, *(folder / plain.name for folder in folders)]  # the folders may have been moved together
+
+
+def _raw_places(name: str, dataset: Any) -> list[Path]:
+    """Where it looks for a file without a format."""
+    prefix = os.environ.get("HDF5_EXTFILE_PREFIX") or os.fsdecode(dataset.id.get_access_plist().get_efile_prefix())
+    return [Path(_expanded(prefix, Path(dataset.file.filename)), name)]
+
+
+def _expanded(prefix: str, file: Path) -> str:
+    origin = "${ORIGIN}"  # means itself anywhere else
+    return f"{file.parent}{prefix.removeprefix(origin)}" if prefix.startswith(origin) else prefix
 
 
 def refuse_truncated(dataset: Any, path: str, found: int) -> None:
@@ -114,8 +195,9 @@ def refuse_truncated(dataset: Any, path: str, found: int) -> None:
         raise SampleError(f"{path} is truncated: {dataset.name} ends at byte {end} of {found}")
 
 
-def mapped(dataset: Any, path: str) -> NDArray[Any]:
-    """The rows of a plain dataset in a file of this machine."""
+def mapped(dataset: Any) -> NDArray[Any]:
+    """The rows of a plain dataset in a file of this machine, which is another one where a link leads to it."""
+    path = dataset.file.filename
     refuse_truncated(dataset, path, Path(path).stat().st_size)
     offset = dataset.id.get_offset()
     array: NDArray[Any] = np.memmap(path, dataset.dtype, "r", offset, dataset.shape).view(np.ndarray)

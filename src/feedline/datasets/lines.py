@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from feedline.datasets.arrays import Transform
 from feedline.datasets.blob_indexes import Kind, indexes_of
@@ -15,17 +15,46 @@ from feedline.datasets.lazily import Lazily
 from feedline.datasets.paths import Paths, find
 from feedline.datasets.sharded_records import Record, ShardedRecords
 from feedline.datasets.sidecars import Columns, SideCar
-from feedline.datasets.text_bounds import filled_line_bounds, fit, line_bounds
-from feedline.errors import SampleError
+from feedline.datasets.text_bounds import filled_line_bounds, fit, line_bounds, line_encoding
+from feedline.errors import ArgumentError, SampleError
+from feedline.rows import one_within
 from feedline.stores import Cache
 from feedline.stores.blobs import Blobs, LocalBlob
 
+MOST_NBYTES = 1 << 26
+"""What a record may have unless told otherwise: more is rather a file without lines, or a quote that is missing."""
 _COUNTED_NBYTES = 1 << 24
 
 Options = Mapping[str, Any] | None
 
 LINES = Kind(lambda name: f"{name}.lines-index", line_bounds, fit)
 FILLED_LINES = Kind(lambda name: f"{name}.jsonl-index", filled_line_bounds, fit)
+
+
+class Reading(NamedTuple):
+    """How text files are read: where their indexes lie, what their bytes mean, how many a record may have."""
+
+    folder: Pathlike | None
+    encoding: str
+    most_nbytes: int
+
+
+def reading(index: Pathlike | None, encoding: str, most_nbytes: int, delimiter: str = ",") -> Reading:
+    """Checked: ArgumentError names what cannot be."""
+    if most_nbytes < 1:
+        raise ArgumentError(f"most_nbytes={most_nbytes}: a record has at least one byte")
+    return Reading(index, line_encoding(encoding, delimiter), most_nbytes)
+
+
+def refuse_text(columns: object) -> None:
+    """ArgumentError for one name where several are expected: its letters would be taken for them."""
+    if isinstance(columns, str):
+        raise ArgumentError(f"columns={columns!r}: give a list of names, such as [{columns!r}]")
+
+
+def not_in(encoding: str, error: UnicodeDecodeError) -> str:
+    """What to say of bytes that are none of an encoding."""
+    return f"is not {encoding.upper()} ({error}); if it is of another encoding, name that: encoding='cp1252'"
 
 
 class TextRecords(ShardedRecords):
@@ -35,13 +64,19 @@ class TextRecords(ShardedRecords):
     `index`, where one is given), and again when size or time of the file have changed.
     """
 
-    def __init__(self, blobs: Blobs, kind: Kind, index: Pathlike | None, transform: Transform | None) -> None:
+    def __init__(self, blobs: Blobs, kind: Kind, how: Reading, transform: Transform | None) -> None:
         self.paths = blobs.names
         self._step = Step(transform)
         self._blobs = blobs
-        self._indexes = indexes_of(blobs, kind, index)
+        self._encoding, self._most_nbytes = how.encoding, how.most_nbytes
+        self._indexes = indexes_of(blobs, kind, how.folder)
         super().__init__((each.shapes["starts"][0] for each in self._indexes), blobs)
         self._bounds = Lazily(partial(_bounds, tuple(self._indexes)), len(self._indexes))
+
+    def address(self, index: int) -> tuple[str, str]:
+        """The file of sample `index`, and where in it: `"line 7"`. Of an object, the byte where that line begins."""
+        file, at = self._at(one_within(index, len(self), type(self).__name__))
+        return self._blobs.name(file), self._line(file, at)
 
     def _value(self, text: str, file: int, at: int) -> Any:
         """The sample that a piece of text is, before the transform; `_where(file, at)` names it."""
@@ -49,23 +84,32 @@ class TextRecords(ShardedRecords):
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
         bounds = self._bounds[shard]
-        return int(bounds["starts"][row]), int(bounds["stops"][row])
+        start, stop = int(bounds["starts"][row]), int(bounds["stops"][row])
+        if stop - start > self._most_nbytes:
+            raise SampleError(
+                f"{self._where(shard, row)} has {stop - start:,} bytes, and most_nbytes= allows {self._most_nbytes:,}:"
+                " raise it if this is no damage"
+            )
+        return start, stop
 
     def _decoded(self, record: Record, row: int | None) -> Any:
         try:
-            text = str(record.data, "utf-8")
+            text = str(record.data, self._encoding)
         except UnicodeDecodeError as error:
             where = self._where(record.shard, record.row)
-            raise SampleError(f"{where} is not UTF-8 ({error}); write it again") from error
+            raise SampleError(f"{where} {not_in(self._encoding, error)}") from error
         return self._step(self._value(text, record.shard, record.row), row)
 
     def _where(self, file: int, at: int) -> str:
-        blob, (start, _) = self._blobs[file], self._span(file, at)
+        return f"{self._blobs.name(file)}, {self._line(file, at)},"
+
+    def _line(self, file: int, at: int) -> str:
+        blob, start = self._blobs[file], int(self._bounds[file]["starts"][at])
         if not isinstance(blob, LocalBlob):  # to count its lines is to read it
-            return f"{blob.name}, the line at byte {start},"
+            return f"the line at byte {start}"
         counted = range(0, start, _COUNTED_NBYTES)
         ends = sum(bytes(blob.data[begin : min(begin + _COUNTED_NBYTES, start)]).count(b"\n") for begin in counted)
-        return f"{blob.name}, line {ends + 1},"
+        return f"line {ends + 1}"
 
 
 def _bounds(indexes: tuple[SideCar, ...], number: int) -> Columns:
@@ -73,10 +117,11 @@ def _bounds(indexes: tuple[SideCar, ...], number: int) -> Columns:
 
 
 class Lines(TextRecords):
-    """The lines of UTF-8 text files as `str`, without their ends: a path, a folder, a pattern, or a list of these.
+    """The lines of text files as `str`, without their ends: a path, a folder, a pattern, or a list of these.
 
-    Empty lines count; what follows the last line end counts if it is not empty. Objects of stores are kept in the
-    folder `cache`, if one is given; `options` are those of `open_store`.
+    Empty lines count; what follows the last line end counts if it is not empty. `encoding` is any in which lines end
+    as in ASCII, such as "latin-1" or "gbk", but not UTF-16; a line of more than `most_nbytes` is refused. Objects of
+    stores are kept in the folder `cache`, if one is given; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -86,10 +131,13 @@ class Lines(TextRecords):
         transform: Transform | None = None,
         index: Pathlike | None = None,
         inside: str = "**/*.txt",
+        encoding: str = "utf-8",
+        most_nbytes: int = MOST_NBYTES,
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:
-        super().__init__(find(paths, inside, cache=cache, options=options), LINES, index, transform)
+        blobs = find(paths, inside, cache=cache, options=options)
+        super().__init__(blobs, LINES, reading(index, encoding, most_nbytes), transform)
 
     def _value(self, text: str, file: int, at: int) -> Any:  # noqa: ARG002 - a line is what it is
         return text
@@ -99,8 +147,8 @@ class JSONL(TextRecords):
     """JSON values, one a line, such as dicts; lines with nothing but blanks are left out.
 
     With `columns`, only these keys of each object. Numbers stay Python's, so that default collate makes int64 and
-    float64 of them. Objects of stores are kept in the folder `cache`, if one is given; `options` are those of
-    `open_store`.
+    float64 of them. `encoding` and `most_nbytes` are as in `Lines`. Objects of stores are kept in the folder `cache`,
+    if one is given; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -110,10 +158,14 @@ class JSONL(TextRecords):
         *,
         transform: Transform | None = None,
         index: Pathlike | None = None,
+        encoding: str = "utf-8",
+        most_nbytes: int = MOST_NBYTES,
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:
-        super().__init__(find(paths, "**/*.jsonl", cache=cache, options=options), FILLED_LINES, index, transform)
+        refuse_text(columns)
+        blobs = find(paths, "**/*.jsonl", cache=cache, options=options)
+        super().__init__(blobs, FILLED_LINES, reading(index, encoding, most_nbytes), transform)
         self._columns = None if columns is None else tuple(columns)
 
     def _value(self, text: str, file: int, at: int) -> Any:

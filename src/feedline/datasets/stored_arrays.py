@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feedline.cancelling import DaemonPool
 from feedline.datasets.arrays import Gather, Transform, _structured
 from feedline.datasets.chunked_rows import ChunkCache, ChunkedRows, Rows, Shape
 from feedline.datasets.decoding import Step
+from feedline.datasets.lazily import Lazily
 from feedline.datasets.once import OnceCache
 from feedline.errors import ArgumentError, StateError
 from feedline.per_process import PerProcess
@@ -22,6 +22,8 @@ from feedline.rows import Empty, as_indices, numpy_view, one_within, torch_dtype
 from feedline.stores import CachedStore, Want
 
 Names = str | Sequence[str] | Mapping[str, str] | None
+
+Some = slice | NDArray[np.int64]
 
 _READERS = 8
 
@@ -55,30 +57,39 @@ class Holder(Protocol):
 class StoredArrays(torch.utils.data.Dataset[Any]):
     """Row i of each array is sample i; one array gives tensors, a sequence gives tuples, a mapping gives dicts.
 
-    `names=None` takes every array at the top, by its name.
+    `names=None` takes every array at the top, by its name. The rows of several holders come one after the other.
     """
 
     thread_safe = True
 
-    def __init__(self, holder: Holder, names: Names, transform: Transform | None, cache_nbytes: int) -> None:
-        self.path = holder.name
-        self._structure, listed = _structured(holder.everything() if names is None else names, (str,))
+    def __init__(self, holders: Sequence[Holder], names: Names, transform: Transform | None, cache_nbytes: int) -> None:
+        self.paths = [holder.name for holder in holders]
+        """The files or stores."""
+        self._structure, listed = _structured(_everything(holders) if names is None else names, (str,))
         self._step = Step(transform)
-        self._shapes = holder.shapes(listed)
-        _refuse_unaligned(self.path, self._shapes)
-        self._rows = PerProcess(partial(_opened, holder, self._shapes, cache_nbytes))
-        self._readers = PerProcess(_readers) if holder.is_remote and len(listed) > 1 else None
+        self._shapes = [holder.shapes(listed) for holder in holders]
+        for path, shapes in zip(self.paths, self._shapes, strict=True):
+            _refuse_unaligned(path, shapes)
+            _refuse_unlike(self.paths[0], self._shapes[0], path, shapes)
+        self._stops = np.cumsum([shapes[0].length for shapes in self._shapes])
+        cache = PerProcess(partial(OnceCache, cache_nbytes))
+        self._opened = Lazily(partial(_opened, tuple(holders), self._shapes, cache), len(holders))
+        several = len(holders) * len(listed) > 1
+        self._readers = PerProcess(_readers) if several and any(holder.is_remote for holder in holders) else None
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """The rows of each chunk, for `ShardShuffled`; one shard of all where any row costs the same."""
-        length, chunk = len(self), max(shape.chunk for shape in self._shapes)
-        if chunk == 1:
-            return np.array([length])
-        return np.diff(np.append(np.arange(0, length, chunk, dtype=np.int64), length))
+        """The rows of each chunk, for `ShardShuffled`; all of a file are one shard where any row costs the same."""
+        return np.concatenate([_shard_sizes(shapes) for shapes in self._shapes])
 
     def __len__(self) -> int:
-        return self._shapes[0].length
+        return int(self._stops[-1])
+
+    def address(self, index: int) -> tuple[str, str]:
+        """The file or store of sample `index`, and its row in it: `"row 7"`."""
+        at = one_within(index, len(self), type(self).__name__)
+        [(file, _, [row])] = self._visits(np.array([at]))
+        return self.paths[file], f"row {row}"
 
     def __getitem__(self, index: int) -> Any:
         """Sample `index`, in memory of its own; negative indices count from the end."""
@@ -93,7 +104,11 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
     def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, Want]]:
         """What reading these samples will want from a cache."""
         places = within(indices, len(self), type(self).__name__)
-        return [want for rows in self._rows() for want in rows.wants(places)]
+        visits = self._visits(places)
+        return [want for file, _, local in visits for rows in self._rows(file) for want in rows.wants(local)]
+
+    def _rows(self, file: int = 0) -> list[Rows | ChunkedRows]:
+        return self._opened[file]
 
     def _samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[Any]:
         parts = self._read(places, torch_empty)
@@ -103,16 +118,33 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
 
     def _read(self, places: NDArray[np.int64], empty: Empty) -> list[Any]:
         """The rows of each array: numbers as one tensor in memory from `empty`, others as a list."""
-        outs = [_out(shape, len(places), empty) for shape in self._shapes]
-        arrays = self._rows()
-        if self._readers is None:
-            return [_filled(rows, places, out) for rows, out in zip(arrays, outs, strict=True)]
-        return list(self._readers().map(_filled, arrays, repeat(places), outs))
+        outs = [_out(shape, len(places), empty) for shape in self._shapes[0]]
+        parts = [
+            (rows, local, at, out)
+            for file, at, local in self._visits(places)
+            for rows, out in zip(self._rows(file), outs, strict=True)
+        ]
+        if self._readers is None or len(parts) < 2:
+            for part in parts:
+                _fill(part)
+        else:
+            list(self._readers().map(_fill, parts))
+        return outs
+
+    def _visits(self, places: NDArray[np.int64]) -> list[tuple[int, Some, NDArray[np.int64]]]:
+        """For each file that is needed: its number, which samples of the batch it has, and their rows in it."""
+        if len(self._stops) == 1:
+            return [(0, slice(None), places)]
+        files = self._stops.searchsorted(places, side="right")
+        order = np.argsort(files, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(files[order])) + 1) if len(order) else []
+        firsts = self._stops - [shapes[0].length for shapes in self._shapes]
+        return [(file := int(files[group[0]]), _as_slice(group), places[group] - firsts[file]) for group in groups]
 
     @property
     def gather(self) -> Gather:
         """`gather(indices, empty)`: the collated batch. Absent with a transform, and with rows that are not numbers."""
-        if self._step.transform is not None or any(shape.dtype is None for shape in self._shapes):
+        if self._step.transform is not None or any(shape.dtype is None for shape in self._shapes[0]):
             raise AttributeError("gather: samples have to be made one by one")
         return self._gathered
 
@@ -121,28 +153,102 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
         return self._structure.batch(self._read(places, empty))
 
 
-def _opened(holder: Holder, shapes: Sequence[Shape], cache_nbytes: int) -> list[Rows | ChunkedRows]:
-    return holder.rows(shapes, OnceCache(cache_nbytes))
+def _everything(holders: Sequence[Holder]) -> Names:
+    """The names of all arrays, which every holder must have."""
+    names = holders[0].everything()
+    for holder in holders[1:]:
+        if (found := holder.everything()) != names:
+            raise ArgumentError(
+                f"{holders[0].name} has {_told(names)}, but {holder.name} has {_told(found)}; name what shall be read"
+            )
+    return names
 
 
-def _readers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_READERS, "feedline-arrays")
+def _told(names: Names) -> str:
+    return ", ".join(names or ()) or "nothing"
 
 
-def _out(shape: Shape, count: int, empty: Empty) -> torch.Tensor | None:
+def _opened(
+    holders: Sequence[Holder], shapes: Sequence[Sequence[Shape]], cache: PerProcess[ChunkCache], number: int
+) -> list[Rows | ChunkedRows]:
+    whole = cache()
+    return holders[number].rows(shapes[number], whole if len(holders) == 1 else _PartOfCache(whole, number))
+
+
+class _PartOfCache(OnceCache[tuple[str, int], NDArray[Any]]):
+    """What one of several holders keeps in the cache of all."""
+
+    def __init__(self, whole: ChunkCache, number: int) -> None:
+        super().__init__(whole.limit_nbytes)
+        self._whole, self._number = whole, number
+
+    def __contains__(self, key: object) -> bool:
+        return self._key(key) in self._whole
+
+    def get(self, key: tuple[str, int], make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        """As that of the whole."""
+        return self._whole.get(self._key(key), make)
+
+    def _key(self, key: Any) -> tuple[str, int]:
+        name, chunk = key
+        return f"{self._number} {name}", chunk
+
+
+def _readers() -> DaemonPool:
+    return DaemonPool(_READERS, "feedline-arrays")
+
+
+def _shard_sizes(shapes: Sequence[Shape]) -> NDArray[np.int64]:
+    length, chunk = shapes[0].length, max(shape.chunk for shape in shapes)
+    if chunk == 1:
+        return np.array([length])
+    return np.diff(np.append(np.arange(0, length, chunk, dtype=np.int64), length))
+
+
+def _as_slice(rows: NDArray[np.int64]) -> Some:
+    """Rows in ascending order, as a slice where they follow each other: it is written to without a copy."""
+    first, last = int(rows[0]), int(rows[-1])
+    return slice(first, last + 1) if last - first + 1 == len(rows) else rows
+
+
+def _out(shape: Shape, count: int, empty: Empty) -> torch.Tensor | list[Any]:
     if shape.dtype is None:
-        return None
+        return [None] * count
     dtype = torch_dtype(shape.dtype)
     assert dtype is not None
     return empty((count, *shape.row_shape), dtype)
 
 
-def _filled(rows: Rows | ChunkedRows, places: NDArray[np.int64], out: torch.Tensor | None) -> Any:
-    if out is None:
+def _fill(part: tuple[Rows | ChunkedRows, NDArray[np.int64], Some, torch.Tensor | list[Any]]) -> None:
+    """Write rows into those of a batch that `at` names."""
+    rows, places, at, out = part
+    if isinstance(out, list):
         assert isinstance(rows, ChunkedRows)
-        return rows.each(places)
-    rows.fill(places, numpy_view(out))
-    return out
+        for row, value in zip(np.arange(len(out))[at].tolist(), rows.each(places), strict=True):
+            out[row] = _plain(value)
+    elif isinstance(at, slice):
+        rows.fill(places, numpy_view(out)[at])
+    else:
+        view = numpy_view(out)
+        some = np.empty((len(at), *view.shape[1:]), view.dtype)
+        rows.fill(places, some)
+        view[at] = some
+
+
+def _plain(value: Any) -> Any:
+    """A row that is an array of texts, or of rows of any length, as lists of them."""
+    if not isinstance(value, np.ndarray):
+        return value.item() if isinstance(value, np.generic) else value
+    return [_plain(each) for each in value] if torch_dtype(value.dtype) is None else torch.from_numpy(value.copy())
+
+
+def _refuse_unlike(first: str, wanted: Sequence[Shape], path: str, found: Sequence[Shape]) -> None:
+    for one, other in zip(wanted, found, strict=True):
+        if (one.row_shape, one.dtype) != (other.row_shape, other.dtype):
+            raise ArgumentError(
+                f"{one.name!r} has rows of {one.row_shape}, {one.dtype or 'texts'}, in {first}, but of"
+                f" {other.row_shape}, {other.dtype or 'texts'}, in {path}; files that are read together have rows alike"
+            )
 
 
 def _refuse_unaligned(path: str, shapes: Sequence[Shape]) -> None:

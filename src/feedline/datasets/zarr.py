@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,10 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.cancelling import DaemonPool
 from feedline.datasets.arrays import Transform
 from feedline.datasets.chunked_rows import ChunkCache, ChunkedRows, Rows, Shape
+from feedline.datasets.contents import digest_of_folder, digest_of_objects, versioned
 from feedline.datasets.decoding import DAMAGE
 from feedline.datasets.files import Pathlike
 from feedline.datasets.paths import find
@@ -23,9 +24,10 @@ from feedline.datasets.zarr_stores import library, reading
 from feedline.errors import ArgumentError, SampleError
 from feedline.rows import torch_dtype
 from feedline.stores import Cache, CachedStore, Store, StoreError, Want, open_store
-from feedline.stores.addresses import scheme_of
+from feedline.stores.addresses import local_path, scheme_of
 from feedline.stores.blobs import Blobs
 from feedline.stores.protocol import Range
+from feedline.stores.whereabouts import missing
 
 _READERS = 16
 
@@ -51,12 +53,24 @@ class Zarr(StoredArrays):
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(_held(os.fspath(path), cache, options), names, transform, cache_nbytes)
+        self._held = _held(_one(path), cache, options)
+        super().__init__([self._held], names, transform, cache_nbytes)
+
+    @property
+    def content_digest(self) -> str:
+        """Of all in the store as it is now: a `stat` of each file, or its listing; for results that are kept."""
+        return self._held.content_digest()
+
+
+def _one(path: Pathlike) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError("Zarr reads one store; join several, each a Zarr(path), by torch's ConcatDataset")
+    return os.fspath(path)
 
 
 def _held(address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _Local:
     if scheme_of(address) == "file":
-        return _Local(str(Path(address.removeprefix("file://")).resolve()))
+        return _Local(str(Path(local_path(address)).resolve()))
     if address.endswith(".zip"):
         return _Zip(find(address, "*.zip", cache=cache, options=options))
     kept = Path(cache) if isinstance(cache, os.PathLike) else cache
@@ -71,9 +85,12 @@ class _Local:
     def __init__(self, name: str) -> None:
         self.name = name
 
+    def content_digest(self) -> str:
+        return digest_of_folder(self.name)
+
     def everything(self) -> Names:
         node = self._node()
-        return "" if isinstance(node, library().Array) else {name: name for name in sorted(node.array_keys())}
+        return "" if isinstance(node, library().Array) else {name: name for name in _names(node, self.name)}
 
     def shapes(self, names: Sequence[str]) -> list[Shape]:
         node = self._node()
@@ -86,7 +103,7 @@ class _Local:
     def _node(self) -> Any:
         """The group or array at the root of the store, for reading."""
         if not Path(self.name).exists():
-            raise FileNotFoundError(f"no such store: {self.name}")
+            raise missing(self.name, "no such store")
         return _opened(self.name, self.name)
 
     def _rows(self, array: Any, shape: Shape, cache: ChunkCache) -> Rows | ChunkedRows:
@@ -104,6 +121,9 @@ class _Zip(_Local):
         super().__init__(blobs.name(0))
         self._blobs = blobs
 
+    def content_digest(self) -> str:
+        return versioned(self._blobs.info(0)).version
+
     def _node(self) -> Any:
         return _opened(self._blobs.file(0), self.name)
 
@@ -116,6 +136,9 @@ class _Remote(_Local):
     def __init__(self, store: Store) -> None:
         super().__init__(store.url)
         self._store = store
+
+    def content_digest(self) -> str:
+        return digest_of_objects(self._store)
 
     def _node(self) -> Any:
         return _opened(reading(self._store), self.name)
@@ -131,7 +154,7 @@ class _Chunks:
     def __init__(self, store: Store, array: Any) -> None:
         self._store, self._array = store, array
         self._sizes = getattr(array, "shards", None) or array.chunks
-        self._readers = ThreadPoolExecutor(_READERS, "feedline-chunks")
+        self._readers = DaemonPool(_READERS, "feedline-chunks")
 
     def read(self, spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
         return self._readers.map(lambda span: np.asarray(self._array[span[0] : span[1]]), spans)
@@ -164,6 +187,18 @@ def _opened(source: Any, name: str) -> Any:
         ) from error
 
 
+def _names(group: Any, path: str) -> list[str]:
+    try:
+        return sorted(group.array_keys())
+    except StoreError:
+        raise
+    except (*DAMAGE, RuntimeError) as error:
+        raise SampleError(
+            f"the arrays of {path} cannot be listed, as one of them cannot be opened ({type(error).__name__}: {error});"
+            " name those that are to be read"
+        ) from error
+
+
 def _array(node: Any, name: str, path: str) -> Any:
     """An array of the store; "" is the store itself."""
     zarr = library()
@@ -174,8 +209,15 @@ def _array(node: Any, name: str, path: str) -> Any:
         found = None if is_array else node[name]
     except KeyError:
         found = None
+    except StoreError:
+        raise
+    except (*DAMAGE, RuntimeError) as error:
+        raise SampleError(
+            f"{name!r} in {path} cannot be opened ({type(error).__name__}: {error}); where its codec comes with a"
+            " package, install that; what only pickle reads is refused. Else name other arrays"
+        ) from error
     if not isinstance(found, zarr.Array):
-        there = ["itself (names=None)"] if is_array else sorted(node.array_keys())
+        there = ["itself (names=None)"] if is_array else _names(node, path)
         raise ArgumentError(f"{path} has no array {name!r}; it has {', '.join(there) or 'none'}")
     return found
 
