@@ -37,6 +37,11 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 class TestWindows:
+    @pytest.mark.parametrize("out_dtype", ["int64", np.int64, int, np.dtype("int64")])
+    def test_an_output_by_the_name_of_its_dtype(self, folder: Path, out_dtype: Any) -> None:
+        assert TokenFile(folder / "a.bin", np.int32(4), out_dtype=out_dtype)[2].dtype == torch.int64
+        assert TokenDocuments(folder / "a.bin", [0, 3], out_dtype=out_dtype)[0].dtype == torch.int64
+
     def test_one_after_the_other(self, folder: Path) -> None:
         data = TokenFile(folder / "a.bin", 8)
         assert len(data) == 12
@@ -150,9 +155,14 @@ class TestBadInput:
                 TokenFile(folder / f"{name}.npy", 4)
 
     def test_an_output_that_cannot_hold_them(self, folder: Path) -> None:
-        for dtype in (torch.int16, torch.uint8):
+        for dtype in (torch.int16, torch.uint8, torch.bfloat16, "int16"):
             with pytest.raises(ArgumentError, match="cannot hold every uint16"):
                 TokenFile(folder / "a.bin", 4, out_dtype=dtype)
+
+    @pytest.mark.parametrize("out_dtype", ["text", "U4", 64, ["int64"]])
+    def test_an_output_of_no_dtype(self, folder: Path, out_dtype: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"out_dtype=.* is no dtype of tensors: give torch.int64, or its name"):
+            TokenFile(folder / "a.bin", 4, out_dtype=out_dtype)
 
     def test_no_window_fits(self, folder: Path) -> None:
         with pytest.raises(ArgumentError, match="no file holds 101 tokens, as a window with targets needs"):
@@ -161,6 +171,11 @@ class TestBadInput:
     @pytest.mark.parametrize("arguments", [{"window": 0}, {"window": 4, "stride": 0}])
     def test_sizes(self, folder: Path, arguments: dict[str, int]) -> None:
         with pytest.raises(ArgumentError, match="at least 1"):
+            TokenFile(folder / "a.bin", **arguments)
+
+    @pytest.mark.parametrize("arguments", [{"window": "3"}, {"window": 3.0}, {"window": 4, "stride": 2.5}])
+    def test_sizes_that_are_no_integers(self, folder: Path, arguments: dict[str, Any]) -> None:
+        with pytest.raises(ArgumentError, match=r"(window|stride)=\S+ must be an integer"):
             TokenFile(folder / "a.bin", **arguments)
 
 
@@ -184,6 +199,17 @@ class TestDocuments:
     def test_offsets_are_checked(self, folder: Path, offsets: list[Any]) -> None:
         with pytest.raises(ArgumentError, match="offsets"):
             TokenDocuments(folder / "a.bin", np.array(offsets, np.int64))
+
+    def test_offsets_in_a_list(self, folder: Path) -> None:
+        assert TokenDocuments(folder / "a.bin", [0, 2, 5]).lengths.tolist() == [2, 3]
+        assert TokenDocuments(folder / "a.bin", torch.tensor([0, 2, 5])).lengths.tolist() == [2, 3]
+        with pytest.raises(ArgumentError, match="offsets are n"):
+            TokenDocuments(folder / "a.bin", [])
+
+    @pytest.mark.parametrize("offsets", [[0, 2.7], np.array([0.0, 2.0]), ["0", "2"], [False, True], [0, None]])
+    def test_offsets_that_are_no_integers(self, folder: Path, offsets: Any) -> None:
+        with pytest.raises(ArgumentError, match="offsets are positions of tokens, integers, not"):
+            TokenDocuments(folder / "a.bin", offsets)
 
     def test_an_index_out_of_range_is_named(self, folder: Path) -> None:
         with pytest.raises(IndexError, match="2 is out of range for TokenDocuments with 2 samples"):

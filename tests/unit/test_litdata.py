@@ -5,6 +5,7 @@ import pickle
 import shutil
 import struct
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,14 @@ from feedline.datasets.litdata_index import Tree
 from feedline.datasets.litdata_leaves import decoder
 from feedline.datasets.litdata_nested import nested
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
+from feedline.stores import ObjectNotFoundError
 from format_cases import all_ways_agree, equal, hidden
 from peers import written
 from writers.values import COUNT, litdata_samples
 
 SAMPLES = ["leaves", "tuples", "bare", "rows", "mixed", "batch", "chunk", "sample"]
+_LEAF = {"type": None, "context": None, "children_spec": []}
+TWO_KEYS_ONE_LEAF = {"type": "builtins.dict", "context": '["a", "b"]', "children_spec": [_LEAF]}
 LIST_OF_STRINGS = struct.pack("<BI", 1, 2) + struct.pack("<I1sI2s", 1, b"a", 2, "ü".encode())
 
 
@@ -110,8 +114,56 @@ class TestSamples:
             LitData(folder / "batch", transform={"y": len})
 
     def test_pickle_is_never_read(self, folder: Path) -> None:
-        with pytest.raises(ArgumentError, match=r"leaf 'any' of .*pickled is stored as pickle, .*write it again as"):
+        with pytest.raises(
+            ArgumentError, match=r"leaf 'any' of .*pickled is stored as pickle, .*; leave it out with lea"
+        ):
             LitData(folder / "pickled")
+        dataset = LitData(folder / "pickled", leaves=["id"])
+        assert dataset[0] == {"id": 7}
+        assert equal(pickle.loads(pickle.dumps(dataset)).__getitems__([0, 0]), [{"id": 7}, {"id": 7}])
+
+    @pytest.mark.parametrize(
+        ("kind", "leaves", "left"),
+        [
+            ("leaves", ["pil", "int"], lambda sample: {"int": sample["int"], "pil": sample["pil"]}),
+            ("tuples", ["1.1.x"], lambda sample: ([{"x": sample[1][1]["x"]}],)),
+            ("bare", [""], lambda sample: sample),
+            (
+                "rows",
+                ["more.list", "id"],
+                lambda sample: {"id": sample["id"], "more": {"list": sample["more"]["list"]}},
+            ),
+            ("mixed", ["told.deep"], lambda sample: {"told": {"deep": sample["told"]["deep"]}}),
+            *((kind, ["id"], lambda sample: {"id": sample["id"]}) for kind in ("batch", "chunk", "sample")),
+        ],
+    )
+    def test_leaves_that_are_chosen(
+        self, folder: Path, tmp_path: Path, kind: str, leaves: list[str], left: Callable[[Any], Any]
+    ) -> None:
+        dataset = LitData(folder / kind, leaves=leaves, cache=tmp_path)
+        expected = [left(sample) for sample in litdata_samples(kind)]
+        assert equal([dataset[i] for i in range(COUNT)], expected)
+        assert equal(dataset.__getitems__([19, -2, 8]), [expected[i] for i in (19, 18, 8)])
+
+    def test_samples_have_the_structure_that_is_left(self, folder: Path) -> None:
+        whole = LitData(folder / "tuples")[3]
+        picked = LitData(folder / "tuples", leaves=("0", "1.1.x"), transform={"1.1.x": lambda x: x.sum()})
+        assert picked[3] == (whole[0], [{"x": 9}])
+        rows = LitData(folder / "rows", leaves=("more.flag", "id"), transform={"id": str})
+        assert rows[2] == {"id": "2", "more": {"flag": True}}
+        small = fl.transforms.Compose([fl.transforms.Resize((6, 5)), fl.transforms.ToTensor()])
+        pictures = LitData(folder / "pictures", leaves=["image"], transform={"image": small})
+        batch = pictures.gather(np.array([3, 1]), fl.rows.torch_empty)
+        assert equal(batch, default_collate([pictures[3], pictures[1]]))
+
+    def test_leaves_that_are_not_there(self, folder: Path) -> None:
+        with pytest.raises(ArgumentError, match=r"batch has samples without a leaf 'y'; they have x, id"):
+            LitData(folder / "batch", leaves=["y"])
+        with pytest.raises(ArgumentError, match=r"transform= names 'x'; known fields of a sample are id"):
+            LitData(folder / "batch", leaves=["id"], transform={"x": len})
+        for leaves in ("id", []):
+            with pytest.raises(ArgumentError, match=r"leaves=.*: give a tuple of names, such as \('image', 'label'\)"):
+                LitData(folder / "batch", leaves=leaves)
 
     def test_files_come_as_bytes(self) -> None:
         assert decoder("file:wav")(memoryview(b"RIFF")) == decoder("audio")(memoryview(b"RIFF")) == b"RIFF"
@@ -146,6 +198,9 @@ class TestTokens:
             LitDataTokens(folder / "tokens", 0)
         with pytest.raises(ArgumentError, match=r"no chunk of .*tokens holds 9999 tokens"):
             LitDataTokens(folder / "tokens", 9999)
+        for window in ("3", 3.0, None):
+            with pytest.raises(ArgumentError, match=rf"window={window!r} must be an integer"):
+                LitDataTokens(folder / "tokens", window)  # type: ignore[arg-type]
 
     def test_a_chunk_with_other_tokens(self, folder: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(folder / "tokens", tmp_path / "copy"))
@@ -182,9 +237,25 @@ class TestDamage:
     def test_what_is_not_there(self, tmp_path: Path, copy: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"no LitData set: .*/index.json does not exist"):
             LitData(tmp_path)
-        (copy / "chunk-0-0.bin").unlink()
-        with pytest.raises(FileNotFoundError, match=r"chunk-0-0.bin"):
-            LitData(copy)[0]
+        dataset = LitData(copy)
+        (copy / "chunk-0-1.bin").unlink()
+        assert dataset[0][0] == 0
+        missing = r"copy/chunk-0-1.bin does not exist, which index.json names for 8 samples from number 8 on: copy it"
+        with pytest.raises(ObjectNotFoundError, match=missing):
+            dataset[8]
+        with pytest.raises(ObjectNotFoundError, match=missing):
+            LitData(copy)
+
+    def test_tokens_that_are_not_there(self, folder: Path, tmp_path: Path) -> None:
+        copy = Path(shutil.copytree(folder / "tokens", tmp_path / "copy"))
+        dataset = LitDataTokens(copy, 5)
+        sizes = dataset.shard_sizes.tolist()
+        (copy / "chunk-0-1.bin").unlink()
+        missing = rf"copy/chunk-0-1.bin does not exist, .* names for {sizes[1]} samples from number {sizes[0]} on"
+        with pytest.raises(ObjectNotFoundError, match=missing):
+            dataset[sizes[0]]
+        with pytest.raises(ObjectNotFoundError, match=missing):
+            LitDataTokens(copy, 5)
 
     @pytest.mark.parametrize(
         "change",
@@ -194,6 +265,7 @@ class TestDamage:
             lambda index: index["config"].update(data_spec="[1"),
             lambda index: index["config"]["data_format"].pop(),
             lambda index: index["chunks"][0].update(filename="/etc/passwd"),
+            lambda index: index["config"].update(data_spec=json.dumps([1, TWO_KEYS_ONE_LEAF])),
         ],
     )
     def test_an_index_of_something_else(self, copy: Path, change: Any) -> None:

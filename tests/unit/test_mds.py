@@ -19,6 +19,7 @@ import feedline as fl
 from feedline.datasets import MDS
 from feedline.datasets.mds_encodings import decoder
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
+from feedline.stores import ObjectNotFoundError
 from format_cases import all_ways_agree, equal, hidden
 from peers import written
 from writers.values import COUNT, MDS_COLUMNS, jpeg, mds_samples
@@ -83,6 +84,11 @@ class TestValues:
         all_ways_agree(dataset, [19, 0, -3])
         with pytest.raises(ArgumentError, match=r"plain has shards without a column 'strings'; they have any_array, "):
             MDS(folder / "plain", columns=["strings"])
+
+    @pytest.mark.parametrize("columns", ["jpeg", [], ("int", 3)])
+    def test_columns_are_several_names(self, folder: Path, columns: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"columns=.*: give a tuple of names, such as \('image', 'label'\)"):
+            MDS(folder / "plain", columns=columns)
 
     def test_pickle_is_never_read(self, folder: Path) -> None:
         with pytest.raises(
@@ -159,7 +165,7 @@ class TestPictures:
                 SampleError, match=r"column 'jpeg' of sample 0 of .*shard.00000.mds: .*could not be read"
             ):
                 fetch()
-        with pytest.raises(SampleError, match=r"column 'jpeg' of sample 0 of .* cannot be decoded as .*image"):
+        with pytest.raises(SampleError, match=r"column 'jpeg' of sample 0 of .* cannot be decoded as jpeg"):
             MDS(copy, columns=["jpeg"])[0]
 
 
@@ -244,9 +250,33 @@ class TestDamage:
     def test_what_is_not_there(self, tmp_path: Path, copy: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"no MDS data set: .*/index.json does not exist"):
             MDS(tmp_path)
-        (copy / "shard.00000.mds").unlink()
-        with pytest.raises(FileNotFoundError, match=r"shard.00000.mds"):
-            MDS(copy)[0]
+        dataset = MDS(copy)
+        first, *_ = dataset.shard_sizes
+        (copy / "shard.00001.mds").unlink()
+        assert dataset[0]["int"] == 0
+        missing = (
+            rf"copy/shard.00001.mds does not exist, which index.json names for \d samples from number {first} on: copy"
+        )
+        with pytest.raises(ObjectNotFoundError, match=missing):
+            dataset[int(first)]
+        with pytest.raises(ObjectNotFoundError, match=missing):
+            MDS(copy)
+
+    def test_a_missing_shard_of_a_merged_index(self, copy: Path, tmp_path: Path) -> None:
+        root = tmp_path / "root"
+        shutil.copytree(copy, root / "part")
+        (root / "part/index.json").rename(root / "index.json")
+        told(root, lambda index: [_in_part(shard) for shard in index["shards"]])
+        assert MDS(root, columns=["int"])[0] == {"int": 0}
+        shutil.rmtree(root / "part")
+        with pytest.raises(
+            ObjectNotFoundError, match=r"root/part/shard.00000.mds does not exist, which index.json names"
+        ):
+            MDS(root)
+
+    def test_a_folder_that_is_named_twice(self, copy: Path) -> None:
+        with pytest.raises(ArgumentError, match=r"copy is named twice, so that its samples would be, too"):
+            MDS([copy, copy.parent / "." / "copy"])
 
     @pytest.mark.parametrize(
         "change",
@@ -292,3 +322,7 @@ class TestDamage:
         shard.write_bytes(data)
         with pytest.raises(SampleError, match=r"sample 0 of .*shard.00000.mds is damaged \(its columns take \d+ bytes"):
             MDS(copy)[0]
+
+
+def _in_part(shard: dict[str, Any]) -> None:
+    shard["raw_data"]["basename"] = f"part/{shard['raw_data']['basename']}"

@@ -23,21 +23,30 @@ Transform = Callable[..., Any]
 
 
 class Column(NamedTuple):
-    """An array whose first dimension counts samples, and the torch dtype of its items."""
+    """An array whose first dimension counts samples, and the torch dtype of its items.
+
+    Where they are stored in the other byte order, `array` takes them for native ones, and they are `swapped` as copied.
+    """
 
     array: NDArray[Any]
     dtype: torch.dtype
+    swapped: bool = False
 
     def row(self, index: int) -> torch.Tensor:
         """A copy of one row; the index has been checked."""
         out = torch.empty(self.array.shape[1:], dtype=self.dtype)
         numpy_view(out)[...] = self.array[index]
-        return out
+        return self._native(out)
 
     def take(self, indices: NDArray[np.int64], empty: Empty) -> torch.Tensor:
         """The rows of these indices, in memory from `empty`; IndexError names one that is out of range."""
         out = empty((len(indices), *self.array.shape[1:]), self.dtype)
         _kernels.gather_rows(self.array, indices, out=numpy_view(out))
+        return self._native(out)
+
+    def _native(self, out: torch.Tensor) -> torch.Tensor:
+        if self.swapped:
+            numpy_view(out).byteswap(inplace=True)
         return out
 
 
@@ -148,7 +157,8 @@ class ArrayFile(AlignedArrays):
     """Rows of memory-mapped array files as samples: a `.npy` path or a `Raw`, a sequence of them, or a dict by name.
 
     One source gives tensors, a sequence gives tuples of tensors, a dict gives dicts. Pickles by path and opens the
-    files where it arrives, so the data exist once per machine. Damaged files and unequal lengths raise here.
+    files where it arrives, so the data exist once per machine. Numbers in the other byte order are swapped as they are
+    copied. Damaged files and unequal lengths raise here.
     `transform(sample)` or `transform(sample, rng)` is applied to each sample. Of files in a store, rows are read in
     ranges, and kept in the folder `cache`, if one is given; `options` are those of `open_store`.
     """
@@ -184,6 +194,8 @@ class ArrayFile(AlignedArrays):
             files = self._files
             opened = files if isinstance(files, RemoteArrays) else Columns([column_of(each) for each in files.arrays])
             self._opened = opened  # two threads may both have opened them: either result serves
+        if isinstance(self._files, MappedFiles):
+            self._files.refuse_cut()
         return opened
 
     def __getstate__(self) -> dict[str, Any]:
@@ -230,10 +242,11 @@ def _refuse_unaligned(lengths: Sequence[int], labels: Sequence[str]) -> None:
 
 
 def column_of(array: NDArray[Any]) -> Column:
-    """The column of an array whose dtype tensors have."""
-    dtype = torch_dtype(array.dtype)
+    """The column of an array whose dtype tensors have, in whichever byte order."""
+    native = array.dtype.newbyteorder("=")
+    dtype = torch_dtype(native)
     assert dtype is not None
-    return Column(array, dtype)
+    return Column(array, dtype) if array.dtype.isnative else Column(array.view(native), dtype, swapped=True)
 
 
 def _column(array: Any, label: str) -> Column:
@@ -241,7 +254,7 @@ def _column(array: Any, label: str) -> Column:
         if array.ndim == 0 or array.device.type != "cpu" or array.layout is not torch.strided or array.requires_grad:
             raise ArgumentError(f"{label} must be a plain CPU tensor of at least one dimension, without a gradient")
         return Column(numpy_view(array), array.dtype)
-    if not isinstance(array, np.ndarray) or array.ndim == 0 or torch_dtype(array.dtype) is None:
+    if not isinstance(array, np.ndarray) or array.ndim == 0 or torch_dtype(array.dtype.newbyteorder("=")) is None:
         what = f"{array.ndim}-D {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
         raise ArgumentError(
             f"{label} must be an array with at least one dimension, of a dtype that tensors have; got {what}"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
+import struct
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import PIL.Image
@@ -16,6 +20,7 @@ from feedline.errors import ArgumentError, SampleError
 from feedline.images import ImageError
 from feedline.rng import sample_rng, takes_rng
 from feedline.rows import Empty, torch_dtype
+from feedline.shards import npy
 from feedline.transforms import plan
 
 Encoded = bytes | memoryview
@@ -23,8 +28,13 @@ Where = Callable[[], str]
 """Names a record or a field of it, for an error."""
 Decode = str | Callable[[Any], Any]
 
-DAMAGE = (ValueError, TypeError, LookupError, OSError, ArithmeticError, PIL.Image.DecompressionBombError)
-"""What decoders raise when the data are not what they should be."""
+BAD_DATA = (ValueError, TypeError, LookupError, OSError, ArithmeticError, PIL.Image.DecompressionBombError)
+"""What a decode function of a user's raises when the data are not what they should be; all else is a bug in it."""
+
+DAMAGE = (*BAD_DATA, SyntaxError, RuntimeError, EOFError, struct.error, zlib.error, BadZipFile)
+"""What Pillow and other libraries raise beside that."""
+
+_IN_MEMORY = re.compile(r" <_io\.BytesIO object at 0x[0-9a-fA-F]+>")
 
 
 class Step:
@@ -57,18 +67,32 @@ def split_transform(
     return transform, None
 
 
+def refuse_bare(names: Any, argument: str, example: str) -> None:
+    """ArgumentError for names that are not several: one text, whose letters would be taken for names, or none."""
+    if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
+        raise ArgumentError(f"{argument}={names!r}: give a tuple of names, such as {example}")
+
+
 class Decoding:
     """How the bytes of a record become a value: `decode`, then `transform`.
 
     `decode` is "bytes", "text" (UTF-8), "npy" (a tensor), "image" (RGB, as a PIL image) or a function of the bytes,
     which may come as a memoryview. A picture and a transform of feedline's own are one step, straight from the bytes.
+    A function of our own comes with the name of the `kind` of values that it decodes.
     """
 
-    def __init__(self, decode: Decode, transform: Transform | None = None) -> None:
+    def __init__(self, decode: Decode, transform: Transform | None = None, *, kind: str | None = None) -> None:
         self.step = Step(transform)
         self._plan = plan(transform) if decode == "image" else None
         self._decode = _decoder(decode)
-        self._what = decode if isinstance(decode, str) else getattr(decode, "__name__", type(decode).__name__)
+        name = decode if isinstance(decode, str) else kind
+        self._what = name or getattr(decode, "__name__", type(decode).__name__)
+        self._foreign = name is None
+
+    @property
+    def _damage(self) -> tuple[type[Exception], ...]:
+        """What tells of bad data. Our own decoders fail by nothing else, and libraries let anything out."""
+        return BAD_DATA if self._foreign else (Exception,)
 
     @property
     def is_ours(self) -> bool:
@@ -99,11 +123,10 @@ class Decoding:
                 raise SampleError(f"{where()}: {error}") from error
         try:
             value = self._decode(source)
-        except DAMAGE as error:
-            raise SampleError(
-                f"{where()} cannot be decoded as {self._what} ({type(error).__name__}: {error});"
-                " rewrite it, or pass on_error='skip' to the loader"
-            ) from error
+        except MemoryError:
+            raise
+        except self._damage as error:
+            raise undecodable(f"{where()} cannot be decoded as {self._what}", error, "rewrite it") from error
         return self.step(value, row)
 
     def batch(
@@ -115,6 +138,14 @@ class Decoding:
             return self._plan.batch(sources, keys, empty)
         except ImageError as error:
             raise SampleError(f"{where(error.row or 0)}: {error}") from error
+
+
+def undecodable(what: str, error: Exception, remedy: str) -> SampleError:
+    """The error that says `what` is wrong, why, and what helps: `remedy`, unless the reason has one of its own."""
+    if isinstance(error, PIL.Image.DecompressionBombError):
+        remedy = "raise PIL.Image.MAX_IMAGE_PIXELS if such pictures are meant to be read"
+    reason = _IN_MEMORY.sub("", str(error)).rstrip(".")
+    return SampleError(f"{what} ({type(error).__name__}: {reason}); {remedy}, or pass on_error='skip' to the loader")
 
 
 def _decoder(decode: Decode) -> Callable[[Encoded], Any]:
@@ -133,10 +164,11 @@ def text_of(source: Encoded) -> str:
 
 def npy_of(source: Encoded) -> torch.Tensor:
     """The array of a `.npy` file, as a tensor of its own; never unpickles."""
-    array = np.load(io.BytesIO(source), allow_pickle=False)
-    if torch_dtype(array.dtype) is None:
+    array = npy.array(memoryview(source))
+    native = array.dtype.newbyteorder("=")
+    if torch_dtype(native) is None:
         raise ValueError(f"no tensor holds {array.dtype}")
-    return torch.from_numpy(np.require(array, requirements=["C", "W", "O"]))
+    return torch.from_numpy(np.array(array, native, order="C"))
 
 
 def image_of(source: Encoded) -> PIL.Image.Image:

@@ -7,10 +7,11 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from zipfile import ZipFile
 
-import numpy as np
 from numpy.typing import NDArray
 
+from feedline.datasets.inflating import is_bomb
 from feedline.errors import ArgumentError
 from feedline.shards import npy
 from feedline.shards.names import extension, is_image
@@ -44,10 +45,18 @@ def array(data: memoryview) -> NDArray[Any]:
     return npy.array(data).copy()
 
 
-def arrays(data: memoryview) -> dict[str, NDArray[Any]]:
-    """The arrays of a `.npz` member by name."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as held:
-        return dict(held)
+def arrays(data: memoryview) -> dict[str, NDArray[Any] | bytes]:
+    """The arrays of a `.npz` member by name, and the bytes of what is none; no more than its directory promises."""
+    with ZipFile(io.BytesIO(data)) as archive:
+        entries = archive.infolist()
+        nbytes = sum(entry.file_size for entry in entries)
+        if is_bomb(nbytes, len(data)):
+            raise ValueError(f"{len(data):,} bytes claim to hold {nbytes:,}, as a decompression bomb does")
+        return {entry.filename.removesuffix(".npy"): _array_in(archive.read(entry)) for entry in entries}
+
+
+def _array_in(content: bytes) -> NDArray[Any] | bytes:
+    return array(memoryview(content)) if npy.is_array(content) else content
 
 
 DECODERS: dict[str, Decode] = {

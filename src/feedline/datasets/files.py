@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -15,6 +17,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.rows import torch_dtype
+from feedline.stores.looks import Looks
+from feedline.stores.whereabouts import expanded, missing
 
 Pathlike = str | os.PathLike[str]
 
@@ -55,6 +59,7 @@ class MappedFiles:
     def __init__(self, sources: Sequence[Pathlike | Raw]) -> None:
         self._sources = [_absolute(source) for source in sources]
         self._arrays: list[NDArray[Any]] | None = None
+        self._looks, self._nbytes = Looks(), list[int]()
         self._lengths: list[int] | None = None
         self._lengths = [len(array) for array in self.arrays]
 
@@ -85,13 +90,25 @@ class MappedFiles:
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
-        """The contents of the files, read-only; ValueError names a file whose length is not what it was."""
+        """The contents of the files, read-only; StateError names a file whose length is not what it was."""
         arrays = self._arrays
         if arrays is None:
             arrays = [opened(source) for source in self._sources]
             self._refuse_changed(arrays)
+            self._nbytes = [os.stat(path).st_size for path in self.paths]  # noqa: PTH116 - as below
             self._arrays = arrays  # two threads may both have opened the files: either result serves
+        self.refuse_cut()
         return arrays
+
+    def refuse_cut(self) -> None:
+        """StateError if a file has become shorter than what is mapped of it: to touch that would end the process."""
+        if self._arrays is None or not self._looks.due():
+            return
+        for path, nbytes in zip(self.paths, self._nbytes, strict=True):
+            with suppress(FileNotFoundError):  # what was mapped stays when its name goes
+                if os.stat(path).st_size < nbytes:  # noqa: PTH116 - often
+                    raise StateError(f"{path} was cut short while it was read; restore it, and make the dataset anew")
+        self._looks.done()
 
     def _refuse_changed(self, arrays: Sequence[NDArray[Any]]) -> None:
         for path, was, array in zip(self.paths, self._lengths or (), arrays, strict=False):
@@ -108,15 +125,18 @@ def path_of(source: Pathlike | Raw) -> str:
 
 
 def _absolute(source: Pathlike | Raw) -> str | Raw:
-    path = str(Path(path_of(source)).resolve())  # workers may have another working directory
+    path = str(Path(expanded(path_of(source))).resolve())  # workers may have another working directory
     return replace(source, path=path) if isinstance(source, Raw) else path
 
 
 def opened(source: Pathlike | Raw) -> NDArray[Any]:
     """The array in a `.npy` file or a `Raw` one, memory-mapped read-only; the first dimension counts samples."""
     path = path_of(source)
-    with open(path, "rb") as file:
-        layout = layout_of(source, path, file, os.fstat(file.fileno()).st_size)
+    try:
+        with open(path, "rb") as file:
+            layout = layout_of(source, path, file, os.fstat(file.fileno()).st_size)
+    except (FileNotFoundError, NotADirectoryError):
+        raise missing(path) from None
     if 0 in layout.shape:
         return np.empty(layout.shape, layout.dtype)  # nothing to map
     order = "F" if layout.fortran else "C"
@@ -137,15 +157,24 @@ def _npy_layout(path: str, file: BinaryIO, nbytes: int) -> Layout:
         version = npy.read_magic(file)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    except ValueError as error:
-        raise SampleError(f"{path} is not a .npy file ({error}); give bare numbers as Raw(path, dtype)") from error
+    except (ValueError, TypeError, SyntaxError, RecursionError, TokenError) as error:  # the header is a Python literal
+        raise SampleError(f"{path} is not a .npy file ({error}); {_advice(file)}") from error
     offset = file.tell()
+    if min(shape, default=0) < 0:
+        raise SampleError(f"{path} is damaged: its header claims the shape {shape}; write it anew")
     if not shape:
         raise SampleError(f"{path} holds a single number; the first dimension of an array counts its samples")
     wanted = offset + prod(shape) * dtype.itemsize
     if nbytes < wanted:
         raise SampleError(f"{path} is truncated: the file has {nbytes} bytes, its header wants {wanted}")
     return Layout(dtype, shape, fortran, offset)
+
+
+def _advice(file: BinaryIO) -> str:
+    file.seek(0)
+    if file.read(2) == b"PK":
+        return "it is a .npz archive: unzip it, and give the .npy files that were in it"
+    return "give bare numbers as Raw(path, dtype)"
 
 
 def _raw_layout(raw: Raw, path: str, found: int) -> Layout:
@@ -163,6 +192,5 @@ def _raw_layout(raw: Raw, path: str, found: int) -> Layout:
 
 
 def _refuse_foreign(dtype: np.dtype[Any], path: str) -> None:
-    if torch_dtype(dtype) is None:
-        advice = "rewrite it in native byte order" if not dtype.isnative else "convert it with astype"
-        raise ArgumentError(f"{path} holds {dtype}, which no tensor can hold; {advice}")
+    if torch_dtype(dtype.newbyteorder("=")) is None:
+        raise ArgumentError(f"{path} holds {dtype}, which no tensor can hold; convert it with astype")

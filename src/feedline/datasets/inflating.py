@@ -20,6 +20,9 @@ from feedline.stores.cache.folder import Folder
 
 _CODECS = {"br": "brotli", "bz2": "bzip2", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}
 _WAITED_S = 60.0
+ORDINARY_NBYTES = 1 << 30
+"""So much may come out of anything."""
+_ORDINARY_RATIO = 100
 _XXHASHES = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 
 
@@ -27,6 +30,11 @@ def inflated(data: Any, codec: str, nbytes: int, where: str, extra: str) -> NDAr
     """The `nbytes` bytes that were compressed with `codec`; SampleError for fewer, more, or damaged ones."""
     if codec not in _CODECS:
         raise ArgumentError(f"{where} is compressed with {codec!r}; known are {', '.join(_CODECS)}")
+    if is_bomb(nbytes, len(data)):
+        raise SampleError(
+            f"{where} has {len(data):,} bytes, of which {nbytes:,} are promised to come, as of a decompression bomb;"
+            " copy it again, with its index"
+        )
     cramjam = extras.load("cramjam", extra, f"reading {codec}-compressed shards")
     module = getattr(cramjam, _CODECS[codec])
     out = np.empty(nbytes, np.uint8)
@@ -37,6 +45,11 @@ def inflated(data: Any, codec: str, nbytes: int, where: str, extra: str) -> NDAr
     if count != nbytes:
         raise SampleError(f"{where} holds {count} bytes where its index promises {nbytes}; copy it again")
     return out
+
+
+def is_bomb(nbytes: int, packed: int) -> bool:
+    """Whether so many bytes are too many to come out of so few `packed` ones."""
+    return nbytes > max(ORDINARY_NBYTES, _ORDINARY_RATIO * packed)
 
 
 class InflatedFiles:

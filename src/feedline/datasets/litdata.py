@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
+from itertools import compress
+from operator import getitem
 from typing import Any
 
 from feedline.datasets.arrays import Transform
-from feedline.datasets.decoding import Decoding, Step, Where, split_transform
+from feedline.datasets.decoding import Decoding, Step, Where, refuse_bare, split_transform
 from feedline.datasets.files import Pathlike
 from feedline.datasets.indexed_folders import IndexedFolder
 from feedline.datasets.lazily import Lazily
@@ -32,9 +34,10 @@ _KEPT_NBYTES = 1 << 26
 class LitData(ShardFileFields):
     """The samples of a LitData folder (with its `index.json`), in the structure in which they were written.
 
-    Tensors, arrays, numbers, texts and bytes come as they were, pictures as PIL images, other files as bytes; pickle
-    is never read. `transform` is a function of the sample, or functions by leaf: "image", or "view.0" where leaves are
-    nested. For what was written with a `TokensLoader`, read `LitDataTokens`.
+    Tensors, arrays, numbers, texts and bytes come as they were, pictures as PIL images, other files as bytes. `leaves`
+    picks some, "image", or "view.0" where they are nested, and samples have the structure that is left of them; those
+    stored as pickle are never read. `transform` is a function of the sample, or functions by leaf. For what was written
+    with a `TokensLoader`, read `LitDataTokens`.
 
     `path` is a folder of this machine or the address of one in a store. What a store gives is kept in the folder
     `cache`, if there is one, and so are chunks that were compressed as a whole, which are decompressed on first use (by
@@ -45,6 +48,7 @@ class LitData(ShardFileFields):
         self,
         path: Pathlike,
         *,
+        leaves: Sequence[str] | None = None,
         transform: Transform | Mapping[str, Transform] | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
@@ -55,26 +59,32 @@ class LitData(ShardFileFields):
         if index.tokens:
             raise ArgumentError(f"{self.path} holds tokens: read it with datasets.LitDataTokens(path, window)")
         self._index, self._names = index, index.tree.names()
-        by_leaf, whole = split_transform(transform, self._names)
+        wanted = _wanted(leaves, self._names, self.path)
+        self._paths = None if leaves is None else [*compress(index.tree.paths(), wanted)]
+        self._tree = index.tree if leaves is None else index.tree.pruned(iter(wanted)) or index.tree
+        by_leaf, whole = split_transform(transform, [*compress(self._names, wanted)])
         super().__init__(ShardFiles([(folder, shard) for shard in index.shards()], chunk_ends, "litdata", cache))
         FieldRecords.__init__(self, whole)
         self._steps = {name: Step(each) for name, each in by_leaf.items()}
         kept = PerProcess(partial(OnceCache[Any, Any], _KEPT_NBYTES))
         self._items = Lazily(partial(_items, self._files, index.wrapped, kept), len(index.chunks))
-        self._leaves = self._leaf_decodings(by_leaf)
+        self._leaves = self._leaf_decodings(wanted, by_leaf)
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
         items = self._items[shard]
         return (0, 0) if items.kept(row) else items.span(row)
 
     def _decodings(self) -> list[Decoding]:
-        return self._leaves
+        return [decoding for decoding in self._leaves if decoding is not None]
 
-    def _leaf_decodings(self, by_leaf: Mapping[str, Transform]) -> list[Decoding]:
-        """How each leaf is decoded; none where samples come whole, whatever the index says of their leaves."""
-        formats = zip(self._names, self._index.formats, strict=True)
+    def _leaf_decodings(self, wanted: Sequence[bool], by_leaf: Mapping[str, Transform]) -> list[Decoding | None]:
+        """How each leaf is decoded that is wanted; none where samples come whole, whatever the index says of leaves."""
+        formats = zip(self._names, self._index.formats, wanted, strict=True)
         try:
-            return [_decoding(name, kind, by_leaf.get(name), self.path) for name, kind in formats]
+            return [
+                _decoding(name, kind, by_leaf.get(name), self.path) if is_wanted else None
+                for name, kind, is_wanted in formats
+            ]
         except ArgumentError:
             if self._index.chunks and isinstance(self._items[0], Rows):
                 return []
@@ -90,8 +100,8 @@ class LitData(ShardFileFields):
         item = self._item(record)
         if isinstance(item, memoryview):
             leaves = [decoding(data, row, where) for decoding, data, where in self._leaves_in(item, record)]
-            return self._step(self._index.tree.filled(leaves[::-1]), row)
-        return self._step(self._stepped(item, row), row)
+            return self._step(self._tree.filled(leaves[::-1]), row)
+        return self._step(self._picked(self._stepped(item, row), record), row)
 
     def _fields_in(self, record: Record) -> dict[str, Field]:
         item = self._item(record)
@@ -101,7 +111,7 @@ class LitData(ShardFileFields):
         return {str(number): Field(*leaf) for number, leaf in enumerate(self._leaves_in(item, record))}
 
     def _leaves_in(self, item: memoryview, record: Record) -> list[tuple[Decoding, memoryview, Where]]:
-        """The leaves of a sample out of its bytes: the length of each comes first."""
+        """The wanted leaves of a sample out of its bytes: the length of each, wanted or not, comes first."""
         count, where = len(self._leaves), partial(self._where, record)
         stop = 4 * count
         try:
@@ -115,11 +125,25 @@ class LitData(ShardFileFields):
         leaves: list[tuple[Decoding, memoryview, Where]] = []
         for name, decoding, length in zip(self._names, self._leaves, lengths, strict=True):
             start, stop = stop, stop + length
-            leaves.append((decoding, item[start:stop], partial(_of_leaf, name, where)))
+            if decoding is not None:
+                leaves.append((decoding, item[start:stop], partial(_of_leaf, name, where)))
         return leaves
 
     def _collated(self, columns: dict[str, Any]) -> Any:
-        return self._index.tree.collated([*columns.values()][::-1])
+        return self._tree.collated([*columns.values()][::-1])
+
+    def _picked(self, sample: Any, record: Record) -> Any:
+        """Of a sample that came whole, as a dict: the leaves that are wanted."""
+        if self._paths is None:
+            return sample
+        try:
+            found = [reduce(getitem, path, sample) for path in self._paths]
+        except (LookupError, TypeError) as error:
+            raise SampleError(
+                f"{self._where(record)} has not the structure that its index says ({type(error).__name__}: {error});"
+                " read it without leaves="
+            ) from error
+        return self._tree.filled(found[::-1])
 
     def _stepped(self, sample: Any, row: int | None) -> Any:
         """A sample that came whole, as a dict: the transforms of its leaves."""
@@ -143,9 +167,20 @@ def _decoding(name: str, kind: str, transform: Transform | None, path: str) -> D
     if is_picture(kind) and transform is not None:
         return Decoding("image", transform)
     try:
-        return Decoding(decoder(kind), transform)
+        return Decoding(decoder(kind), transform, kind=kind.partition(":")[0])
     except ArgumentError as error:
-        raise ArgumentError(f"leaf {name!r} of {path} is stored as {error}; write it again as something else") from None
+        raise ArgumentError(f"leaf {name!r} of {path} is stored as {error}; leave it out with leaves=") from None
+
+
+def _wanted(leaves: Sequence[str] | None, names: Sequence[str], path: str) -> list[bool]:
+    """Of each leaf, whether it is one of those that were chosen; ArgumentError names one that is not there."""
+    if leaves is None:
+        return [True] * len(names)
+    refuse_bare(leaves, "leaves", "('image', 'label')")
+    for leaf in leaves:
+        if leaf not in names:
+            raise ArgumentError(f"{path} has samples without a leaf {leaf!r}; they have {', '.join(names)}")
+    return [name in leaves for name in names]
 
 
 def _items(files: ShardFiles, wrapped: str, kept: PerProcess[OnceCache[Any, Any]], number: int) -> Items:

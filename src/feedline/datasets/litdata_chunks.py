@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.datasets.inflating import inflated
+from feedline.datasets.inflating import ORDINARY_NBYTES, inflated
 from feedline.datasets.litdata_rows import Rows, ends_of_rows
 from feedline.datasets.once import OnceCache
 from feedline.datasets.shard_ends import Ends, Read, offsets_in
@@ -20,8 +20,6 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 _FRAMED = b"LDFZ01\0\0"
 _HEAD = struct.Struct("<8sHHIII")
 _FRAME = np.dtype([("first", "<u4"), ("items", "<u4"), ("at", "<u8"), ("nbytes", "<u4"), ("whole", "<u4")])
-_MOST_NBYTES = 1 << 30
-"""One sample, or one frame of samples, that claims to be larger is refused."""
 _NOTHING = memoryview(b"")
 
 Fetch = Callable[[], memoryview]
@@ -88,7 +86,7 @@ class FramedItems:
         """Where the frame of a sample lies."""
         number = at // self._rows
         _, _, start, nbytes, whole = self._frames[number].tolist()
-        if whole > _MOST_NBYTES or start + nbytes > self._nbytes:
+        if whole > ORDINARY_NBYTES or start + nbytes > self._nbytes:
             raise SampleError(
                 f"frame {number} of {self._where} claims {nbytes} bytes that make {whole}: the file is damaged"
             )
@@ -143,7 +141,7 @@ def _content_nbytes(data: memoryview, where: str) -> int:
         at = 5 + (not single) + (0, 1, 2, 4)[told & 3]
         width = width or single
         nbytes = int.from_bytes(data[at : at + width], "little") + 256 * (width == 2)
-        if not width or nbytes > _MOST_NBYTES:
+        if not width or nbytes > ORDINARY_NBYTES:
             raise ValueError(f"it claims {nbytes if width else 'no'} bytes")
     except (ValueError, IndexError) as error:
         raise SampleError(f"{where} cannot be decompressed ({error})") from error

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from feedline.datasets.indexed_folders import IndexedFolder
+from feedline.datasets.promises import count, file_name, refuse_overflow, samples
 from feedline.datasets.shard_sources import Shard
 from feedline.errors import ArgumentError, SampleError
 
@@ -68,16 +68,26 @@ class Tree:
         parts = [child.collated(columns) for child in self.children]
         return parts if self.kind == "builtins.tuple" else _BUILD[self.kind](self.keys, parts)
 
-    def names(self) -> list[str]:
-        """The leaves by name: their key, or their place where there is none, joined by dots; "" for a bare leaf."""
+    def paths(self) -> list[tuple[Any, ...]]:
+        """The way to each leaf: keys, and places where there are none; () for a bare leaf."""
         if not self.kind:
-            return [""]
+            return [()]
         labels = self.keys or range(len(self.children))
-        return [
-            f"{label}.{name}" if name else str(label)
-            for label, child in zip(labels, self.children, strict=True)
-            for name in child.names()
-        ]
+        return [(label, *path) for label, child in zip(labels, self.children, strict=True) for path in child.paths()]
+
+    def names(self) -> list[str]:
+        """The leaves by name: their path, joined by dots; "" for a bare leaf."""
+        return [".".join(map(str, path)) for path in self.paths()]
+
+    def pruned(self, wanted: Iterator[bool]) -> Tree | None:
+        """The structure of the leaves that are wanted, from left to right; None of none."""
+        if not self.kind:
+            return self if next(wanted) else None
+        labels = self.keys or [None] * len(self.children)
+        left = [(label, child.pruned(wanted)) for label, child in zip(labels, self.children, strict=True)]
+        kept = [(label, child) for label, child in left if child is not None]
+        keys = tuple(label for label, _ in kept) if self.keys else ()
+        return Tree(self.kind, keys, tuple(child for _, child in kept)) if kept else None
 
 
 _BUILD: dict[str, Callable[[Sequence[Any], list[Any]], Any]] = {
@@ -96,7 +106,7 @@ def index_of(folder: IndexedFolder) -> Index:
         return _index(told["config"], told["chunks"])
     except ArgumentError as error:
         raise ArgumentError(f"{path}: {error}") from None
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise SampleError(f"{path} is no index of LitData chunks ({type(error).__name__}: {error})") from error
 
 
@@ -112,8 +122,10 @@ def _index(config: dict[str, Any], chunks: list[dict[str, Any]]) -> Index:
     formats, tree = tuple(config["data_format"]), _tree(json.loads(config["data_spec"])[1])
     if len(formats) != len(tree.names()):
         raise ValueError(f"{len(formats)} formats for {len(tree.names())} leaves")
+    found = tuple(map(_chunk, chunks))
+    refuse_overflow(max(chunk.items, chunk.dim or 0) for chunk in found)
     return Index(
-        tuple(_chunk(each) for each in chunks),
+        found,
         formats,
         tree,
         codec or None,
@@ -123,15 +135,19 @@ def _index(config: dict[str, Any], chunks: list[dict[str, Any]]) -> Index:
 
 
 def _chunk(told: dict[str, Any]) -> Chunk:
-    name = str(told["filename"])
-    if Path(name).name != name or name in (".", ".."):
-        raise ValueError(f"the file name {name!r} leads out of the folder")
-    return Chunk(name, int(told["chunk_bytes"]), int(told["chunk_size"]), told.get("dim"))
+    name = file_name(told["filename"])
+    nbytes = count(told["chunk_bytes"], f"the size of {name}")
+    items = samples(told["chunk_size"], nbytes, f"the number of samples in {name}")
+    dim = told.get("dim")
+    return Chunk(name, nbytes, items, None if dim is None else count(dim, f"the number of tokens in {name}"))
 
 
 def _tree(told: dict[str, Any]) -> Tree:
     kind = told["type"] or ""
     if kind and kind not in _BUILD:
         raise ArgumentError(f"samples hold a {kind}, of which only dicts, lists and tuples can be built")
-    context = json.loads(told["context"]) if told["context"] else None
-    return Tree(kind, tuple(context or ()), tuple(map(_tree, told["children_spec"])))
+    keys = tuple(json.loads(told["context"]) or ()) if told["context"] else ()
+    children = tuple(map(_tree, told["children_spec"]))
+    if kind.lower().endswith("dict") and len(keys) != len(children):
+        raise ValueError(f"{len(keys)} keys for {len(children)} children")
+    return Tree(kind, keys, children)

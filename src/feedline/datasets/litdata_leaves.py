@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from feedline.datasets.mds_encodings import bare_image, image, images
 from feedline.errors import ArgumentError
 
 Decoder = Callable[[memoryview], Any]
+T = TypeVar("T")
 
 _TORCH = (
     *(torch.float32, torch.float32, torch.float64, torch.float64, torch.complex64, torch.complex64),
@@ -36,13 +37,13 @@ _ENCODED = ("bytes", "file", "video", "audio", "nifti", "mesh", "pdf", "graph", 
 
 def decoder(name: str) -> Decoder:
     """What decodes leaves of this format; ArgumentError for pickle, and for what is not known."""
-    kind, _, detail = name.partition(":")
+    kind = name.partition(":")[0]
     if kind in _ENCODED:
         return bytes
     if kind == "no_header_tensor":
-        return partial(_flat_tensor, _TORCH[int(detail)])
+        return partial(_flat_tensor, _numbered(_TORCH, name))
     if kind == "no_header_numpy":
-        return partial(_flat_array, np.dtype(_NUMPY[int(detail)]))
+        return partial(_flat_array, np.dtype(_numbered(_NUMPY, name)))
     if kind == "pickle":
         raise ArgumentError("pickle, which may run any code and is never read")
     try:
@@ -58,12 +59,19 @@ def is_picture(name: str) -> bool:
 
 def token_dtype(name: str) -> torch.dtype:
     """The dtype of tokens that are stored one after the other."""
-    kind, _, detail = name.partition(":")
+    kind = name.partition(":")[0]
     if kind == "no_header_tensor":
-        return _TORCH[int(detail)]
+        return _numbered(_TORCH, name)
     if kind == "no_header_numpy":
-        return torch.from_numpy(np.empty(0, _NUMPY[int(detail)])).dtype
-    raise ArgumentError(f"tokens are flat tensors or arrays, not {name!r}")
+        return torch.from_numpy(np.empty(0, _numbered(_NUMPY, name))).dtype
+    raise ArgumentError(f"{name!r}, and tokens are flat tensors or arrays")
+
+
+def _numbered(dtypes: Sequence[T], name: str) -> T:
+    number = name.partition(":")[2]
+    if not number.isdecimal() or int(number) >= len(dtypes):
+        raise ArgumentError(f"{name!r}, which is not known")
+    return dtypes[int(number)]
 
 
 def _flat_tensor(dtype: torch.dtype, data: memoryview) -> torch.Tensor:

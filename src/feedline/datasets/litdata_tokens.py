@@ -17,6 +17,7 @@ from feedline.datasets.lazily import Lazily
 from feedline.datasets.litdata_index import Chunk, index_of
 from feedline.datasets.litdata_leaves import token_dtype
 from feedline.datasets.shard_files import ShardFiles
+from feedline.datasets.token_stream import whole_number
 from feedline.errors import ArgumentError, SampleError
 from feedline.rows import Empty, as_indices, numpy_view, one_within, torch_empty, within
 from feedline.stores import Cache, CachedStore, Want
@@ -41,19 +42,19 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         folder = IndexedFolder(path, cache=cache, options=options)
-        self.path, self.window = folder.name, window
-        if window < 1:
-            raise ArgumentError(f"window={window} must be at least 1")
+        self.path, self.window = folder.name, whole_number(window, "window")
         index = index_of(folder)
         if not index.tokens:
             raise ArgumentError(f"{self.path} holds samples, not tokens: read it with datasets.LitData(path)")
-        self._dtype = token_dtype(index.formats[0])
-        self.shard_sizes: NDArray[np.int64] = np.array([(chunk.dim or 0) // window for chunk in index.chunks], np.int64)
+        self._dtype = _token_dtype(index.formats, self.path)
+        sizes = [(chunk.dim or 0) // self.window for chunk in index.chunks]
+        self.shard_sizes: NDArray[np.int64] = np.array(sizes, np.int64)
         """The windows of each chunk, for `samplers.ShardShuffled`."""
         self._firsts = np.cumsum([0, *self.shard_sizes])
         if not len(self):
             raise ArgumentError(f"no chunk of {self.path} holds {window} tokens, as a window needs")
-        self._files = ShardFiles([(folder, shard) for shard in index.shards()], None, "litdata", cache)
+        shards = [(folder, shard) for shard in index.shards()]
+        self._files = ShardFiles(shards, None, "litdata", cache, sizes=sizes)
         # The offsets of samples come first; the tokens of all samples follow one another.
         self._begins = np.array([4 * (chunk.items + 2) for chunk in index.chunks], np.int64)
         self._tokens = Lazily(partial(_tokens, self._files, index.chunks, self._dtype), len(index.chunks))
@@ -106,6 +107,13 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
         nbytes = self.window * self._dtype.itemsize
         pairs = zip(numbers.tolist(), starts.tolist(), strict=True)
         return [Extent(number, start, start + nbytes) for number, start in pairs]
+
+
+def _token_dtype(formats: Sequence[str], path: str) -> torch.dtype:
+    try:
+        return token_dtype(", ".join(formats))
+    except ArgumentError as error:
+        raise ArgumentError(f"{path} holds {error}") from None
 
 
 def _windows(data: NDArray[np.uint8], starts: NDArray[np.int64], nbytes: int) -> NDArray[np.uint8]:

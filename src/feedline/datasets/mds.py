@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from feedline.datasets.arrays import Transform
-from feedline.datasets.decoding import Decoding, split_transform
+from feedline.datasets.decoding import Decoding, refuse_bare, split_transform
 from feedline.datasets.files import Pathlike
 from feedline.datasets.indexed_folders import IndexedFolder
 from feedline.datasets.lazily import Lazily
@@ -48,8 +48,11 @@ class MDS(ShardFileFields):
         check_hashes: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        if columns is not None:
+            refuse_bare(columns, "columns", "('image', 'label')")
         folders = [IndexedFolder(each, cache=cache, options=options) for each in listed(path)]
         self.paths = [folder.name for folder in folders]
+        _refuse_twice(self.paths)
         known: dict[Columns, Columns] = {}
         told = [(folder, each) for folder in folders for each in shards_of(folder, known)]
         names = tuple(columns) if columns is not None else tuple(dict.fromkeys(n for kind in known for n in kind.names))
@@ -108,6 +111,12 @@ class _Layout:
         return found
 
 
+def _refuse_twice(paths: Sequence[str]) -> None:
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            raise ArgumentError(f"{path} is named twice, so that its samples would be, too")
+
+
 def _shard(told: Told) -> Shard:
     forms: dict[str, str | None] = {told.raw.name: None}
     if told.zipped is not None and told.codec is not None:
@@ -139,6 +148,6 @@ def _decoding(name: str, encoding: str, transform: Transform | None, path: str) 
     if is_picture(encoding) and transform is not None:
         return Decoding("image", transform)
     try:
-        return Decoding(decoder(encoding), transform)
+        return Decoding(decoder(encoding), transform, kind=encoding.partition(":")[0])
     except ArgumentError as error:
         raise ArgumentError(f"column {name!r} of {path} is encoded as {error}; leave it out with columns=") from None

@@ -39,7 +39,7 @@ _PIXELS_MOST = 1 << 28
 def decoder(encoding: str) -> Decoder:
     """What decodes values of a column; ArgumentError for pickle, and for what is not known."""
     if encoding.startswith("ndarray"):
-        return _ndarray(encoding.partition(":")[2])
+        return _ndarray(encoding)
     if encoding in _SCALARS:
         return partial(_scalar, np.dtype(encoding).newbyteorder("<"))
     if encoding == "pkl":
@@ -61,18 +61,31 @@ def fixed_nbytes(encoding: str) -> int | None:
         return 8
     if encoding in _SCALARS:
         return np.dtype(encoding).itemsize
-    dtype, _, shape = encoding.partition(":")[2].partition(":")
-    return np.dtype(dtype).itemsize * prod(map(int, shape.split(","))) if shape else None
+    if encoding.count(":") < 2:
+        return None
+    dtype, shape = _described(encoding)
+    return None if dtype is None or shape is None else dtype.itemsize * prod(shape)
 
 
 def _scalar(dtype: np.dtype[Any], data: memoryview) -> Any:
     return np.frombuffer(data, dtype, 1)[0]
 
 
-def _ndarray(described: str) -> Decoder:
-    dtype, _, shape = described.partition(":")
-    sides = tuple(map(int, shape.split(","))) if shape else None
-    return partial(_array, np.dtype(dtype).newbyteorder("<") if dtype else None, sides)
+def _ndarray(encoding: str) -> Decoder:
+    try:
+        return partial(_array, *_described(encoding))
+    except (ValueError, TypeError, SyntaxError):
+        raise ArgumentError(f"{encoding!r}, which is not known") from None
+
+
+def _described(encoding: str) -> tuple[np.dtype[Any] | None, tuple[int, ...] | None]:
+    """The dtype and shape of all arrays of a column, as far as the encoding says them."""
+    name, _, sides = encoding.partition(":")[2].partition(":")
+    dtype = np.dtype(name).newbyteorder("<") if name else None
+    shape = tuple(map(int, sides.split(","))) if sides else None
+    if (dtype is not None and dtype.kind not in "biufc") or min(shape or (), default=0) < 0:
+        raise ValueError(f"there are no arrays of {encoding!r}")
+    return dtype, shape
 
 
 def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, data: memoryview) -> NDArray[Any]:

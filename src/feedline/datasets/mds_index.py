@@ -9,6 +9,7 @@ from typing import Any
 
 from feedline.datasets.indexed_folders import IndexedFolder
 from feedline.datasets.mds_encodings import fixed_nbytes
+from feedline.datasets.promises import count, file_name, refuse_overflow, samples
 from feedline.errors import ArgumentError, SampleError
 
 
@@ -48,11 +49,13 @@ def shards_of(folder: IndexedFolder, known: dict[Columns, Columns]) -> list[Shar
     """
     data, path = folder.index("MDS data set"), folder.where("index.json")
     try:
-        return [_shard(each, known) for each in json.loads(data)["shards"]]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        shards = [_shard(each, known) for each in json.loads(data)["shards"]]
+        refuse_overflow(shard.samples for shard in shards)
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise ArgumentError(f"{path}: {error}") from None
         raise SampleError(f"{path} is no index of MDS shards ({type(error).__name__}: {error})") from error
+    return shards
 
 
 def _shard(told: dict[str, Any], known: dict[Columns, Columns]) -> Shard:
@@ -66,12 +69,11 @@ def _shard(told: dict[str, Any], known: dict[Columns, Columns]) -> Shard:
     codec = told["compression"] and str(told["compression"]).partition(":")[0]
     columns = Columns(names, encodings, sizes)
     columns = known.setdefault(columns, columns)
-    return Shard(int(told["samples"]), columns, _file(told["raw_data"]), zipped or None, codec or None)
+    raw = _file(told["raw_data"])
+    number = samples(told["samples"], raw.nbytes, f"the number of samples in {raw.name}")
+    return Shard(number, columns, raw, zipped or None, codec or None)
 
 
 def _file(told: dict[str, Any]) -> File:
-    name = str(told["basename"])
-    # An index that Mosaic merged from those of several folders names files in these.
-    if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
-        raise ValueError(f"the file name {name!r} leads out of the folder")
-    return File(name, int(told["bytes"]), dict(told["hashes"]))
+    name = file_name(told["basename"])  # with folders, if Mosaic merged the indexes of several
+    return File(name, count(told["bytes"], f"the size of {name}"), dict(told["hashes"]))

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from feedline import images
 from feedline.datasets.arrays import Transform
-from feedline.datasets.decoding import DAMAGE
-from feedline.errors import SampleError
+from feedline.datasets.decoding import DAMAGE, undecodable
 from feedline.images import ImageError
 from feedline.rng import SampleRng, takes_rng
 from feedline.rows import Empty
@@ -138,7 +137,4 @@ def loaded(source: str | memoryview, *, apply_exif_orientation: bool = False) ->
         if isinstance(error, OSError) and error.errno is not None:  # of the file, not of what is in it
             raise
         name = source if isinstance(source, str) else "what was fetched"
-        raise SampleError(
-            f"{name} cannot be read as a picture ({type(error).__name__}: {error}). Replace or remove it, or pass "
-            f"on_error='skip' to the loader"
-        ) from error
+        raise undecodable(f"{name} cannot be read as a picture", error, "replace or remove it") from error

@@ -151,7 +151,7 @@ def _row_nbytes(layout: Layout) -> int:
 
 
 def _out(layout: Layout, rows: int, empty: Empty) -> torch.Tensor:
-    dtype = torch_dtype(layout.dtype)
+    dtype = torch_dtype(layout.dtype.newbyteorder("="))
     assert dtype is not None
     return empty((rows, *layout.shape[1:]), dtype)
 

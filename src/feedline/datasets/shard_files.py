@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import compress
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.cancelling import DaemonPool
 from feedline.datasets.files import Pathlike
 from feedline.datasets.indexed_folders import IndexedFolder
 from feedline.datasets.inflating import refuse_other
@@ -18,7 +20,7 @@ from feedline.datasets.shard_sources import Shard, ShardSources
 from feedline.datasets.sharded_records import ShardedFields
 from feedline.per_process import PerProcess
 from feedline.rows import within
-from feedline.stores import Cache, CachedStore, Want
+from feedline.stores import Cache, CachedStore, ObjectNotFoundError, Want
 from feedline.stores.blobs import Extent
 
 _OPENED_AT_ONCE = 4
@@ -31,7 +33,9 @@ _KEPT_WITHOUT_ROOM = 8
 class ShardFiles:
     """Shards by number. Safe to use from several threads; pickles by path or address.
 
-    `cut` says what the ends of a shard are, if any of that has to be known; the rest as for `ShardSources`.
+    `cut` says what the ends of a shard are, if any of that has to be known, and `sizes` how many samples of a dataset
+    come of each, if not those that lie in it; the rest as for `ShardSources`. A file that is not there is an
+    ObjectNotFoundError, here if its folder does not list it.
     """
 
     def __init__(
@@ -40,11 +44,15 @@ class ShardFiles:
         cut: Cut | None,
         extra: str,
         cache: Cache | Pathlike | None,
+        *,
+        sizes: Sequence[int] | None = None,
     ) -> None:
         sources = self._sources = ShardSources(shards, extra, cache)
         self.shards, self._cut = sources.shards, cut or _nothing
-        self._whole = Lazily(sources.whole, len(shards), None if sources.has_room() else _KEPT_WITHOUT_ROOM)
-        self._openers = PerProcess(partial(ThreadPoolExecutor, _OPENED_AT_ONCE, "feedline-shards"))
+        making = partial(_whole, sources, sizes)
+        _refuse_missing(sources, sizes, [folder.store is None for folder, _ in shards])
+        self._whole = Lazily(making, len(shards), None if sources.has_room() else _KEPT_WITHOUT_ROOM)
+        self._openers = PerProcess(partial(DaemonPool, _OPENED_AT_ONCE, "feedline-shards"))
         objects = {number: sources.object(number) for number in range(len(shards)) if sources.ranged(number)}
         samples = {number: self.shards[number].samples for number in objects}
         self._ends = ObjectEnds(objects if cut else {}, samples, self._cut)
@@ -100,6 +108,34 @@ class ShardFiles:
         if len(numbers) < 2:
             return {number: self._whole[number] for number in numbers}
         return dict(zip(numbers, self._openers().map(self._whole.__getitem__, numbers), strict=True))
+
+
+def _whole(sources: ShardSources, sizes: Sequence[int] | None, number: int) -> memoryview:
+    """All that is in a shard, mapped."""
+    try:
+        return sources.whole(number)
+    except FileNotFoundError as error:
+        raise _missing(sources, sizes, number) from error
+
+
+def _refuse_missing(sources: ShardSources, sizes: Sequence[int] | None, local: Sequence[bool]) -> None:
+    """ObjectNotFoundError names the first file of this machine that its folder does not list."""
+    listed: dict[Path, set[str]] = {}
+    for number in compress(range(len(local)), local):
+        path = Path(sources.where(number))
+        if path.parent not in listed:
+            there = path.parent.iterdir() if path.parent.is_dir() else ()
+            listed[path.parent] = {each.name for each in there}
+        if path.name not in listed[path.parent]:
+            raise _missing(sources, sizes, number)
+
+
+def _missing(sources: ShardSources, sizes: Sequence[int] | None, number: int) -> ObjectNotFoundError:
+    counts = [shard.samples for shard in sources.shards] if sizes is None else sizes
+    return ObjectNotFoundError(
+        f"{sources.where(number)} does not exist, which index.json names for {counts[number]} samples from number"
+        f" {sum(counts[:number])} on: copy it there, or write the data set again"
+    )
 
 
 def _nothing(read: Read, nbytes: int, samples: int) -> tuple[memoryview, memoryview]:  # noqa: ARG001 - a `Cut`

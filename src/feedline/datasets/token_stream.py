@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import operator
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,8 +19,10 @@ from numpy.typing import DTypeLike, NDArray
 from feedline.datasets.files import MappedFiles, Pathlike, Raw, RowSpan, opened, path_of
 from feedline.datasets.remote_arrays import RemoteArrays, is_remote
 from feedline.errors import ArgumentError
+from feedline.listings import digest_of
 from feedline.rows import torch_dtype
 from feedline.stores import Cache, CachedStore, Want
+from feedline.stores.addresses import local_path
 
 TokenSource = Pathlike | Raw | Sequence[Pathlike | Raw]
 
@@ -33,7 +36,7 @@ class TokenStream(torch.utils.data.Dataset[Any]):
         self,
         source: TokenSource,
         dtype: DTypeLike | None,
-        out_dtype: torch.dtype | None,
+        out_dtype: torch.dtype | DTypeLike | None,
         cache: Cache | Pathlike | None,
         options: Mapping[str, Any] | None,
     ) -> None:
@@ -41,6 +44,11 @@ class TokenStream(torch.utils.data.Dataset[Any]):
         stored = _refuse_other_kinds(self._files, dtype)
         self._dtype = _output_dtype(stored, out_dtype)
         self._bounds = [0, *accumulate(self._files.lengths)]
+
+    @property
+    def listing_digest(self) -> str:
+        """Of the names of the files in their order, and the tokens of each: what a loader's state must find again."""
+        return digest_of(self._files.paths, self._files.lengths)
 
     def _read(self, spans: Iterable[tuple[int, int]]) -> Iterator[NDArray[Any]]:
         """The tokens from each start up to its stop in the stream, over the borders of files; read all at once."""
@@ -92,12 +100,25 @@ def _opened(
     return MappedFiles([_typed(each, dtype) for each in _listed(source)])
 
 
+def whole_number(value: Any, name: str) -> int:
+    """The argument of this name, a number of tokens: at least 1."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ArgumentError(f"{name}={value!r} must be an integer") from None
+    if number < 1:
+        raise ArgumentError(f"{name}={number} must be at least 1")
+    return number
+
+
 def positions_in(
-    offsets: NDArray[Any] | Pathlike | Raw, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
+    offsets: Sequence[int] | NDArray[Any] | Pathlike | Raw,
+    cache: Cache | Pathlike | None,
+    options: Mapping[str, Any] | None,
 ) -> NDArray[Any]:
     """Positions as they are, or as a `.npy` or `Raw` file holds them."""
-    if isinstance(offsets, np.ndarray):
-        return offsets
+    if not isinstance(offsets, (str, os.PathLike, Raw)):
+        return np.asarray(offsets)
     if is_remote([offsets]):
         files = RemoteArrays([offsets], cache=cache, options=options)
         return files.read([RowSpan(0, 0, len(files))])[0]
@@ -108,13 +129,17 @@ def _listed(source: TokenSource) -> list[Pathlike | Raw]:
     if isinstance(source, Raw):
         return [source]
     if not isinstance(source, (str, os.PathLike)):
-        found: list[Pathlike | Raw] = list(source)
-    elif Path(source).exists() or not glob.has_magic(os.fspath(source)):
-        found = [source]
-    else:
-        found = [*sorted(glob.glob(os.fspath(source), recursive=True))]  # noqa: PTH207 - Path.glob: no absolute ones
+        return _refuse_none(list(source), source)
+    path = local_path(source)
+    if Path(path).exists() or not glob.has_magic(path):
+        return [path]
+    found = sorted(glob.glob(path, recursive=True))  # noqa: PTH207 - Path.glob: no absolute ones
+    return _refuse_none([*found], str(Path(path).absolute()))
+
+
+def _refuse_none(found: list[Pathlike | Raw], asked: Any) -> list[Pathlike | Raw]:
     if not found:
-        raise FileNotFoundError(f"no token files: {source!r} names none")
+        raise FileNotFoundError(f"no token files: {asked!r} names none")
     return found
 
 
@@ -138,11 +163,29 @@ def _refuse_other_kinds(files: MappedFiles | RemoteArrays, dtype: DTypeLike | No
     return stored
 
 
-def _output_dtype(stored: np.dtype[Any], out_dtype: torch.dtype | None) -> torch.dtype:
-    kept = torch_dtype(stored)
+def _output_dtype(stored: np.dtype[Any], out_dtype: torch.dtype | DTypeLike | None) -> torch.dtype:
+    kept = torch_dtype(stored.newbyteorder("="))
     assert kept is not None
     if out_dtype is None:
         return kept
-    if not np.can_cast(stored, torch.empty(0, dtype=out_dtype).numpy().dtype, "safe"):
+    wanted = out_dtype if isinstance(out_dtype, torch.dtype) else _named(out_dtype)
+    if not _holds(wanted, stored):
         raise ArgumentError(f"out_dtype={out_dtype} cannot hold every {stored} that is stored")
-    return out_dtype
+    return wanted
+
+
+def _named(out_dtype: DTypeLike) -> torch.dtype:
+    try:
+        found = torch_dtype(np.dtype(out_dtype))
+    except (TypeError, ValueError):
+        found = None
+    if found is None:
+        raise ArgumentError(f"out_dtype={out_dtype!r} is no dtype of tensors: give torch.int64, or its name")
+    return found
+
+
+def _holds(wanted: torch.dtype, stored: np.dtype[Any]) -> bool:
+    try:
+        return np.can_cast(stored, torch.empty(0, dtype=wanted).numpy().dtype, "safe")
+    except TypeError:  # NumPy has no bfloat16
+        return False

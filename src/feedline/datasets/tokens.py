@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from feedline import _kernels
 from feedline.datasets.files import MappedFiles, Pathlike, Raw
 from feedline.datasets.remote_arrays import TOGETHER_NBYTES
-from feedline.datasets.token_stream import TokenSource, TokenStream, positions_in
+from feedline.datasets.token_stream import TokenSource, TokenStream, positions_in, whole_number
 from feedline.errors import ArgumentError
 from feedline.rows import Empty, as_indices, one_within, torch_dtype, torch_empty, within
 from feedline.stores import Cache, CachedStore, Want
@@ -40,15 +40,15 @@ class TokenFile(TokenStream):
         stride: int | None = None,
         targets: bool = False,
         dtype: DTypeLike | None = None,
-        out_dtype: torch.dtype | None = None,
+        out_dtype: torch.dtype | DTypeLike | None = None,
         cross_files: bool = False,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        if window < 1 or (stride is not None and stride < 1):
-            raise ArgumentError(f"window={window} and stride={stride} must be at least 1")
+        window = whole_number(window, "window")
+        stride = window if stride is None else whole_number(stride, "stride")
         super().__init__(source, dtype, out_dtype, cache, options)
-        self.window, self.stride, self.targets = window, stride or window, targets
+        self.window, self.stride, self.targets = window, stride, targets
         bounds = np.array([0, self._bounds[-1]] if cross_files else self._bounds)
         self._starts, lengths = bounds[:-1], np.diff(bounds)
         counts = np.maximum(0, (lengths - window - targets) // self.stride + 1)
@@ -140,24 +140,23 @@ class TokenFile(TokenStream):
 class TokenDocuments(TokenStream):
     """Documents of different lengths in token files: document i is the tokens `[offsets[i], offsets[i + 1])`.
 
-    `offsets` are n + 1 rising token positions in the stream that the files make together: an array, or a `.npy` or
-    `Raw` file of them. `lengths` suits `LengthBuckets`; `collate.pad` and `collate.token_budget` make batches.
+    `offsets` are n + 1 rising token positions in the stream that the files make together: an array, a list, or a `.npy`
+    or `Raw` file of them. `lengths` suits `LengthBuckets`; `collate.pad` and `collate.token_budget` make batches.
     Files may lie in a store, as those of `TokenFile`.
     """
 
     def __init__(
         self,
         source: TokenSource,
-        offsets: NDArray[Any] | Pathlike | Raw,
+        offsets: Sequence[int] | NDArray[Any] | Pathlike | Raw,
         *,
         dtype: DTypeLike | None = None,
-        out_dtype: torch.dtype | None = None,
+        out_dtype: torch.dtype | DTypeLike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(source, dtype, out_dtype, cache, options)
-        self._offsets = np.array(positions_in(offsets, cache, options), np.int64)
-        _refuse_disorder(self._offsets, self._bounds[-1])
+        self._offsets = _rising(positions_in(offsets, cache, options), self._bounds[-1])
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -188,11 +187,16 @@ class TokenDocuments(TokenStream):
         return list(zip(self._offsets[places].tolist(), self._offsets[places + 1].tolist(), strict=True))
 
 
-def _refuse_disorder(offsets: NDArray[np.int64], tokens: int) -> None:
-    if offsets.ndim != 1 or not len(offsets):
-        raise ArgumentError(f"offsets are n + 1 positions in one dimension, not of shape {offsets.shape}")
+def _rising(told: NDArray[Any], tokens: int) -> NDArray[np.int64]:
+    """These positions, checked, in memory of their own."""
+    if told.ndim != 1 or not len(told):
+        raise ArgumentError(f"offsets are n + 1 positions in one dimension, not of shape {told.shape}")
+    if told.dtype.kind not in "iu":
+        raise ArgumentError(f"offsets are positions of tokens, integers, not {told.dtype}")
+    offsets = np.array(told, np.int64)
     if offsets[0] < 0 or offsets[-1] > tokens or (np.diff(offsets) < 0).any():
         raise ArgumentError(
             f"offsets must rise from 0 or more to at most the {tokens} tokens of the files; "
-            f"they go from {offsets[0]} to {offsets[-1]}"
+            f"they go from {told[0]} to {told[-1]}"
         )
+    return offsets
