@@ -169,6 +169,18 @@ class TestRefusing:
         with pytest.raises(ShardError, match=r"member 'a.txt' has an extended header of 1,073,741,824 bytes"):
             list(members(resealed(path, data)))
 
+    @pytest.mark.parametrize("digits", [21, 4299, 5000])
+    def test_pax_sizes_of_too_many_digits(self, tmp_path: Path, digits: int) -> None:
+        path = tmp_path / "x.tar"
+        with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+            info = tarfile.TarInfo("a.txt")
+            info.pax_headers = {"size": "9" * digits}
+            tar.addfile(info)
+        with pytest.raises(
+            ShardError, match=rf"x.tar: member 'a.txt' has a size of {digits:,} digits; make the tar anew$"
+        ):
+            list(members(path))
+
     @settings(deadline=None, max_examples=150)
     @given(st.integers(0, 4095), st.binary(min_size=1, max_size=30))
     def test_any_damage_is_told_or_harmless(

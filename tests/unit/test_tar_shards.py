@@ -317,6 +317,14 @@ class TestBadInput:
                 {"fields": ("jpg", "cls"), "transform": {"png": CROP}},
             ),
             (r"transform is a callable or a dict of them by field, not int", {"transform": 3}),
+            (
+                r"transform names 'jgp', and no sample has such a field; fields are cls, jpg. Did you mean 'jpg'\?",
+                {"transform": {"jgp": CROP}},
+            ),
+            (
+                r"fields names 'jpgg;png', and no sample has such a field; fields are __key__, __shard__, cls, jpg. Di",
+                {"fields": ("cls", "jpgg;png")},
+            ),
             (r"open_shards=0: at least one tar", {"open_shards": 0}),
         ]
         for message, arguments in wrong:
@@ -333,6 +341,34 @@ class TestBadInput:
             data[10]
         with pytest.raises(SampleIndexError, match=r"index -11"):
             data.gather(np.array([-11]), torch_empty)
+
+    def test_fields_of_some_samples_only(self, tmp_path: Path) -> None:
+        one = write_tar(tmp_path / "1.tar", {"a.txt": b"1", "b.CLS": b"2"})
+        two = write_tar(tmp_path / "2.tar", {"c.json": b"3", "c.pth": b"", "d.json": b"4"})
+        data = TarShards([one, two], transform={"json": str})
+        assert (data[0]["txt"], data[3]["json"]) == ("1", "4")
+        with pytest.raises(ArgumentError, match=r"'pth' would have to be unpickled"):
+            data[2]
+        assert TarShards([one, two], ("TXT;CLS;json", "__key__"))[2] == (3, "c")
+
+    def test_pickles_of_all_samples_are_refused_at_once(self, tmp_path: Path) -> None:
+        held = {f"{number}.{field}": b"" for number in range(2) for field in ("txt", "pth")}
+        path = write_tar(tmp_path / "x.tar", held)
+        with pytest.raises(ArgumentError, match=r"field 'pth' would have to be unpickled"):
+            TarShards(path)
+        assert len(TarShards(path, decoders={"pth": len})) == len(TarShards(path, decode=False)) == 2
+
+    def test_whole_numbers_that_no_tensor_holds_are_named(self, tmp_path: Path) -> None:
+        most, least = str(2**63 - 1).encode(), str(-(2**63)).encode()
+        path = write_tar(tmp_path / "x.tar", {"a.cls": most, "b.cls": least, "c.cls": str(2**63).encode()})
+        for fields in (None, ("cls",)):
+            data = TarShards(path, fields)
+            assert len(data.__getitems__([0, 1])) == 2
+            with pytest.raises(SampleError, match=r"x.tar: member 'c.cls' .*a number of 19 digits, which no tensor of"):
+                data[2]
+            with fl.DataLoader(data, 3, on_error="skip") as loader:
+                assert sum(len(next(iter(batch.values() if fields is None else batch))) for batch in loader) == 2
+        assert TarShards(path, decoders={"cls": int})[2]["cls"] == 2**63
 
     @pytest.mark.parametrize("field", ["pyd", "pickle", "meta.pkl", "pth", "pt"])
     def test_pickles(self, tmp_path: Path, field: str) -> None:

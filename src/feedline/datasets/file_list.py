@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
+from feedline.datasets.contents import digest_below
 from feedline.datasets.decoding import Decode
 from feedline.datasets.file_contents import FileDecoding, Root
 from feedline.datasets.files import Pathlike
@@ -19,9 +20,10 @@ from feedline.datasets.paths import listed, matching
 from feedline.datasets.records import DecodedRecords, Keys
 from feedline.datasets.strings import PackedStrings
 from feedline.errors import ArgumentError
+from feedline.listings import digest_of
 from feedline.rows import Empty, as_indices, within
 from feedline.stores import Cache, CachedStore, Want, expand, join, split
-from feedline.stores.addresses import scheme_of
+from feedline.stores.addresses import local_path, scheme_of
 
 
 class Files(DecodedRecords):
@@ -45,6 +47,16 @@ class Files(DecodedRecords):
         self.root = root
         self.paths = PackedStrings(inside)
         self._decoding: FileDecoding = FileDecoding(Root(root, cache=cache, options=options), decode, transform)
+
+    @property
+    def listing_digest(self) -> str:
+        """Of the names of the files in their order: what a loader's state must find again."""
+        return digest_of(self.paths)
+
+    @property
+    def content_digest(self) -> str:
+        """Of the files as they are now: a `stat` of each, or their listing in a store; for results that are kept."""
+        return digest_below(self._decoding.root, list(self.paths))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -79,7 +91,7 @@ def _located(paths: Pathlike | Sequence[Pathlike], options: Mapping[str, Any] | 
     """The root that all of them have in common, and the paths below it."""
     given = [os.fspath(path) for path in listed(paths)]
     if all(scheme_of(path) == "file" for path in given):
-        return "/", [path.lstrip("/") for path in matching([path.removeprefix("file://") for path in given], "*")]
+        return "/", [path.lstrip("/") for path in matching([local_path(path) for path in given], "*")]
     places = [split(address) for address in expand(given, options=options)]
     roots = {place.root for place in places}
     if len(roots) > 1:

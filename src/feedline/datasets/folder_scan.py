@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from feedline.datasets.packed_bytes import PackedBytes
 from feedline.errors import ArgumentError, SampleError
 from feedline.shards import arrays
+from feedline.stores.whereabouts import special_entry
 
 
 class Details(NamedTuple):
@@ -113,17 +114,20 @@ def _folders(top: str) -> list[_Folder]:
         modified_ns = os.stat(here).st_mtime_ns  # noqa: PTH116 - before it is read: what comes later shows
         with os.scandir(here) as entries:
             for entry in entries:
-                try:
-                    is_folder = entry.is_dir()
-                except OSError:  # a link to itself: a file that cannot be read, which is said when somebody does
-                    is_folder = False
-                if is_folder:
+                if _is_folder(entry):
                     _refuse_loop(entry, here)
                     waiting.append(entry.path)
-                else:
+                elif not special_entry(entry):
                     names.append(entry.name)
         found.append(_Folder(here, modified_ns, names))
     return sorted(found, key=lambda folder: folder.path)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: a file that cannot be read, which is said when somebody does
+        return False
 
 
 def _refuse_loop(entry: os.DirEntry[str], here: str) -> None:
@@ -148,8 +152,20 @@ def kept_listing(path: str, root: str, classes: Sequence[str], extensions: tuple
             return Listing(PackedBytes(held.arrays["bounds"], held.arrays["bytes"]), held.arrays["counts"])
     seen: list[tuple[str, int]] = []
     made = listing(root, classes, ending(extensions), seen)
-    arrays.write(path, arrays.packed(asked, _columns(made, seen)))
+    keep(path, arrays.packed(asked, _columns(made, seen)))
     return made
+
+
+def keep(path: str, pieces: Sequence[bytes | memoryview]) -> None:
+    """Write a listing; ArgumentError if it cannot be kept there."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        arrays.write(path, pieces)
+    except OSError as error:
+        raise ArgumentError(
+            f"listing={path!r} cannot be written ({error.strerror}): give a file in a folder that can be written to, "
+            "or leave listing= out"
+        ) from error
 
 
 def _columns(made: Listing, seen: Sequence[tuple[str, int]]) -> dict[str, NDArray[Any]]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from feedline.cancelling import DaemonPool
 from feedline.datasets.files import Pathlike
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store, open_store
-from feedline.stores.addresses import join, scheme_of
+from feedline.stores.addresses import join, local_path, scheme_of
+from feedline.stores.whereabouts import missing
 
 _ASKED_AT_ONCE = 32
 _WORTH_LISTING = 64
@@ -41,7 +42,7 @@ class IndexedFolder:
         self.store: Store | None = None
         """Where it lies, if not on this machine."""
         if scheme_of(text) == "file":
-            self.name = str(Path(text.removeprefix("file://")).resolve())
+            self.name = str(Path(local_path(text)).resolve())
         else:
             kept = Path(cache) if isinstance(cache, os.PathLike) else cache
             self.store = open_store(text.rstrip("/"), options=options, cache=kept)
@@ -60,8 +61,9 @@ class IndexedFolder:
             return bytes(self.store.read("index.json"))
         except ObjectNotFoundError as error:
             raise ObjectNotFoundError(f"no {what}: {place} does not exist ({error})") from error
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"no {what}: {place} does not exist (give the folder that it is in)") from error
+        except (FileNotFoundError, NotADirectoryError):
+            said = f"no {what}: {place} does not exist (give the folder that it is in)"
+            raise ObjectNotFoundError(said) if Path(self.name).is_dir() else missing(self.name, said) from None
 
     def files(self, several: Sequence[Sequence[str]]) -> list[Found]:
         """For each, the first of these files, in order of preference, that is there; objects by few requests.
@@ -71,7 +73,7 @@ class IndexedFolder:
         if self.store is None:
             return [Found(self._first_file(names)) for names in several]
         known = self._listed([name for names in several for name in names])
-        with ThreadPoolExecutor(_ASKED_AT_ONCE, "feedline-folder") as pool:
+        with DaemonPool(_ASKED_AT_ONCE, "feedline-folder") as pool:
             return list(pool.map(partial(self._first_object, known), several))
 
     def _first_file(self, names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.datasets.folder_scan import Details, Listing, Wanted, ending
+from feedline.datasets.folder_scan import Details, Listing, Wanted, ending, keep
 from feedline.datasets.packed_bytes import PackedBytes
 from feedline.errors import SampleError
 from feedline.shards import arrays
@@ -81,7 +81,7 @@ def kept_scan(path: str, store: Store, extensions: tuple[str, ...]) -> Scan:
         if {name: held.told.get(name) for name in asked} == asked:
             return _held(held)
     made = scanned(store, ending(extensions))
-    arrays.write(path, arrays.packed({**asked, "classes": made.classes}, _columns(made.listing)))
+    keep(path, arrays.packed({**asked, "classes": made.classes}, _columns(made.listing)))
     return made
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from feedline import collate
 from feedline.datasets import fields
 from feedline.datasets.arrays import Transform
-from feedline.datasets.decoding import DAMAGE
+from feedline.datasets.decoding import BAD_DATA, DAMAGE, undecodable
 from feedline.datasets.pictures import Grid, Pictures, rgb
 from feedline.errors import ArgumentError, SampleError
 from feedline.gather import Keys
@@ -22,8 +22,11 @@ from feedline.rng import SampleRng
 from feedline.rows import Empty
 from feedline.shards import Cell, Shard, names, npy
 
-_PSEUDO = ("__key__", "__shard__")
+PSEUDO = ("__key__", "__shard__")
+"""Fields that every sample has, and that no member holds."""
+
 _NOTHING = memoryview(b"")
+_LEAST = -(1 << 63)
 
 
 class Part(NamedTuple):
@@ -80,9 +83,10 @@ class TarColumn:
         )
 
     def _decoder(self, name: str) -> fields.Decode | None:
-        if not self._settings.decode or name in _PSEUDO:
+        if not self._settings.decode or name in PSEUDO:
             return bytes
-        return fields.decoder(name, self._settings.own)
+        decode = fields.decoder(name, self._settings.own)
+        return _integer if decode is fields.integer else decode
 
     @property
     def batchable(self) -> bool:
@@ -99,11 +103,11 @@ class TarColumn:
     @property
     def members(self) -> tuple[str, ...]:
         """The fields of which a sample's value is made: the first that it has."""
-        return () if self.spec in _PSEUDO else self.names
+        return () if self.spec in PSEUDO else self.names
 
     def places(self, shard: Shard, rows: NDArray[np.int64]) -> list[Place]:
         """Where the values of these samples of a shard lie; SampleError names one that has nothing to make it of."""
-        if self.spec in _PSEUDO:
+        if self.spec in PSEUDO:
             return [Place(shard, Cell(_NOTHING, 0, row, -1)) for row in rows.tolist()]
         cells = shard.cells(rows, self.names)
         shard.prefetch(cells)
@@ -112,7 +116,7 @@ class TarColumn:
     def value(self, place: Place, rng: SampleRng | None) -> Any:
         """The value of one sample; SampleError names tar and member."""
         shard, cell = place
-        if self.spec in _PSEUDO:
+        if self.spec in PSEUDO:
             return self._pictures.called(self._told(place), rng)
         if self._fused:
             with _located([place]):
@@ -130,7 +134,7 @@ class TarColumn:
 
     def batch(self, places: Sequence[Place], keys: Keys, empty: Empty, threads: int = 1) -> Any:
         """What default-collating the values at these places gives, in memory from `empty`."""
-        if self.spec in _PSEUDO:
+        if self.spec in PSEUDO:
             return tuple(self.value(place, None) for place in places)
         if not self._fused:
             return collate.default(tuple(map(self._decoded, places)), empty=empty)
@@ -151,13 +155,23 @@ class TarColumn:
         try:
             return decode(place.cell.data)
         except DAMAGE as error:
-            raise SampleError(
-                f"{place} cannot be decoded as {names.extension(place.field)} ({type(error).__name__}: {error}); "
-                f"repair it, or pass on_error='skip' to the loader"
-            ) from error
+            if self._is_own(place.field) and not isinstance(error, BAD_DATA):
+                raise  # a bug in a user's function
+            what = f"{place} cannot be decoded as {names.extension(place.field)}"
+            raise undecodable(what, error, "repair it") from error
+
+    def _is_own(self, field: str) -> bool:
+        return field in self._settings.own or names.extension(field) in self._settings.own
 
     def _loaded(self, data: memoryview) -> Any:
         return rgb(io.BytesIO(data), apply_exif_orientation=self._settings.apply_exif_orientation)
+
+
+def _integer(data: memoryview) -> int:
+    value = fields.integer(data)
+    if not _LEAST <= value <= -_LEAST - 1:
+        raise ValueError(f"a number of {len(str(value))} digits, which no tensor of 64 bits holds")
+    return value
 
 
 def _source(place: Place) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,17 +12,18 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
-from feedline.datasets.fields import Own
+from feedline.datasets.fields import Own, decoder
 from feedline.datasets.files import Pathlike
 from feedline.datasets.paths import Paths, find, listed, matching
 from feedline.datasets.pictures import Called
 from feedline.datasets.strings import PackedStrings
-from feedline.datasets.tar_columns import Part, Place, Settings, TarColumn
+from feedline.datasets.tar_columns import PSEUDO, Part, Place, Settings, TarColumn
 from feedline.errors import ArgumentError
 from feedline.gather import Keys
+from feedline.listings import digest_of
 from feedline.rng import sample_rng, torch_keys
 from feedline.rows import Empty, as_indices, one_within, within
-from feedline.shards import FarShard, Fetched, Held, OpenShards, Shard, Tars, is_image
+from feedline.shards import FarShard, Fetched, Head, Held, OpenShards, Shard, Tars, is_image
 from feedline.stores import Cache, CachedStore, Want
 from feedline.stores.blobs import Blobs, Extent
 from feedline.stores.cache import MissingPieceError
@@ -30,6 +32,7 @@ from feedline.transforms import plan
 T = TypeVar("T")
 
 _OPEN = 128
+_SHOWN = 20
 _FIRST = np.zeros(1, np.int64)
 
 Sources = Sequence[tuple[TarColumn, Place]]
@@ -93,6 +96,14 @@ class TarShards(torch.utils.data.Dataset[Any]):
         self._settings = Settings(decode, decoders or {}, apply_exif_orientation)
         self._known: dict[tuple[str, bool], TarColumn] = {}
         self._prepare(transform)
+        self._refuse_unknown(heads)
+        if self.fields is None and decode:
+            self._refuse_pickles(heads)
+
+    @property
+    def listing_digest(self) -> str:
+        """Of the names of the tars in their order, and the samples of each: what a loader's state must find again."""
+        return digest_of(self.paths, self.shard_sizes)
 
     def _prepare(self, transform: Transform | Mapping[str, Transform] | None) -> None:
         """Divide the transform into those of fields and that of whole samples."""
@@ -110,9 +121,33 @@ class TarShards(torch.utils.data.Dataset[Any]):
         self._whole = Called(whole)
         named = self.fields if self.fields is not None else tuple(self._of_fields)
         self._columns = [self._column(name, named) for name in named]
-        _refuse_unused(self._of_fields, self._columns)
+        if self.fields is not None:
+            _refuse_unused(self._of_fields, self._columns)
         free = plan(self._of_pictures) if self.fields is None else None
         self._draws = self._whole.wants_rng or any(c.draws for c in self._columns) or (free is not None and free.draws)
+
+    def _refuse_unknown(self, heads: Sequence[Head]) -> None:
+        """ArgumentError for a name that is no field of any tar."""
+        known = {field for head in heads for field in head.fields}
+        for name in self.fields or ():
+            if name not in PSEUDO and not any(each.strip().lower() in known for each in name.split(";")):
+                raise _unknown("fields", name, known.union(PSEUDO))
+        for name in self._of_fields if self.fields is None else ():
+            if name not in known:
+                raise _unknown("transform", name, known)
+
+    def _refuse_pickles(self, heads: Sequence[Head]) -> None:
+        """ArgumentError if all samples have a field that is never decoded.
+
+        One that only some have is refused where it is read.
+        """
+        own, filled = self._settings.own, {number: head for number, head in enumerate(heads) if head.samples}
+        for name in set.intersection(*(set(head.fields) for head in filled.values())):
+            try:
+                decoder(name, own)
+            except ArgumentError:
+                if all(self._tars.index(number).counts()[name] == head.samples for number, head in filled.items()):
+                    raise
 
     def _column(self, name: str, beside: Sequence[str]) -> TarColumn:
         """The column of a field; `beside` are all fields of the sample."""
@@ -323,6 +358,15 @@ def _checked(fields: Sequence[str]) -> tuple[str, ...]:
     if isinstance(fields, str) or not fields or not all(isinstance(name, str) for name in fields):
         raise ArgumentError(f"fields={fields!r}: give a tuple of names, such as ('jpg;png', 'cls')")
     return tuple(fields)
+
+
+def _unknown(argument: str, name: str, known: Iterable[str]) -> ArgumentError:
+    names = sorted(known)
+    near = [near for each in name.lower().split(";") for near in difflib.get_close_matches(each.strip(), names, 1)]
+    return ArgumentError(
+        f"{argument} names {name!r}, and no sample has such a field; fields are {', '.join(names[:_SHOWN])}"
+        f"{', …' * (len(names) > _SHOWN)}{f'. Did you mean {near[0]!r}?' if near else ''}"
+    )
 
 
 def _spellings(name: str) -> tuple[str, ...]:

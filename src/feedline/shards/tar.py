@@ -16,6 +16,7 @@ from feedline.shards.reading import FileSource, Source
 BLOCK = 512
 """Headers and data begin at multiples of this."""
 
+_SIZE_DIGITS = 20  # no file is larger; Python itself refuses to read numbers of thousands of digits
 _NOTE_NBYTES = 1 << 20  # far beyond any name; a hostile header may claim more than there is memory
 _CHUNK = 1 << 20
 _REGULAR, _FOLDERS, _PAX, _LABEL = b"\x0007", b"5D", b"xX", b"V"
@@ -117,7 +118,9 @@ class Walk:
     def _noted_size(self, name: str, size: int) -> int:
         noted = self._notes.get("size", str(size))
         if not noted.removeprefix("-").isdecimal():
-            self._bad(name, f"has the size {noted!r}")
+            self._bad(name, f"has the size {noted[:_SIZE_DIGITS]!r}")
+        if len(noted) > _SIZE_DIGITS:
+            self._bad(name, f"has a size of {len(noted):,} digits")
         return int(noted)
 
     def _refuse(self, kind: bytes, name: str, size: int) -> None:

@@ -12,6 +12,7 @@ from feedline.shards.near import OpenShard
 from feedline.shards.sidecar import Pathlike, glance, open_index, whole
 from feedline.stores.addresses import scheme_of
 from feedline.stores.blobs import Blobs
+from feedline.stores.whereabouts import expanded
 
 Shard = OpenShard | FarShard
 
@@ -31,7 +32,7 @@ class Tars:
         folder: Pathlike | None = None,
         allow_truncated: bool = False,
     ) -> None:
-        folder = None if folder is None else Path(folder).absolute()
+        folder = None if folder is None else Path(expanded(folder)).absolute()
         self.names = names
         self._blobs = blobs
         self._far = None if blobs is None else FarIndexes(blobs, folder, allow_truncated=allow_truncated)
