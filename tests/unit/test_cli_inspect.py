@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
-from feedline.cli.inspect import sheet, show
+from feedline.cli.inspect import far, sheet, show
 from feedline.cli.inspect.order import ordered
+from feedline.cli.inspect.shards import of_tars
 from feedline.cli.inspect.survey import spread
 from feedline.errors import ArgumentError
+from feedline.packing.samples import Part, Sample
+from feedline.packing.tars import listed as tars_listed
 from feedline.samplers import ShardShuffled
 from feedline.stores import statistics
 from packing_cases import class_folders, feedline, packed
@@ -154,24 +158,104 @@ def test_long_texts_are_cut_to_the_width_of_a_tile() -> None:
 
 
 def test_windows_are_judged_as_the_sampler_does() -> None:
-    found = ordered([100] * 40, [1000] * 4000, 8, 32)
+    found = ordered(of_tars([100] * 40, [1000] * 4000), 8, 32)
+    assert found is not None
     assert [mixed.window for mixed in found.windows] == [1, 4, 8, 16, 40]
     at = found.windows[2]
     mixing = ShardShuffled([100] * 40, 0, 8).mixing(32)
-    assert (at.same_shard, at.shards_per_batch) == (mixing.same_shard, mixing.shards_per_batch)
+    assert (at.same_shard_pairs, at.shards_per_batch) == (mixing.same_shard_pairs, mixing.shards_per_batch)
     assert at.window_nbytes == 8 * 100 * 1000
-    assert found.sample_nbytes == 1000
-    assert found.read_nbytes > found.sample_nbytes
+    assert {mixed.nbytes_per_sample for mixed in found.windows} == {1000}
+    assert found.page_nbytes is not None
+    assert found.page_nbytes > 1000
 
 
-def test_an_order_needs_shards(pictures: Path) -> None:
-    with pytest.raises(ArgumentError, match="--order is about shards"):
-        feedline("inspect", pictures, "--order")
+def test_what_has_no_shards_is_told_so_in_words(pictures: Path) -> None:
+    found = told(pictures, "--order")
+    assert found["order"] is None
+    assert any("there are no shards here" in note for note in found["notes"])
+
+
+def test_one_of_something_is_told_in_the_singular(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {"0.cls": b"1", "0.jpg": jpeg(64, 64)})
+    write_tar(tmp_path / "b.tar", {"0.cls": b"1", "0.jpg": jpeg(64, 64)})
+    (tmp_path / "c.tar").write_bytes(b"no tar" * 500)
+    output = " ".join(feedline("inspect", tmp_path, "--limit", 1).output.split())
+    for told_ in ("2, of 1 sample", "1 sample, spread", "1 shard that cannot", "1 key that came more than", "1 class"):
+        assert told_ in output
+    for wrong in ("1 samples", "1 shards", "1 keys", "1 classes"):
+        assert wrong not in output
+
+
+@pytest.mark.parametrize("special", [(), ("0",)])
+def test_classes_that_number_the_samples_are_told_in_one_line(tmp_path: Path, special: tuple[str, ...]) -> None:
+    labels = [*(str(i) for i in range(200)), *special]
+    write_tar(tmp_path / "a.tar", {f"{i}.cls": label.encode() for i, label in enumerate(labels)})
+    output = feedline("inspect", tmp_path / "a.tar").output
+    assert f"200 classes of {'1 to 2 samples' if special else '1 sample'} each" in output
+    assert "█" not in output
+
+
+@pytest.mark.parametrize("members", [{}, {"nodot": b""}])
+def test_a_tar_without_samples_does_not_end_the_survey(tmp_path: Path, members: dict[str, bytes]) -> None:
+    write_tar(tmp_path / "a.tar", {"0.txt": b"x"})
+    write_tar(tmp_path / "b.tar", members)
+    found = told(tmp_path, code=1)
+    assert found["samples"] == 1
+    assert str(tmp_path / "b.tar") in found["unreadable"][0]
+
+
+def test_a_header_with_a_size_of_many_digits_does_not_end_the_survey(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {"0.txt": b"x"})
+    with tarfile.open(tmp_path / "b.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("1.txt")
+        info.pax_headers = {"size": "9" * 5000}
+        tar.addfile(info)
+    found = told(tmp_path, code=1)
+    assert found["samples"] == 1
+    assert [line for line in found["unreadable"] if str(tmp_path / "b.tar") in line]
+
+
+def test_any_error_of_one_tar_is_told_and_the_others_are_surveyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        write_tar(tmp_path / f"{name}.tar", {f"{name}.cls": b"9" * 5000})
+    (tmp_path / "classes.json").write_text('["x"]')
+
+    def listed(tars: list[str]) -> Any:
+        if tars[0].endswith("b.tar"):
+            raise OverflowError("too large")
+        return tars_listed(tars)
+
+    monkeypatch.setattr("feedline.cli.inspect.survey.tars_listed", listed)
+    found = told(tmp_path, code=1)
+    assert found["unreadable"] == [f"{tmp_path / 'b.tar'}: OverflowError: too large"]
+    assert found["classes"] == {"9" * 5000: 1}
 
 
 def test_quantiles_of_nothing() -> None:
     assert show.quantiles([]) == {}
     assert show.shorter_sides([]) == {}
+
+
+def test_an_object_that_cannot_be_read_leaves_the_others_to_be_looked_at() -> None:
+    class Gone:
+        def read(self, spans: Any) -> Any:
+            raise ValueError("gone")
+
+    class There:
+        def read(self, spans: Any) -> Any:
+            return [memoryview(b"7") for _ in spans]
+
+    samples = [
+        Sample(name, None, (Part("cls", name, 0, 1, "x.cls", blob=blob),))
+        for name, blob in (("a", Gone()), ("b", There()))
+    ]
+    a, b = far.fetched(samples)
+    assert b.parts[0].read() == b"7"
+    with pytest.raises(ValueError, match="gone"):
+        a.parts[0].read()
 
 
 class TestFar:

@@ -110,17 +110,44 @@ def test_shards_mix_as_they_say() -> None:
         sampler = ShardShuffled(sizes, 11, window)
         shards = shard_of[sampler.take(2, 0, len(sampler))]
         told = sampler.mixing(batch_size=64, epoch=2)
-        assert (shards[1:] == shards[:-1]).mean() == pytest.approx(told.same_shard, abs=0.02)
-        if window > 1:  # batches that cross from one window to the next, here few, hold more
-            batches = [len(set(shards[at : at + 64].tolist())) for at in range(0, len(shards) - 64, 64)]
-            assert np.mean(batches) == pytest.approx(told.shards_per_batch, rel=0.2)
-    assert told.same_shard == pytest.approx(told.same_shard_ideal)
-    assert told.same_shard_ideal == pytest.approx(1 / 40, rel=0.2)
+        batches = [shards[at : at + 64] for at in range(0, len(shards), 64)]
+        same = [((batch[:, None] == batch).sum() - len(batch), len(batch) * (len(batch) - 1)) for batch in batches]
+        assert np.divide(*np.sum(same, axis=0)) == pytest.approx(told.same_shard_pairs, rel=0.05)
+        number = np.mean([len(set(batch.tolist())) for batch in batches])
+        assert number == pytest.approx(told.shards_per_batch, rel=0.02)
+    assert told.same_shard_pairs == pytest.approx(told.same_shard_pairs_ideal)
+    assert told.same_shard_pairs_ideal == pytest.approx(1 / 40, rel=0.2)
 
 
 def test_shards_of_one_sample_and_one_shard() -> None:
-    assert ShardShuffled([1], 0, 1).mixing().same_shard == 0
-    assert ShardShuffled([5], 0, 3).mixing(batch_size=2).same_shard == 1
+    assert ShardShuffled([1], 0, 1).mixing().same_shard_pairs == 0
+    assert ShardShuffled([5], 0, 3).mixing(batch_size=2).same_shard_pairs == 1
+    assert ShardShuffled([1] * 500, 0, 1).mixing(64).shards_per_batch == pytest.approx(500 / 8)
+
+
+def test_batches_that_span_windows_are_told_of_as_they_are() -> None:
+    told = ShardShuffled([50] * 4, 0, 1).mixing(200)
+    assert told.shards_per_batch == pytest.approx(4)
+    assert told.same_shard_pairs == pytest.approx(49 / 199)
+
+
+def test_no_batch_is_left_when_the_only_one_is_dropped() -> None:
+    told = ShardShuffled([5], 0, 3).mixing(10, drop_last=True)
+    assert (told.same_shard_pairs, told.shards_per_batch) == (0, 0)
+    assert ShardShuffled([5], 0, 3).nbytes_per_sample([100], 10, drop_last=True) == 0
+
+
+def test_shards_that_stay_in_memory_are_read_once() -> None:
+    order, nbytes = ShardShuffled([10] * 20, 0, 5), [1000, 3000] * 10
+    assert order.nbytes_per_sample(nbytes, 32) == pytest.approx(200)
+    assert order.nbytes_per_sample(nbytes, 32, kept_shards=5) == pytest.approx(200)
+    none_kept = order.nbytes_per_sample([1000] * 20, 32, kept_shards=0)
+    assert none_kept == pytest.approx(order.mixing(32).shards_per_batch * 7 * 1000 / 200)
+
+
+def test_bytes_of_other_shards_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="shard_nbytes has 2 values for 3 shards"):
+        ShardShuffled([1, 2, 3]).nbytes_per_sample([1, 2])
 
 
 def test_lengths_are_padded_less_in_buckets_than_in_random_batches() -> None:

@@ -49,7 +49,7 @@ def main() -> None:
         app()
     except (FeedlineError, OSError) as error:
         told = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        Console(stderr=True).print(Text.assemble(("feedline: ", "bold red"), told))
+        Console(stderr=True).print(Text.assemble(("feedline: ", "bold red"), told), soft_wrap=True)
         sys.exit(2)
 
 
@@ -194,7 +194,10 @@ def index(
 @app.command()
 def inspect(
     paths: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="Folders, or tar shards; addresses of shards, too.")
+        list[str],
+        typer.Argument(
+            metavar="PATH...", help="Folders, tar shards, or files and folders of other formats; addresses, too."
+        ),
     ],
     limit: Annotated[int, typer.Option(min=0, help="How many samples to look into, spread evenly; 0: all.")] = 20_000,
     contact_sheet: Annotated[
@@ -208,7 +211,7 @@ def inspect(
     batch_size: Annotated[int, typer.Option(min=1, help="The batch size for --order.")] = 256,
     as_json: AsJson = False,
 ) -> None:
-    """Say what folders or tar shards hold: samples, fields, classes, sizes, formats, and what is broken.
+    """Say what folders or shards hold: samples, fields, classes, sizes, formats, and what is broken.
 
     Exit code 1 when a shard or a picture cannot be read.
     """

@@ -1,4 +1,4 @@
-"""`feedline inspect` from the survey to what is shown of it."""
+"""`feedline inspect` from what lies there to what is shown of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feedline.cli.inspect import sheet, show
-from feedline.cli.inspect.order import ordered
+from feedline.cli.inspect.formats import Format, format_of
+from feedline.cli.inspect.order import Ordered, ordered
+from feedline.cli.inspect.shards import Shards, of_tars, shards_in, unsharded
 from feedline.cli.inspect.survey import survey
 from feedline.cli.progress import bars
+from feedline.errors import ArgumentError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,11 +31,33 @@ class Wanted:
 
 def run(sources: Sequence[str], wanted: Wanted, console: Console) -> tuple[dict[str, Any], bool]:
     """Survey, show, and draw; gives the summary, and whether all that was looked at can be read."""
+    format_ = format_of(sources)
+    if format_ in (Format.FILES, Format.TAR):
+        return _surveyed(sources, wanted, console)
+    if wanted.sheet is not None:
+        raise ArgumentError(
+            f"--contact-sheet shows pictures of folders and .tar files; {', '.join(sources)}: {format_}"
+        )
+    shards = shards_in(format_, sources)
+    order = _ordered(shards, wanted)
+    console.print(show.shards_shown(shards, order))
+    return {**shards.summary(), "order": order.summary() if order else None}, True
+
+
+def _surveyed(sources: Sequence[str], wanted: Wanted, console: Console) -> tuple[dict[str, Any], bool]:
     with bars(console) as step:
         found = survey(sources, wanted.limit, step)
-    order = ordered(found.listing.shards, found.nbytes, *wanted.order) if wanted.order else None
+    sizes = found.listing.shards
+    shards = of_tars(sizes, found.nbytes) if sizes else unsharded(Format.FILES, len(found.listing.samples))
+    order = _ordered(shards, wanted)
+    if wanted.order and shards.note:
+        found.listing.notes.append(shards.note)
     console.print(show.shown(found, order))
     if wanted.sheet is not None:
         number = sheet.write(found.listing, wanted.sheet, wanted.sheet_samples)
-        console.print(f"{number} samples are on {wanted.sheet}", highlight=False)
+        console.print(f"{show.counted(number, 'sample')} on {wanted.sheet}", highlight=False)
     return show.summary(found, order), found.healthy
+
+
+def _ordered(shards: Shards, wanted: Wanted) -> Ordered | None:
+    return ordered(shards, *wanted.order) if wanted.order else None

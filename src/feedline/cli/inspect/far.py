@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
+from feedline.cancelling import DaemonPool
+from feedline.cli.inspect.problems import problem
 from feedline.cli.tars import Far, Tar, tars_at
-from feedline.errors import SampleError
 from feedline.packing.ahead import Ahead
 from feedline.packing.samples import Listing, Part, Readable, Sample
 from feedline.packing.tars import CLASSES, samples_in
@@ -34,7 +34,12 @@ def listed(sources: Sequence[str], step: Step) -> tuple[Listing, list[str]]:
                 groups.append(result)
             step("shards", number, len(tars))
     samples = [sample for group in groups for sample in group]
-    return Listing(samples, _classes(tars[0]), shards=list(map(len, groups))).with_unique_keys(), unreadable
+    try:
+        classes = _classes(tars[0])
+    except Exception as error:  # noqa: BLE001 - as of a tar
+        classes = None
+        unreadable.append(problem(f"{CLASSES} beside {tars[0].name}", error))
+    return Listing(samples, classes, shards=list(map(len, groups))).with_unique_keys(), unreadable
 
 
 def fetched(samples: Sequence[Sample]) -> Iterator[Sample]:
@@ -64,9 +69,9 @@ def _samples_in(tar: Tar) -> list[Sample] | str:
     try:
         tar.head()  # which brings the index here from beside an object, for the next time too
         index = tar.index() or tar.make(checksum=False)
-    except SampleError as error:
-        return str(error)
-    return samples_in(index, tar.blob if isinstance(tar, Far) else None)
+        return samples_in(index, tar.blob if isinstance(tar, Far) else None)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with one is told, and the others are surveyed
+        return problem(tar.name, error)
 
 
 def _classes(tar: Tar) -> list[str] | None:
@@ -86,12 +91,12 @@ def _held(samples: Sequence[Sample]) -> list[Sample]:
         for part in sample.parts:
             if part.blob is not None and _looked_at(part):
                 wanted.setdefault(part.blob, []).append(_beginning(part))
-    with ThreadPoolExecutor(_READ_AT_ONCE, "feedline-inspect") as pool:
-        views = dict(zip(wanted, pool.map(lambda item: item[0].read(item[1]), wanted.items()), strict=True))
+    with DaemonPool(_READ_AT_ONCE, "feedline-inspect") as pool:
+        views = dict(zip(wanted, pool.map(_read, wanted.items()), strict=True))
     held = {
         (blob, *span): _Held(blob, span[0], view)
         for blob, spans in wanted.items()
-        for span, view in zip(spans, views[blob], strict=True)
+        for span, view in zip(spans, views[blob], strict=bool(views[blob]))
     }
     return [
         sample._replace(
@@ -102,6 +107,15 @@ def _held(samples: Sequence[Sample]) -> list[Sample]:
         )
         for sample in samples
     ]
+
+
+def _read(wanted: tuple[Readable, list[tuple[int, int]]]) -> list[memoryview]:
+    """One view for each span of a blob, or none if it cannot be read: each part tells of that when it is looked at."""
+    blob, spans = wanted
+    try:
+        return blob.read(spans)
+    except Exception:  # noqa: BLE001 - the same comes again, and is told then
+        return []
 
 
 def _looked_at(part: Part) -> bool:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from feedline.errors import ArgumentError
+from feedline.cli.inspect.shards import Shards
 from feedline.samplers import ShardShuffled
 
 _USUAL = (1, 4, 16, 64)
@@ -17,44 +15,67 @@ _USUAL = (1, 4, 16, 64)
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """A window: how often neighbours come from one shard, shards in a batch, bytes of the shards in the window."""
+    """A window: of pairs in a batch the share from one shard, shards in a batch, bytes of the window and for a sample.
+
+    `window_nbytes` are those in memory where shards are kept there, else those stored. `nbytes_per_sample` is what
+    reading an epoch brings from the store, divided by its samples.
+    """
 
     window: int
-    same_shard: float
+    same_shard_pairs: float
     shards_per_batch: float
     window_nbytes: float
+    nbytes_per_sample: float
 
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Windows side by side, the last one holding all shards; and what one sample makes the disk read."""
+    """Windows side by side, the last one holding all shards; of those that are read whole, what is kept, and by whom.
+
+    Where samples are read one by one, `page_nbytes` is what one of them makes a disk read, on average.
+    """
 
     wanted: int
     batch_size: int
     windows: tuple[Mixed, ...]
-    sample_nbytes: float
-    read_nbytes: float
+    unit: str
+    kept_nbytes: int | None
+    keeper: str | None
+    page_nbytes: float | None
 
     def summary(self) -> dict[str, Any]:
         """As JSON holds it."""
         return asdict(self)
 
 
-def ordered(shards: Sequence[int], nbytes: Sequence[int], window: int, batch_size: int) -> Ordered:
-    """Judge windows over shards of so many samples; `nbytes` are the sizes of samples. ArgumentError without shards."""
-    if not shards:
-        raise ArgumentError("--order is about shards: give .tar files, or a folder of them")
-    windows = sorted({window, *(usual for usual in _USUAL if usual < len(shards)), len(shards)})
-    mixed = tuple(_mixed(shards, sum(nbytes), each, batch_size) for each in windows)
-    return Ordered(window, batch_size, mixed, float(np.mean(nbytes)), float(np.mean(_read(nbytes))))
+def ordered(shards: Shards, window: int, batch_size: int) -> Ordered | None:
+    """Judge windows over the shards; None where there are none."""
+    if not shards.unit or not sum(shards.sizes):
+        return None
+    number = len(shards.sizes)
+    windows = sorted({min(window, number), *(usual for usual in _USUAL if usual < number), number})
+    mixed = tuple(_mixed(shards, each, batch_size) for each in windows)
+    judged = partial(Ordered, min(window, number), batch_size, mixed, shards.unit)
+    if shards.kept is not None:
+        return judged(shards.kept.limit_nbytes, shards.kept.keeper, None)
+    if shards.note is not None:
+        return judged(None, None, None)
+    # Whole pages: the ends of a sample share theirs with its neighbours.
+    return judged(None, None, _mean(shards) + mmap.PAGESIZE)
 
 
-def _mixed(shards: Sequence[int], nbytes: int, window: int, batch_size: int) -> Mixed:
-    mixing = ShardShuffled(shards, 0, window).mixing(batch_size)
-    share = min(window, len(shards)) / len(shards)
-    return Mixed(window, mixing.same_shard, mixing.shards_per_batch, nbytes * share)
+def _mixed(shards: Shards, window: int, batch_size: int) -> Mixed:
+    order = ShardShuffled(shards.sizes, 0, window)
+    mixing = order.mixing(batch_size)
+    share, kept = window / len(shards.sizes), shards.kept
+    if kept is None:
+        window_nbytes, read = sum(shards.nbytes) * share, _mean(shards)
+    else:
+        window_nbytes = sum(kept.nbytes) * share
+        kept_shards = kept.limit_nbytes * len(shards.sizes) / max(sum(kept.nbytes), 1)
+        read = order.nbytes_per_sample(shards.nbytes, batch_size, kept_shards=kept_shards)
+    return Mixed(window, mixing.same_shard_pairs, mixing.shards_per_batch, window_nbytes, read)
 
 
-def _read(nbytes: Sequence[int]) -> Any:
-    """Bytes that are read for a sample at random: whole pages, and its ends share theirs with its neighbours."""
-    return np.asarray(nbytes, np.float64) + mmap.PAGESIZE
+def _mean(shards: Shards) -> float:
+    return sum(shards.nbytes) / sum(shards.sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
@@ -54,7 +55,8 @@ def _draw(sheet: Image.Image, sample: Sample, classes: Sequence[str] | None, lef
         pen.rectangle((left, top, left + _TILE - 1, top + _TILE - 1), outline=_WARNING)
         pen.text((left + _TILE // 2, top + _TILE // 2), "cannot be read", _WARNING, _font(13), anchor="mm")
     below = top + _TILE + 2
-    pen.text((left, below), _fitting(label_of(sample, classes) or "", 14), _INK, _font(14))
+    with suppress(SampleError, ValueError, OSError):  # the survey tells of it
+        pen.text((left, below), _fitting(label_of(sample, classes) or "", 14), _INK, _font(14))
     pen.text((left, below + 17), _fitting(sample.key, 11, from_end=True), _FAINT, _font(11))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from feedline import images
 from feedline.cli.inspect import far
+from feedline.cli.inspect.problems import problem
 from feedline.cli.tars import is_far
 from feedline.errors import SampleError
 from feedline.images import Header
@@ -21,6 +22,9 @@ Step = Callable[[str, int, int], None]
 
 _HEADER_NBYTES = (far.BEGINNING_NBYTES, 1 << 16)
 """What is read of a picture in a tar at first; headers with large profiles need all of it."""
+
+_MOST_DIGITS = 18
+"""No class has a longer number."""
 
 
 @dataclass(slots=True)
@@ -54,12 +58,14 @@ class Survey:
     grids: int = 0
     pictures: Pictures = field(default_factory=Pictures)
     classes: Counter[str] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)
+    """Samples whose class cannot be told."""
     looked_at: int = 0
 
     @property
     def healthy(self) -> bool:
         """Whether everything that was looked at can be read."""
-        return not self.unreadable and not self.pictures.broken
+        return not (self.unreadable or self.broken or self.pictures.broken)
 
 
 def survey(sources: Sequence[str], limit: int, step: Step) -> Survey:
@@ -102,8 +108,8 @@ def _listing(sources: Sequence[str], step: Step) -> tuple[Listing, list[str]]:
     for number, tar in enumerate(tars, 1):
         try:
             groups.append(tars_listed([tar]))
-        except SampleError as error:
-            unreadable.append(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one is told, and the others are surveyed
+            unreadable.append(problem(tar, error))
         step("shards", number, len(tars))
     samples = [sample for group in groups for sample in group.samples]
     named = [group.classes for group in groups if group.classes]
@@ -112,15 +118,18 @@ def _listing(sources: Sequence[str], step: Step) -> tuple[Listing, list[str]]:
 
 
 def _look(sample: Sample, found: Survey) -> None:
-    label = label_of(sample, found.listing.classes)
-    if label is not None:
-        found.classes[label] += 1
+    try:
+        label = label_of(sample, found.listing.classes)
+    except Exception as error:  # noqa: BLE001 - see _listing
+        found.broken.append(problem(sample.key, error))
+    else:
+        found.classes.update([] if label is None else [label])
     for part in sample.parts:
         if is_image(part.field):
             try:
                 found.pictures.add(_header(part))
-            except (SampleError, OSError) as error:
-                found.pictures.broken.append(_told(part, error))
+            except Exception as error:  # noqa: BLE001 - see _listing
+                found.pictures.broken.append(problem(part.name, error))
 
 
 def _header(part: Part) -> Header:
@@ -135,15 +144,12 @@ def _header(part: Part) -> Header:
     return images.probe(part.read())
 
 
-def _told(part: Part, error: Exception) -> str:
-    return str(error) if part.member is None else f"{part.name}: {error}"
-
-
 def label_of(sample: Sample, classes: Sequence[str] | None) -> str | None:
     """The class of a sample by its folder, its `cls` or a `label` in its `json`; by name where names are known."""
     label = sample.label if sample.label is not None else next(_labels(sample), None)
-    if classes and str(label).isdecimal() and int(str(label)) < len(classes):
-        return classes[int(str(label))]
+    number = str(label)
+    if classes and number.isdecimal() and len(number) <= _MOST_DIGITS and int(number) < len(classes):
+        return classes[int(number)]
     return None if label is None else str(label)
 
 
@@ -155,7 +161,7 @@ def _labels(sample: Sample) -> Iterator[str]:
         if part.field == "json":
             try:
                 told = json.loads(part.read())
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(told, dict) and "label" in told:
                 yield str(told["label"])

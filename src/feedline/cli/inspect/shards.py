@@ -1,0 +1,243 @@
+"""The shards of a dataset of any format: samples and bytes of each, and what reading a sample takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from feedline.cli.inspect.formats import Format
+from feedline.datasets import CSV, HDF5, JSONL, ArrayFile, Arrow, Lines, TFRecord, Zarr
+from feedline.datasets.descriptions import place_of
+from feedline.datasets.indexed_folders import Found, IndexedFolder
+from feedline.datasets.kept_chunks import CACHE_NBYTES
+from feedline.datasets.kinds import pyarrow
+from feedline.datasets.litdata_index import index_of
+from feedline.datasets.mds_index import shards_of
+from feedline.datasets.parquet_files import StoredFiles
+from feedline.datasets.parquet_footers import Footers
+from feedline.datasets.paths import find
+from feedline.errors import ArgumentError
+from feedline.stores import Cache, open_store
+from feedline.stores.addresses import absolute, scheme_of
+from feedline.stores.blobs import Blobs
+from feedline.tree import leaves
+from feedline.user_cache import user_cache
+
+_ARRAY_CACHE_NBYTES = 1 << 26
+"""What `HDF5` and `Zarr` keep of chunks unless told otherwise."""
+_MACHINE = "the cache of this machine"
+_UNSHARDED = "there are no shards here: each sample is read by itself, in any order at one cost, so take shuffle=True"
+_FRAMED = (
+    "samples are compressed some at a time: each lot is read once while the chunks of a window, decompressed, fit into"
+    " 64 MiB in each process, else again"
+)
+_TOKENS = (
+    "samples are the texts as they were written; LitDataTokens makes windows of their tokens, which lie in the same"
+    " chunks, and mix as these do"
+)
+
+
+class Kept(NamedTuple):
+    """Shards that are read whole: what is kept of them, the bytes of each as it is kept, and who keeps them."""
+
+    limit_nbytes: int
+    nbytes: Sequence[int]
+    keeper: str = "each process"
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """Samples in shards, which are called `unit` in their format; without any, `note` says why none are needed.
+
+    `nbytes` are those of each shard as it is stored; of a file with several, divided by samples. Without `kept`, each
+    sample is read by itself.
+    """
+
+    format: Format
+    unit: str
+    sizes: Sequence[int]
+    nbytes: Sequence[int]
+    kept: Kept | None = None
+    note: str | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "format": self.format,
+            "samples": sum(self.sizes) or None,
+            "shards": [*self.sizes] if self.unit else [],
+            "nbytes": sum(self.nbytes),
+            "notes": [self.note] if self.note else [],
+        }
+
+
+def shards_in(format_: Format, sources: Sequence[str]) -> Shards:
+    """The shards of all sources; MissingExtraError names the package that their format takes."""
+    found = _READERS[format_](sources)
+    if not sum(found.sizes) and found.note is None:
+        raise ArgumentError(f"{', '.join(sources)} hold no samples")
+    return found
+
+
+def of_tars(sizes: Sequence[int], sample_nbytes: Sequence[int]) -> Shards:
+    """Tars of which the samples are known: their bytes follow one another."""
+    bounds = np.cumsum([0, *sizes]).tolist()
+    return Shards(Format.TAR, "tar", sizes, [sum(sample_nbytes[start:stop]) for start, stop in pairwise(bounds)])
+
+
+def unsharded(format_: Format, samples: int = 0, nbytes: int = 0) -> Shards:
+    """Samples that lie each for itself."""
+    return Shards(format_, "", [samples] if samples else [], [nbytes] if samples else [], note=_UNSHARDED)
+
+
+def _parquet(sources: Sequence[str]) -> Shards:
+    pyarrow("datasets.Parquet")
+    files = StoredFiles(find(sources, "**/*.parquet"))
+    footers = Footers(files, place_of("parquet", map(absolute, sources), None))
+    footers.summaries()  # brings those of many objects at once
+    described = (footers.metadata(number) for number in range(len(files.names)))
+    groups = [file.row_group(number) for file in described for number in range(file.num_row_groups)]
+    stored = [sum(group.column(at).total_compressed_size for at in range(group.num_columns)) for group in groups]
+    kept = Kept(CACHE_NBYTES, [group.total_byte_size for group in groups])
+    return Shards(Format.PARQUET, "row group", [group.num_rows for group in groups], stored, kept)
+
+
+def _arrow(sources: Sequence[str]) -> Shards:
+    sizes = Arrow(list(sources)).shard_sizes.tolist()
+    blobs = find(sources, "**/*.arrow")
+    nbytes = _divided(_total(blobs), sizes)
+    kept = None if blobs.is_local else Kept(CACHE_NBYTES, nbytes)
+    return Shards(Format.ARROW, "record batch", sizes, nbytes, kept)
+
+
+def _records(format_: Format, dataset: Callable[..., Any], inside: str, sources: Sequence[str]) -> Shards:
+    """Files whose records are found by an index, which is kept on this machine."""
+    near = all(scheme_of(source) == "file" for source in sources)
+    sizes = dataset(list(sources), index=user_cache("indexes") if near else None).shard_sizes.tolist()
+    blobs = find(sources, inside)
+    return Shards(format_, "file", sizes, [blobs.info(number).size for number in range(len(blobs))])
+
+
+def _mds(sources: Sequence[str]) -> Shards:
+    sizes, stored, whole = list[int](), list[int](), list[int]()
+    zipped = False
+    for folder in map(IndexedFolder, sources):
+        told = shards_of(folder, {})
+        files = folder.files([[each.name for each in (shard.raw, shard.zipped) if each] for shard in told])
+        for shard, file in zip(told, files, strict=True):
+            sizes.append(shard.samples)
+            stored.append(_stored(folder, file))
+            whole.append(shard.raw.nbytes)
+            zipped = zipped or file.name != shard.raw.name
+    return Shards(Format.MDS, "shard", sizes, stored, Kept(_room(), whole, _MACHINE) if zipped else None)
+
+
+def _litdata(sources: Sequence[str]) -> Shards:
+    sizes, stored, whole = list[int](), list[int](), list[int]()
+    zipped, note = False, None
+    for folder in map(IndexedFolder, sources):
+        index = index_of(folder)
+        shards = index.shards()
+        for shard, file in zip(shards, folder.files([[*shard.forms] for shard in shards]), strict=True):
+            sizes.append(shard.samples)
+            stored.append(_stored(folder, file))
+            whole.append(shard.nbytes)
+            zipped = zipped or shard.forms[file.name] is not None
+        note = _TOKENS if index.tokens else _FRAMED if index.codec and index.wrapped == "batch" else note
+    return Shards(Format.LITDATA, "chunk", sizes, stored, Kept(_room(), whole, _MACHINE) if zipped else None, note)
+
+
+def _arrays(format_: Format, dataset: Callable[..., Any], stores: Sequence[str]) -> Shards:
+    sizes, stored, whole = list[int](), list[int](), list[int]()
+    for store in stores:
+        arrays = dataset(store)
+        mine = arrays.shard_sizes.tolist()
+        sizes += mine
+        stored += _divided(_everything(store), mine)
+        row_nbytes = _in_memory(arrays[0]) if len(arrays) else 0
+        whole += [size * row_nbytes for size in mine]
+    if len(sizes) == len(stores):
+        return unsharded(format_, sum(sizes), sum(stored))
+    return Shards(format_, "chunk", sizes, stored, Kept(_ARRAY_CACHE_NBYTES, whole))
+
+
+def _hdf5(sources: Sequence[str]) -> Shards:
+    return _arrays(Format.HDF5, HDF5, find(sources, "**/*.h5").names)
+
+
+def _npy(sources: Sequence[str]) -> Shards:
+    blobs = find(sources, "**/*.npy")
+    sizes = [ArrayFile(name).shard_sizes.tolist() for name in blobs.names]
+    if blobs.is_local:
+        return unsharded(Format.NPY, sum(map(sum, sizes)), _total(blobs))
+    nbytes = [_divided(blobs.info(number).size, mine) for number, mine in enumerate(sizes)]
+    return Shards(Format.NPY, "run of rows", [*chain(*sizes)], [*chain(*nbytes)])
+
+
+def _unknown(format_: Format, inside: str, sources: Sequence[str]) -> Shards:
+    """Samples whose number only a dataset with more arguments tells."""
+    find(sources, inside)
+    return unsharded(format_)
+
+
+_READERS: dict[Format, Callable[[Sequence[str]], Shards]] = {
+    Format.PARQUET: _parquet,
+    Format.ARROW: _arrow,
+    Format.TFRECORD: partial(_records, Format.TFRECORD, TFRecord, "*.tfrecord*"),
+    Format.JSONL: partial(_records, Format.JSONL, JSONL, "**/*.jsonl"),
+    Format.CSV: partial(_records, Format.CSV, CSV, "**/*.csv"),
+    Format.LINES: partial(_records, Format.LINES, Lines, "**/*.txt"),
+    Format.MDS: _mds,
+    Format.LITDATA: _litdata,
+    Format.HDF5: _hdf5,
+    Format.ZARR: partial(_arrays, Format.ZARR, Zarr),
+    Format.NPY: _npy,
+    Format.TOKENS: partial(_unknown, Format.TOKENS, "*"),
+    Format.LMDB: partial(_unknown, Format.LMDB, "*"),
+}
+
+
+def _total(blobs: Blobs) -> int:
+    return sum(blobs.info(number).size for number in range(len(blobs)))
+
+
+def _everything(source: str) -> int:
+    """The bytes of a file, or of all files of a folder."""
+    path = Path(source.removeprefix("file://"))
+    if scheme_of(source) != "file" and not source.endswith(".zarr"):
+        return _total(find(source, "*"))
+    if scheme_of(source) != "file":
+        return sum(info.size for info in open_store(source).list())
+    return sum(each.stat().st_size for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file())
+
+
+def _divided(nbytes: int, sizes: Sequence[int]) -> list[int]:
+    """The bytes of a file over its shards, by their samples."""
+    return [nbytes * size // max(sum(sizes), 1) for size in sizes]
+
+
+def _stored(folder: IndexedFolder, file: Found) -> int:
+    return Path(folder.where(file.name)).stat().st_size if file.info is None else file.info.size
+
+
+def _room() -> int:
+    """What the user's cache folder keeps of decompressed shards."""
+    folder = Path(user_cache("inflated"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return Cache(folder).limit_nbytes()
+
+
+def _in_memory(sample: Any) -> int:
+    """Of tensors and texts, which are all that rows of arrays become."""
+    return sum(_leaf_nbytes(leaf) for leaf in leaves(sample))
+
+
+def _leaf_nbytes(leaf: Any) -> int:
+    return leaf.nbytes if isinstance(leaf, torch.Tensor) else len(leaf)
