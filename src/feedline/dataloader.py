@@ -24,7 +24,7 @@ from feedline.diagnose import Stats, Totals, Verdict, diagnose
 from feedline.diagnose.trace import trace_events
 from feedline.engine import Iteration, Progress
 from feedline.errors import ArgumentError
-from feedline.plan import Plan, lanes_of, plan_of
+from feedline.plan import Plan, lanes_of, plan_of, warn_of_uneven_ranks
 from feedline.quarantine import Action, ErrorPolicy, Quarantine
 from feedline.ranks import rank_and_world_size
 from feedline.samplers import Shuffled
@@ -116,6 +116,7 @@ class DataLoader(TorchDataLoader[T_co]):
         )  # fmt: skip
         self.in_order = in_order
         check_method(self)
+        warn_of_uneven_ranks(dataset, self._world_size)
         if device is not None:
             target(device)
         self._resume: dict[str, Any] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from feedline import state as states
 from feedline.cursor import Cursor, LaneCursor
 from feedline.errors import ArgumentError, StateError
 from feedline.lanes import LaneDataset
+from feedline.listings import listing_of
 from feedline.quarantine import Quarantine
 from feedline.rng import derive
 from feedline.samplers import BatchIndexSampler, IndexSampler, Listed, TorchDistributed, recognise
@@ -105,6 +107,20 @@ class Plan:
 _WITH_EPOCHS = (IndexSampler, BatchIndexSampler)
 
 
+def warn_of_uneven_ranks(dataset: Any, world_size: int) -> None:
+    """Say that the ranks of a stream will have unequal numbers of batches, where its lanes tell that."""
+    lanes = dataset.num_lanes if isinstance(dataset, LaneDataset) else 0
+    if lanes > world_size and lanes % world_size:
+        warnings.warn(
+            f"{type(dataset).__name__} has {lanes} lanes, which {world_size} ranks cannot share equally: some have more"
+            " batches than others, and wait forever for these where each step is taken together, as in"
+            " DistributedDataParallel. Make it of shards whose number is a multiple of the ranks, loop within"
+            " torch.distributed.algorithms.Join([model]), or stop all ranks with the first that ends, as in"
+            " docs/how-to/distributed.md",
+            stacklevel=3,
+        )
+
+
 def lanes_of(state: Mapping[str, Any] | None) -> int | None:
     """How many lanes the saved run had: a resumed run keeps them, whatever its workers."""
     if state is None or not state.get("lanes"):
@@ -188,4 +204,4 @@ def _fingerprint(loader: Any, kind: str, source: Any) -> Fingerprint:
         length = len(loader.dataset)
     except (TypeError, NotImplementedError):
         length = None
-    return Fingerprint(kind, length, source.fingerprint(), loader.seed)
+    return Fingerprint(kind, length, source.fingerprint(), loader.seed, listing_of(loader.dataset))

@@ -22,20 +22,32 @@ class Fingerprint:
     length: int | None
     order: str
     seed: int | None
+    listing: str | None = None
+    """A digest of the files that a dataset has listed, if it tells one."""
 
     def check(self, saved: Mapping[str, Any]) -> None:
         """Raise `StateError` if the state comes from another dataset, order or seed."""
         for field, mine in self.to_json().items():
+            if field == "listing":
+                continue
             theirs = _field(saved, field, object, "fingerprint.")
             if theirs != mine:
                 raise StateError(
                     f"this state belongs to another loader: its {_MEANING[field]} was {theirs!r}, here it is {mine!r}. "
                     "Load it into a loader over the same data, order and seed, or start without it."
                 )
+        theirs = saved.get("listing")
+        if None not in (self.listing, theirs) and self.listing != theirs:
+            raise StateError(
+                "this state belongs to another loader: there its dataset listed as many samples, but other files, or "
+                "these in another order (os.listdir gives any: sort what it gives). If they are the same under other "
+                "names, take 'listing' out of the state's 'fingerprint'."
+            )
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
-        return {"kind": self.kind, "length": self.length, "order": self.order, "seed": self.seed}
+        told = {"kind": self.kind, "length": self.length, "order": self.order, "seed": self.seed}
+        return told if self.listing is None else {**told, "listing": self.listing}
 
 
 _MEANING = {"kind": "kind of dataset", "length": "dataset length", "order": "sampler", "seed": "seed"}

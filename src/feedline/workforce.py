@@ -21,6 +21,7 @@ from feedline.diagnose import Context, Stats
 from feedline.engine import Flow, Iteration, Progress
 from feedline.errors import ArgumentError, NotPicklableError
 from feedline.gather import gathering
+from feedline.hugging_face import is_stream
 from feedline.lanes import LaneBuilder, LaneDataset
 from feedline.plan import Plan
 from feedline.schedule import LaneSchedule
@@ -94,6 +95,7 @@ class Workforce:
         self._recycled = Recycled()
         self._method = "inline"
         self._together = False
+        self._told_of_forks = False
 
     def iterate(self, loader: Any, plan: Plan, progress: Progress) -> Iteration:
         """Start the iteration of what remains of the progress's epoch."""
@@ -221,7 +223,9 @@ class Workforce:
         except NotPicklableError as error:
             if "fork" not in torch.multiprocessing.get_all_start_methods():
                 raise
-            warnings.warn(f"{error} Until then the workers are forked from this process.", stacklevel=5)
+            if not self._told_of_forks:
+                self._told_of_forks = True
+                warnings.warn(_said_of_forks(loader.dataset, error), stacklevel=5)
             return ContextLauncher(builder, init_fn, context=torch.multiprocessing.get_context("fork"))
         self._closes_launcher = weakref.finalize(self, launcher.close)
         return launcher
@@ -230,6 +234,16 @@ class Workforce:
         if self._launcher is not None:
             self._closes_launcher()
             self._launcher = None
+
+
+def _said_of_forks(dataset: Any, error: NotPicklableError) -> str:
+    if is_stream(dataset) and "._epoch " in str(error):
+        return (
+            "the workers are forked from this process, because a datasets.IterableDataset holds its epoch in memory"
+            " that only a fork shares. Give feedline.datasets.HuggingFaceStream(dataset): its workers are fresh"
+            " processes, any number of workers and ranks share its shards, and a state fits any number of them"
+        )
+    return f"{error} Until then the workers are forked from this process."
 
 
 def _work_together(loader: Any, method: str, builder: Any) -> bool:

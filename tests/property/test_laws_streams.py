@@ -169,6 +169,7 @@ def test_lane_datasets_do_not_know_their_workers(sizes: list[int], batch_size: i
     assert seen == uninterrupted(lambda: Laned(sizes), batch_size, Hands(), total)
 
 
+@pytest.mark.filterwarnings("ignore:.* ranks cannot share equally:UserWarning")
 @given(LANES, st.sampled_from([None, 1, 3]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 6))
 @settings(max_examples=60, deadline=None, suppress_health_check=CHECKS)
 def test_lane_datasets_are_elastic(

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from datetime import datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,37 @@ def test_samples_are_those_of_the_dataset(saved: Any) -> None:
     assert same(HuggingFace(dataset)[5], dataset[5])
     with pytest.raises(IndexError, match="100"):
         HuggingFace(dataset)[100]
+
+
+DAY = datetime.fromisoformat("2020-01-02")
+NO_NUMBERS: dict[str, Any] = {
+    "timestamp[us]": DAY,
+    "timestamp[us, tz=UTC]": DAY,
+    "date32": DAY.date(),
+    "date64": DAY,
+    "time32[s]": time(1, 2, 3),
+    "time64[us]": time(1, 2, 3),
+    "duration[us]": timedelta(seconds=3),
+    "decimal128(10, 2)": Decimal("1.25"),
+}
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("kind", ["torch", "numpy", None])
+@pytest.mark.parametrize("dtype", NO_NUMBERS)
+def test_times_and_decimals_are_left_to_datasets(dtype: str, kind: str | None, listed: bool) -> None:
+    feature, value = (List(Value(dtype)), [NO_NUMBERS[dtype]] * 2) if listed else (Value(dtype), NO_NUMBERS[dtype])
+    dataset = datasets.Dataset.from_dict({"v": [value] * 4}, features=Features(v=feature)).with_format(kind)
+
+    def seen(loader: Any) -> Any:
+        try:
+            return [repr(batch) for batch in loader]
+        except (TypeError, RuntimeError) as error:  # there are no tensors of these
+            return type(error)
+
+    for loaded in (dataset, HuggingFace(dataset)):
+        assert seen(fl.DataLoader(loaded, 2)) == seen(DataLoader(dataset, 2))
+        assert seen(fl.DataLoader(loaded, 2, collate_fn=list)) == seen(DataLoader(dataset, 2, collate_fn=list))
 
 
 def test_lists_of_other_lengths_can_be_padded() -> None:

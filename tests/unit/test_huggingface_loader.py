@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import islice
 from typing import Any
 
@@ -59,3 +60,27 @@ def test_a_stream_loses_nothing_on_resume(buffered: bool) -> None:
         again.load_state_dict(state)
         rest = [batch["y"].tolist() for batch in again]
         assert begun + rest == whole
+
+
+def test_a_stream_with_workers_is_pointed_to_ours_once() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with fl.DataLoader(table().to_iterable_dataset(num_shards=2), batch_size=10, num_workers=2) as loader:
+            for _ in range(2):
+                assert sorted(y for batch in loader for y in batch["y"].tolist()) == list(range(50))
+        with fl.DataLoader(fl.datasets.HuggingFaceStream(loader.dataset), batch_size=10, num_workers=2) as loader:
+            assert sorted(y for batch in loader for y in batch["y"].tolist()) == list(range(50))
+    (warning,) = caught
+    assert "Give feedline.datasets.HuggingFaceStream(dataset)" in str(warning.message)
+
+
+def test_ranks_that_will_have_unequal_numbers_of_batches_are_told() -> None:
+    stream = fl.datasets.HuggingFaceStream(table().to_iterable_dataset(num_shards=5))
+    with pytest.warns(UserWarning, match="HuggingFaceStream has 5 lanes, which 2 ranks cannot share equally") as caught:
+        batches = _twice(fl.DataLoader(stream, batch_size=4, distributed=(0, 2)))
+    assert batches == 18  # in three lanes of ten samples
+    assert len(caught) == 1
+
+
+def _twice(loader: Any) -> int:
+    return sum(len(list(loader)) for _ in range(2))

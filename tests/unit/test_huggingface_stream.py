@@ -6,6 +6,7 @@ from typing import Any
 
 import datasets
 import pytest
+from torch.utils.data import DataLoader as TorchDataLoader
 
 import feedline as fl
 from feedline.datasets import HuggingFaceStream
@@ -38,6 +39,19 @@ def not_third(example: Any) -> bool:
     return bool(example["a"] % 3)
 
 
+def numbered(example: Any, at: int) -> Any:
+    return {"a": example["a"] + 1000 * at}
+
+
+def interleaved(**arguments: Any) -> Any:
+    short = datasets.Dataset.from_dict({"a": list(range(1000, 1011))}).to_iterable_dataset(num_shards=2)
+    return datasets.interleave_datasets([plain(), short], **arguments)
+
+
+def same(batch: Any) -> Any:
+    return {"a": batch["a"]}
+
+
 PIPELINES: dict[str, Callable[[], Any]] = {
     "plain": plain,
     "map": lambda: plain().map(incremented),
@@ -48,6 +62,12 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "shuffled and mapped": lambda: plain().shuffle(seed=1, buffer_size=7).map(incremented),
     "take": lambda: plain().take(20),
     "skip": lambda: plain().skip(20),
+    "with indices": lambda: plain().map(numbered, with_indices=True),
+    "short batches dropped": lambda: plain().map(same, batched=True, batch_size=5, drop_last_batch=True),
+    "interleaved": interleaved,
+    "interleaved by chance": lambda: interleaved(probabilities=[0.5, 0.5], seed=1),
+    "interleaved until all end": lambda: interleaved(stopping_strategy="all_exhausted"),
+    "interleaved once each": lambda: interleaved(stopping_strategy="all_exhausted_without_replacement"),
 }
 
 
@@ -94,6 +114,8 @@ def test_each_epoch_mixes_anew_and_the_seed_decides() -> None:
 def test_shards_are_lanes_unless_examples_are_counted() -> None:
     assert HuggingFaceStream(plain()).num_lanes == 3
     assert HuggingFaceStream(plain().take(5)).num_lanes == 1
+    assert HuggingFaceStream(interleaved()).num_lanes == 1
+    assert HuggingFaceStream(PIPELINES["interleaved once each"]()).num_lanes == 2
     assert [example["a"] for example in HuggingFaceStream(plain())] == list(range(N))
 
 
@@ -101,6 +123,45 @@ def test_ranks_divide_the_shards() -> None:
     seen = [flat(values(fl.DataLoader(HuggingFaceStream(plain()), 4, distributed=(rank, 3)))) for rank in range(3)]
     assert sorted(flat(seen)) == list(range(N))
     assert [min(part) for part in seen] == [0, 16, 32]
+
+
+class TestInTorchsLoader:
+    @pytest.mark.parametrize("workers", [0, 1, 2])
+    def test_each_example_comes_once(self, workers: int) -> None:
+        loader = TorchDataLoader(HuggingFaceStream(plain(), 8), 4, num_workers=workers)
+        assert sorted(flat(values(loader))) == list(range(N))
+        one_lane = TorchDataLoader(HuggingFaceStream(plain().take(5)), 4, num_workers=workers)
+        assert flat(values(one_lane)) == list(range(5))
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_each_pass_of_a_process_is_the_next_epoch(self, workers: int) -> None:
+        loader = TorchDataLoader(HuggingFaceStream(plain(), 8), 4, num_workers=workers, persistent_workers=workers > 0)
+        first, second = flat(values(loader)), flat(values(loader))
+        assert first != second
+        assert sorted(second) == list(range(N))
+        assert flat(values(TorchDataLoader(HuggingFaceStream(plain(), 8), 4, num_workers=workers))) == first
+
+    @pytest.mark.parametrize(("persistent", "start"), [(False, "fork"), (True, "fork"), (True, "spawn")])
+    def test_workers_are_told_the_epoch(self, persistent: bool, start: str) -> None:
+        def epochs(told: list[int]) -> list[list[int]]:
+            stream, seen = HuggingFaceStream(plain(), 8), []
+            loader = TorchDataLoader(
+                stream, 4, num_workers=2, persistent_workers=persistent, multiprocessing_context=start
+            )
+            for epoch in told:
+                stream.set_epoch(epoch)
+                seen.append(flat(values(loader)))
+            return seen
+
+        zero, one, two = epochs([0, 1, 2])
+        assert zero != one != two != zero
+        assert epochs([2, 0]) == [two, zero]
+
+    def test_epochs_are_those_of_feedlines_lanes(self) -> None:
+        stream = HuggingFaceStream(plain(), 8)
+        for epoch in (0, 1, 0):
+            stream.set_epoch(epoch)
+            assert [x["a"] for x in stream] == [x["a"] for lane in range(3) for x in stream.lane(lane, epoch)]
 
 
 def test_a_shuffle_buffer_of_datasets_is_noticed() -> None:

@@ -16,6 +16,7 @@ from feedline.datasets.fingerprints import fingerprint
 from feedline.datasets.plain_values import decode, encode
 from feedline.datasets.record_store import RecordStore
 from feedline.errors import ArgumentError
+from feedline.listings import listing_of
 from feedline.rng import takes_rng
 from feedline.rows import as_indices, one_within, within
 from feedline.wants import Wants
@@ -31,7 +32,8 @@ class CachedMap(torch.utils.data.Dataset[Any]):
     """`fn(sample)` of each sample, computed when it is first fetched, and from then on read from `folder`.
 
     Kept under a fingerprint of the function, what it refers to, and the dataset: when one of them changes, results are
-    computed anew, into a folder of their own. Any number of workers and jobs may share a folder; one that is killed
+    computed anew, into a folder of their own; a dataset of which nothing tells that, such as one of objects in a store
+    without versions, is an ArgumentError. Any number of workers and jobs may share a folder; one that is killed
     loses the sample it was working on. `fn` gives tensors, arrays, numbers, texts, bytes, and dicts, lists and tuples
     of these. A random function has no one result to keep: ArgumentError.
     """
@@ -42,6 +44,11 @@ class CachedMap(torch.utils.data.Dataset[Any]):
         self.dataset, self.fn = dataset, fn
         self.folder = str(Path(folder, fingerprint("map", fn, dataset, len(dataset))).absolute())
         self._store = RecordStore(self.folder, len(dataset))
+
+    @property
+    def listing_digest(self) -> str | None:
+        """That of the dataset within."""
+        return listing_of(self.dataset)
 
     @property
     def thread_safe(self) -> bool:

@@ -11,6 +11,7 @@ from torch.utils.data import StackDataset
 from feedline.datasets.arrays import Transform
 from feedline.errors import ArgumentError
 from feedline.gather import gathering
+from feedline.listings import listing_of
 from feedline.rng import SampleRng, derive, sample_rng, takes_rng
 from feedline.wants import Wants, wants_of
 
@@ -60,6 +61,11 @@ class Map(torch.utils.data.Dataset[Any]):
         self.dataset, self.fn = dataset, fn
         self._wants_rng = takes_rng(fn)
         self._depth: int = 1 + getattr(dataset, "_depth", 0) if isinstance(dataset, Map) else 1
+
+    @property
+    def listing_digest(self) -> str | None:
+        """That of the dataset within."""
+        return listing_of(self.dataset)
 
     @property
     def thread_safe(self) -> bool:

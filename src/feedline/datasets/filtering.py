@@ -19,6 +19,7 @@ from feedline.datasets.files import Pathlike
 from feedline.datasets.fingerprints import fingerprint
 from feedline.errors import ArgumentError, note
 from feedline.gather import gathering
+from feedline.listings import listing_of
 from feedline.rows import as_indices, one_within, within
 from feedline.wants import Wants
 
@@ -32,7 +33,7 @@ class Filter(torch.utils.data.Dataset[Any]):
 
     All samples are read once, in `num_workers` processes. With a folder `cache`, what was found is kept there under a
     fingerprint of the predicate and the dataset: it is read again, memory-mapped, as long as neither changes, and
-    found anew when one does.
+    found anew when one does. Objects of a store that tells no versions are an ArgumentError then.
     """
 
     def __init__(
@@ -47,6 +48,11 @@ class Filter(torch.utils.data.Dataset[Any]):
             key = fingerprint("filter", predicate, dataset, len(dataset))
             self._path = str(Path(cache, f"filter-{key}.npy").absolute())
         self.indices: NDArray[np.int64] = find() if self._path is None else _recorded(self._path, find)
+
+    @property
+    def listing_digest(self) -> str | None:
+        """That of the dataset within."""
+        return listing_of(self.dataset)
 
     @property
     def thread_safe(self) -> bool:

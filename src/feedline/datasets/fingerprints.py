@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import hashlib
 import os
 import pickle
 import stat
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from io import RawIOBase
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from feedline.datasets.contents import digest_of_files, versioned
+from feedline.datasets.shard_sources import ShardSources
+from feedline.datasets.sidecars import SideCar
+from feedline.datasets.strings import PackedStrings
 from feedline.errors import ArgumentError
 from feedline.rows import numpy_view
+from feedline.stores import CachedStore, ObjectInfo
+from feedline.stores.foreign import ForeignStore
+from feedline.stores.local import LocalStore
+from feedline.stores.remote import RemoteStore
 
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -24,10 +37,12 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 def fingerprint(*things: Any) -> str:
     """16 bytes in hexadecimal digits that change with the things.
 
-    Of a function: its code, defaults, closure, and the functions and values of its module that it names; of a class:
-    its methods; of functions and classes of Python or of installed packages: name and version; of a path to a file:
-    size and time of change; of everything else: its pickle. A dataset may tell its own in an attribute `fingerprint`
-    (or `_fingerprint`, as those of Hugging Face). ArgumentError if something cannot be pickled.
+    Of a function: its code, defaults, closure, and the functions and values of its module that it names, or of modules
+    that it names; of a class: its methods and values; of functions, classes and modules of Python or of installed
+    packages: name and version; of a path to a file: size and time of change; of an object in a store: its version; of
+    everything else: its pickle. A dataset may tell its own in an attribute `fingerprint` (or `_fingerprint`, as those
+    of Hugging Face), or what it reads, beside its pickle, in an attribute `content_digest`. ArgumentError if something
+    cannot be pickled, or may change without a sign.
     """
     digest = _Digest()
     try:
@@ -79,7 +94,9 @@ def _by_base(thing: Any) -> Callable[[Any], Any] | None:
     if isinstance(thing, torch.Tensor):
         return _tensor
     if isinstance(thing, torch.utils.data.Dataset) or hasattr(thing, "_fingerprint"):
-        return _told if _told(thing) is not None else None
+        if _told(thing) is not None:
+            return _told
+        return _with_content if hasattr(type(thing), "content_digest") else None
     return _file if isinstance(thing, os.PathLike) else None
 
 
@@ -99,9 +116,23 @@ def _function(function: types.FunctionType) -> Any:
     if release is not None and "<locals>" not in function.__qualname__:
         return "of", release, function.__module__, function.__qualname__
     code = function.__code__
-    named = {name: function.__globals__[name] for name in sorted(_names(code)) if name in function.__globals__}
-    cells = [_content(cell) for cell in function.__closure__ or ()]
-    return function.__qualname__, _code(code), function.__defaults__, function.__kwdefaults__, cells, named
+    codes = list(_codes(code))
+    names = sorted({name for each in codes for name in each.co_names})
+    imported = [module for each in codes for module in _imported(each, function.__globals__.get("__package__"))]
+    further = [_through(each, names) for each in (*imported, *map(_content, function.__closure__ or ()))]
+    named = _named(function.__globals__, names)
+    return function.__qualname__, _code(code), function.__defaults__, function.__kwdefaults__, further, named
+
+
+def _named(known: Mapping[str, Any], names: Sequence[str], outer: tuple[types.ModuleType, ...] = ()) -> dict[str, Any]:
+    return {name: _through(known[name], names, outer) for name in names if name in known}
+
+
+def _through(value: Any, names: Sequence[str], outer: tuple[types.ModuleType, ...] = ()) -> Any:
+    """What stands behind a name: of a module of the user's own, what of it is named as well."""
+    if not isinstance(value, types.ModuleType) or _release(value.__name__) or value in outer:
+        return value
+    return _module(value), _named(vars(value), names, (*outer, value))
 
 
 def _content(cell: Any) -> Any:
@@ -110,11 +141,23 @@ def _content(cell: Any) -> Any:
     return None
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from _codes(constant)
+
+
+def _imported(code: types.CodeType, package: str | None) -> list[types.ModuleType]:
+    """The modules that a function imports when it is called."""
+    steps, found = list(dis.get_instructions(code)), list[types.ModuleType]()
+    for level, step in zip(steps, steps[2:], strict=False):
+        with suppress(ImportError, TypeError):  # as the function may find
+            if step.opname == "IMPORT_NAME":
+                found.append(import_module("." * level.argval + step.argval, package))
+            elif step.opname == "IMPORT_FROM" and found and not hasattr(found[-1], step.argval):
+                found.append(import_module(f"{found[-1].__name__}.{step.argval}"))
+    return found
 
 
 def _code(code: types.CodeType) -> Any:
@@ -122,10 +165,30 @@ def _code(code: types.CodeType) -> Any:
     return code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars
 
 
+_METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+_VALUES = (
+    *(str, bytes, int, float, complex, type(None), type, tuple, list, dict, set, frozenset, functools.partial),
+    *(np.ndarray, np.generic, np.dtype, torch.Tensor, torch.dtype),
+)
+
+
 def _class(cls: type) -> Any:
-    members = {name: value for name, value in vars(cls).items() if name not in {"__dict__", "__weakref__"}}
-    plain = (types.FunctionType, staticmethod, classmethod, property, str, int, float, tuple, bool)
-    return cls.__qualname__, {n: v for n, v in members.items() if isinstance(v, plain)}, cls.__bases__
+    members = {name: value for name, value in vars(cls).items() if _counts(name, value)}
+    return cls.__qualname__, members, cls.__bases__
+
+
+def _counts(name: str, member: Any) -> bool:
+    """Whether it is the user's: values with underscores are what Python and its decorators note for themselves."""
+    return isinstance(member, _METHODS) or (isinstance(member, _VALUES) and not name.startswith("__"))
+
+
+def _module(module: types.ModuleType) -> Any:
+    """The release of an installed module, the source of one of the user's own."""
+    release = _release(module.__name__)
+    if release is not None:
+        return "module", module.__name__, getattr(module, "__version__", None)
+    source = getattr(module, "__file__", None)
+    return "module", module.__name__, Path(source).read_bytes() if source else None
 
 
 def _tensor(tensor: torch.Tensor) -> Any:
@@ -136,6 +199,29 @@ def _told(dataset: Any) -> Any:
     told = getattr(dataset, "fingerprint", None)
     told = getattr(dataset, "_fingerprint", None) if told is None else told
     return None if told is None else ("told", type(dataset).__qualname__, str(told))
+
+
+def _with_content(dataset: Any) -> Any:
+    return "content", type(dataset), dataset.content_digest, dataset.__getstate__()
+
+
+def _strings(strings: PackedStrings) -> Any:
+    """The strings; those that may be paths of files stand for the files, too."""
+    paths = [text for text in strings if text.startswith("/")]
+    return "strings", strings.__getstate__(), digest_of_files(paths) if paths else None
+
+
+def _object(info: ObjectInfo) -> Any:
+    return "object", versioned(info).path, info.size, info.version
+
+
+def _shards(sources: ShardSources) -> Any:
+    """What they are and where, without what is kept of them."""
+    return sources.shards, sources.blobs, [sources.where(number) for number in range(len(sources.shards))]
+
+
+def _store(store: Any) -> Any:
+    return "store", store.url
 
 
 def _file(path: Any) -> Any:
@@ -153,11 +239,18 @@ def _file(path: Any) -> Any:
 _DESCRIPTIONS: dict[type, Callable[[Any], Any]] = {
     types.FunctionType: _function,
     types.MethodType: lambda method: (method.__func__, method.__self__),
-    types.ModuleType: lambda module: ("module", module.__name__, getattr(module, "__version__", None)),
-    staticmethod: lambda method: method.__func__,
-    classmethod: lambda method: method.__func__,
+    types.ModuleType: _module,
+    functools._lru_cache_wrapper: lambda cached: ("cached", cached.__wrapped__),
+    staticmethod: lambda method: ("static", method.__func__),
+    classmethod: lambda method: ("class", method.__func__),
     property: lambda prop: (prop.fget, prop.fset),
+    functools.cached_property: lambda prop: ("cached", prop.func),
     set: lambda things: ("set", sorted(map(fingerprint, things))),
     frozenset: lambda things: ("set", sorted(map(fingerprint, things))),
     str: _file,
+    PackedStrings: _strings,
+    ObjectInfo: _object,
+    **dict.fromkeys((CachedStore, RemoteStore, ForeignStore, LocalStore), _store),
+    ShardSources: _shards,
+    SideCar: lambda index: ("index", index._stamp),  # which follows from the file that it is of
 }

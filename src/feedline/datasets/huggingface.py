@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from feedline import collate
 from feedline.datasets.arrays import Transform
-from feedline.datasets.columns import Nulls
 from feedline.datasets.decoding import Step, split_transform
 from feedline.datasets.huggingface_pictures import Pictures, is_picture
 from feedline.datasets.huggingface_table import StoredRows, targets_of
+from feedline.datasets.nulls import Nulls
 from feedline.datasets.records import Keys, _keys_of
 from feedline.datasets.spans import Int64s
 from feedline.errors import ArgumentError, SampleError

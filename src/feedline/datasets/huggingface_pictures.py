@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from feedline.datasets.arrays import Transform
-from feedline.datasets.columns import Nulls
 from feedline.datasets.decoding import Decoding
 from feedline.datasets.huggingface_table import StoredRows
+from feedline.datasets.nulls import Nulls
 from feedline.datasets.records import Keys
 from feedline.datasets.spans import Int64s
 from feedline.errors import SampleError

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
 import torch.utils.data._utils.worker as torch_worker
 
 from feedline.errors import ArgumentError
-from feedline.hugging_face import forgets, steps
+from feedline.hugging_face import counts, forgets
 from feedline.rng import derive, permuted
-
-_COUNTING = {"TakeExamplesIterable", "SkipExamplesIterable"}
 
 
 class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
@@ -22,8 +21,12 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
 
     `shuffle_buffer` mixes the examples of each lane within blocks of that many, anew in each epoch; to resume, one
     block at most is read again. A dataset that was shuffled by `datasets` itself resumes exactly, too, but reads its
-    shards from their beginning, because its state does not hold what was in its buffer. With `take` or `skip` in it,
-    a stream has one lane: how many examples each shard gives is not known.
+    shards from their beginning, because its state does not hold what was in its buffer. With `take`, `skip`,
+    indices, batches dropped for being short, or sources that are interleaved with or until the first is exhausted, a
+    stream has one lane: each shard by itself would give other examples.
+
+    In torch's own DataLoader each worker reads lanes of its own. There, each pass of a process is one epoch more than
+    the last, from the one that `set_epoch` told: call it where workers are not persistent, as for `datasets`.
     """
 
     def __init__(self, dataset: Any, shuffle_buffer: int | None = None, seed: int = 0) -> None:
@@ -33,12 +36,28 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
             raise ArgumentError(f"shuffle_buffer={shuffle_buffer} must be at least 1")
         self.dataset = dataset
         self.shuffle_buffer, self.seed = shuffle_buffer, seed
-        self.num_lanes = 1 if _COUNTING & set(steps(dataset)) else dataset.num_shards
+        self.num_lanes = 1 if counts(dataset) else dataset.num_shards
+        self._told, self._passes = dataset.epoch, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass of torch's DataLoader be epoch `epoch`; feedline's tells each lane its epoch."""
+        self.dataset.set_epoch(epoch)
+        self._told, self._passes = epoch, 0
 
     def __iter__(self) -> Iterator[Any]:
-        """All lanes, one after the other."""
-        for lane in range(self.num_lanes):
-            yield from self.lane(lane, 0)
+        """All lanes, one after the other; in a worker of torch's DataLoader, those that are the worker's."""
+        lanes, epoch = range(self.num_lanes), self._next_epoch()
+        info = torch.utils.data.get_worker_info()
+        if info is not None:
+            lanes = lanes[info.id :: info.num_workers]
+        return chain.from_iterable(self.lane(lane, epoch) for lane in lanes)
+
+    def _next_epoch(self) -> int:
+        told = self.dataset.epoch  # in memory that persistent workers share with the process that sets it
+        if told != self._told:
+            self._told, self._passes = told, 0
+        self._passes += 1
+        return int(told) + self._passes - 1
 
     def lane(self, lane: int, epoch: int) -> Iterator[Any]:
         """The examples of one lane; the iterator has a state where that of the dataset is exact."""
@@ -50,7 +69,9 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
         return _Shuffled(source, self.shuffle_buffer, key, stateful=not forgets(source))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "dataset": _portable(self.dataset)}
+        # a process that is being spawned gets the memory itself, and so hears of epochs that are set later
+        portable = self.dataset if get_spawning_popen() is not None else _portable(self.dataset)
+        return {**self.__dict__, "dataset": portable}
 
 
 class _Stateful:
@@ -142,7 +163,7 @@ def _alone() -> Iterator[None]:
 
 
 def _portable(dataset: Any) -> Any:
-    """The dataset with its epoch as a number: `datasets` holds it in memory that only a fork can share."""
+    """The dataset with its epoch as a number: `datasets` holds it in memory that only torch's own pickles can share."""
     portable = object.__new__(type(dataset))
     portable.__dict__ = {**dataset.__dict__, "_epoch": dataset.epoch}
     return portable

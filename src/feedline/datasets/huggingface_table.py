@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from feedline.datasets.chunks import table_chunk
-from feedline.datasets.columns import Nulls
 from feedline.datasets.kinds import Kind, Lists, Numbers, Struct, Text, kind_of
+from feedline.datasets.nulls import Nulls
 from feedline.datasets.spans import Int64s
 from feedline.datasets.tables import ChunkRows
 from feedline.errors import ArgumentError
@@ -114,10 +114,12 @@ def targets_of(dataset: Any) -> dict[str, torch.dtype | None] | None:
 
 
 def _is_plain(feature: Any) -> bool:
-    """Whether a feature is stored as what it is: a value, a label, or a list of these."""
+    """Whether a feature is stored as what it is: a number, a text, a label, or a list of numbers or texts."""
     if type(feature).__name__ in {"List", "LargeList", "Sequence"}:
-        return type(feature.feature).__name__ == "Value"
-    return type(feature).__name__ in {"Value", "ClassLabel"}
+        return type(feature.feature).__name__ == "Value" and _is_plain(feature.feature)
+    if type(feature).__name__ == "Value":  # times and decimals are stored as numbers, and are none
+        return feature.dtype in _KNOWN or feature.dtype in _TEXTS
+    return type(feature).__name__ == "ClassLabel"
 
 
 def _is_known(kind: Kind, rule: _Rule) -> bool:
@@ -131,6 +133,7 @@ def _is_known(kind: Kind, rule: _Rule) -> bool:
 
 
 _KNOWN = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32", "float64", "bool"}
+_TEXTS = {"string", "large_string", "string_view"}
 
 
 def _target(kind: Kind, rule: _Rule) -> torch.dtype | None:

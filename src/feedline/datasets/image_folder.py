@@ -14,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
+from feedline.datasets.contents import digest_of_files, digest_of_objects
 from feedline.datasets.files import Pathlike
 from feedline.datasets.image_samples import Samples
 from feedline.datasets.packed_bytes import PackedBytes
-from feedline.datasets.picture_trees import Choice, Fetched, tree_at
+from feedline.datasets.picture_trees import Choice, Fetched, StoreTree, tree_at
 from feedline.datasets.pictures import Called, Pictures, loaded
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.gather import Keys
@@ -25,6 +26,7 @@ from feedline.images import ImageError
 from feedline.rng import sample_rng, torch_keys
 from feedline.rows import Empty, as_indices, numpy_view, one_within, within
 from feedline.stores import Cache, CachedStore, ObjectNotFoundError, Want
+from feedline.stores.whereabouts import expanded, missing
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Torchvision's: what a file must end with to be taken for a picture; its content then decides what it is."""
@@ -71,7 +73,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         if listing is not None and is_valid_file is not None:
             raise ArgumentError("listing= cannot know what is_valid_file would say: pass extensions= instead")
         self.extensions = (extensions,) if isinstance(extensions, str) else tuple(extensions)
-        choice = Choice(self.extensions, is_valid_file, None if listing is None else os.fspath(listing))
+        choice = Choice(self.extensions, is_valid_file, None if listing is None else expanded(listing))
         self._tree = tree_at(os.fspath(root), choice, cache, options)
         self.root = self._tree.root
         self._ours = partial(loaded, apply_exif_orientation=apply_exif_orientation)
@@ -91,7 +93,14 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
 
     def find_classes(self, directory: str | os.PathLike[str]) -> tuple[list[str], dict[str, int]]:
         """The classes and their indices: the sorted names of the folders in `directory`. For subclasses to change."""
-        classes = self._tree.classes(directory)
+        try:
+            classes = self._tree.classes(directory)
+        except FileNotFoundError:
+            raise missing(directory, "no such folder") from None
+        except NotADirectoryError:
+            raise NotADirectoryError(
+                f"{os.fspath(directory)} is a file: give the folder root of pictures in root/class/name.jpg"
+            ) from None
         if not classes:
             raise FileNotFoundError(
                 f"{os.fspath(directory)} holds no class folders: pictures lie in root/class/name.jpg, one folder for "
@@ -173,6 +182,14 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
             return self._pictures.value(source, sample_rng(row) if self._pictures.draws else None)
         file = source if isinstance(source, str) else BytesIO(source)
         return self._called(self.loader(file), sample_rng(row) if self._called.wants_rng else None)
+
+    @property
+    def content_digest(self) -> str:
+        """Of the pictures as they are now: a `stat` of each, or their listing in a store; for results that are kept."""
+        files = self._samples.files(np.arange(len(self)), self._folder)
+        if not isinstance(self._tree, StoreTree):
+            return digest_of_files(files)
+        return digest_of_objects(self._tree._objects.store, [file.removeprefix(f"{self.root}/") for file in files])
 
     @property
     def gather(self) -> Callable[..., Any]:
