@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import chain
@@ -314,7 +314,14 @@ class BatchBuilder:
             return
         index = _plain(request.indices if not self.batched else request.indices[row])
         where = f"sample {index!r} of {name} (epoch {request.epoch}, position {request.positions[row]}, stage {stage})"
-        note(error, f"feedline: {where}; {self._remedy(error, index)}")
+        note(error, f"feedline: {where}{self._place(index)}; {self._remedy(error, index)}")
+
+    def _place(self, index: Any) -> str:
+        """Where a sample lies, if the dataset tells."""
+        with suppress(Exception):
+            file, place = self.dataset.address(index)
+            return f", {place} of {file}"
+        return ""
 
     def _remedy(self, error: Exception, index: Any) -> str:
         if isinstance(error, (IndexError, SampleIndexError)) and isinstance(index, (int, np.integer)):

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import feedline as fl
+from feedline.datasets import JSONL
 
 PLACES = [(0, "auto"), (2, "thread"), (2, "process")]
 
@@ -171,6 +172,16 @@ def test_a_sample_that_fits_into_no_batch_is_named(rows: list[int], bad: int) ->
     with pytest.raises(Exception, match=r".") as caught:
         next(iter(fl.DataLoader(Rows(ROWS), 3, sampler=rows)))
     assert any(f"sample {bad} of Rows (epoch 0, position 2, stage collate)" in n for n in caught.value.__notes__)
+
+
+def test_a_sample_that_fits_into_no_batch_is_found_in_its_file(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"label": 1}\n{"label": null}\n')
+    data = JSONL(tmp_path / "a.jsonl")
+    with pytest.raises(Exception, match=r".") as caught:
+        next(iter(fl.DataLoader(data, 2)))
+    assert any(f"line 2 of {tmp_path / 'a.jsonl'}" in note for note in caught.value.__notes__)
+    with fl.DataLoader(data, 2, on_error="skip") as loader:
+        assert [batch["label"].tolist() for batch in loader] == [[1]]
 
 
 def test_samples_that_do_not_fit_together_are_nobodys_fault() -> None:
