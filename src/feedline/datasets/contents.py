@@ -22,9 +22,9 @@ _WORTH_LISTING = 64
 
 def digest_below(root: Root, paths: Sequence[str]) -> str:
     """Of files below a root, on this machine or in a store."""
-    if root._objects is None:
+    if root.store is None:
         return digest_of_files(os.path.join(root.name, path) for path in paths)  # noqa: PTH118 - millions of them
-    return digest_of_objects(root._objects.store, paths)
+    return digest_of_objects(root.store, paths)
 
 
 def digest_of_files(paths: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from feedline.datasets.arrays import Transform
 from feedline.datasets.decoding import Decode, Decoding, Where
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.rows import Empty
-from feedline.stores import Cache, CachedStore, ObjectNotFoundError, Want, open_store
+from feedline.stores import Cache, CachedStore, ObjectNotFoundError, Store, Want, open_store
 from feedline.stores.addresses import local_path, scheme_of
 from feedline.stores.wholes import Wholes
 
@@ -55,6 +55,11 @@ class Root:
             kept = Path(cache) if isinstance(cache, os.PathLike) else cache
             self._objects = Wholes(open_store(text, options=options, cache=kept))
             self.name = self._objects.store.url
+
+    @property
+    def store(self) -> Store | None:
+        """Where the files are objects, their store."""
+        return None if self._objects is None else self._objects.store
 
     @property
     def is_local(self) -> bool:

@@ -189,7 +189,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         files = self._samples.files(np.arange(len(self)), self._folder)
         if not isinstance(self._tree, StoreTree):
             return digest_of_files(files)
-        return digest_of_objects(self._tree._objects.store, [file.removeprefix(f"{self.root}/") for file in files])
+        return digest_of_objects(self._tree.store, [file.removeprefix(f"{self.root}/") for file in files])
 
     @property
     def gather(self) -> Callable[..., Any]:

@@ -109,7 +109,7 @@ class StoreTree:
     """
 
     def __init__(self, objects: Wholes, choice: Choice) -> None:
-        store = objects.store
+        store = self.store = objects.store
         self._objects = objects
         self.root = store.url
         self.folder = os.fsencode(f"{self.root}/")
@@ -134,7 +134,7 @@ class StoreTree:
             yield futures
 
     def wants(self, samples: Samples, places: NDArray[np.int64]) -> list[tuple[CachedStore, Want]]:
-        if not isinstance(self._objects.store, CachedStore):
+        if not isinstance(self.store, CachedStore):
             return []
         return self._objects.wants(self._known(samples, places, samples.files(places, self.folder)))
 
