@@ -70,11 +70,13 @@ class FailingServer:
         if self.pages in self.failing_pages:
             return 500, {}, b""
         behind = query.get("continuation-token") or query.get("start-after", "")
-        names = [name for name in sorted(self.objects) if name > behind and name.startswith(query.get("prefix", ""))]
+        prefix, deep = query.get("prefix", ""), "delimiter" not in query
+        below = [name for name in sorted(self.objects) if name > behind and name.startswith(prefix)]
+        names = [name for name in below if deep or "/" not in name.removeprefix(prefix)]
         page, more = names[:100], len(names) > 100
         items = "".join(
             f"<Contents><Key>{escape(name)}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>"
-            f"<Size>{len(self.objects[name])}</Size></Contents>"
+            f"<Size>{len(self.objects[name])}</Size><ETag>&quot;1&quot;</ETag></Contents>"
             for name in page
         )
         token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
@@ -338,6 +340,22 @@ def test_whole_objects_are_read_from_servers_without_ranges(server: FailingServe
     for start, stop in ((0, 3), (3, 10), (3, None)):
         with pytest.raises(stores.RangeError, match="the server ignores ranges"):
             store.read("f", start, stop)
+
+
+@pytest.mark.parametrize("pattern", ["a/*.txt", "a/", "*.txt"])
+@pytest.mark.parametrize("cached", [False, True], ids=["bare", "cached"])
+def test_a_pattern_within_a_folder_does_not_go_through_those_below(
+    server: FailingServer, tmp_path: Path, pattern: str, cached: bool
+) -> None:
+    server.objects = {f"{folder}{number:05}.txt": b"x" for number in range(1000) for folder in ("a/deep/", "z/")}
+    server.objects |= {f"{folder}{number}.txt": b"top" for number in range(3) for folder in ("a/", "")}
+    options = {"endpoint": server.url, "skip_signature": True}
+    found = fl.datasets.Lines(f"s3://b/{pattern}", inside="*.txt", options=options, cache=tmp_path if cached else None)
+    assert (list(found), server.pages) == (["top"] * 3, 1)
+    if "*" in pattern:
+        folder = pattern.removesuffix("*.txt")
+        names = stores.expand(f"s3://b/{pattern}", options=options)
+        assert (names, server.pages) == ([f"s3://b/{folder}{number}.txt" for number in range(3)], 2)
 
 
 def test_a_listing_goes_on_where_a_page_failed(server: FailingServer) -> None:

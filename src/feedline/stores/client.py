@@ -91,6 +91,11 @@ class Client:
         metas = self._call(what, lambda: next(pages, None))
         return None if metas is None else [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in metas]
 
+    def folder(self, prefix: str, what: str) -> list[ObjectInfo]:
+        """The objects right in a folder, "" or one that ends with a `/`, in any order."""
+        found = self._request(what, lambda: self._library.list_with_delimiter(self._store, prefix or None))
+        return [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in found["objects"]]
+
     def get(self, key: str, span: Span, what: str) -> Answer:
         """The span, or as much of it as the object has; TransientError for less.
 

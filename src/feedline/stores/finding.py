@@ -11,7 +11,7 @@ from feedline.cancelling import DaemonPool
 from feedline.stores.addresses import join, refuse_secrets, scheme_of, split
 from feedline.stores.cache import Cache
 from feedline.stores.opening import open_store
-from feedline.stores.patterns import MAGIC, braces, matcher
+from feedline.stores.patterns import MAGIC, braces, candidates, matcher
 from feedline.stores.problems import ObjectNotFoundError
 from feedline.stores.protocol import ObjectInfo, Store
 
@@ -56,8 +56,8 @@ class Finder:
         return self._stores[root]
 
     def _matching(self, store: Store, pattern: str) -> list[ObjectInfo]:
-        fixed, matches = MAGIC.split(pattern, maxsplit=1)[0], _matcher(pattern)
-        infos = [info for info in store.list(fixed) if matches(info.path)]
+        matches = _matcher(pattern)
+        infos = [info for info in candidates(store, pattern) if matches(info.path)]
         if not infos:
             raise ObjectNotFoundError(f"{join(store.url, pattern)}: nothing matches")
         return infos
@@ -96,7 +96,8 @@ class Finder:
 
 def _inside(store: Store, folder: str, inside: str) -> list[ObjectInfo]:
     matches = _matcher(inside)
-    infos = (info for info in store.list(folder) if info.path != folder)  # what stands for the folder itself
+    listed = candidates(store, folder + inside)
+    infos = (info for info in listed if info.path != folder)  # what stands for the folder itself
     return [info for info in infos if matches(info.path.removeprefix(folder))]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from glob import glob
 from itertools import product
 from math import prod
@@ -13,8 +13,10 @@ from pathlib import Path
 
 from feedline.errors import ArgumentError
 from feedline.stores.addresses import Address, join, local_path, refuse_secrets, scheme_of, split
+from feedline.stores.cache import CachedStore
 from feedline.stores.problems import ObjectNotFoundError
-from feedline.stores.protocol import Store
+from feedline.stores.protocol import ObjectInfo, Store
+from feedline.stores.remote import RemoteStore
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(\d+)\.\.(\d+)(?:\.\.-?(\d+))?")
@@ -97,8 +99,22 @@ def _files(pattern: str) -> list[str]:
 
 def _objects(pattern: str, open_store: Callable[[str], Store]) -> list[str]:
     root, path = split(pattern)
-    fixed, matches = MAGIC.split(path, maxsplit=1)[0], matcher(path)
-    return _sorted([join(root, info.path) for info in open_store(root).list(fixed) if matches(info.path)], pattern)
+    matches = matcher(path)
+    found = candidates(open_store(root), path)
+    return _sorted([join(root, info.path) for info in found if matches(info.path)], pattern)
+
+
+def candidates(store: Store, pattern: str) -> Iterable[ObjectInfo]:
+    """Objects among which are all that match a glob: of one that stays in its folder, those right in there."""
+    folder, slash, name = pattern.rpartition("/")
+    bare = store.store if isinstance(store, CachedStore) else store
+    if MAGIC.search(folder) or "**" in name or not isinstance(bare, RemoteStore):
+        return store.list(MAGIC.split(pattern, maxsplit=1)[0])
+    infos = bare.list_folder(folder + slash)
+    if isinstance(store, CachedStore):
+        for info in infos:
+            store.know(info)
+    return infos
 
 
 def _sorted(names: list[str], pattern: str) -> list[str]:

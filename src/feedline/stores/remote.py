@@ -77,16 +77,33 @@ class RemoteStore:
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose path begins with `prefix`, in the order of their paths."""
-        what, wanted = join(self.url, prefix), self._prefix + checked(prefix)
-        if scheme_of(self._root).startswith("http"):
-            names = f"{what if prefix else what + '/'}part-{{000..127}}.tar"
-            raise StoreError(f"{what}: web servers do not list; name the objects, as in {names}")
+        what, wanted = self._listed(prefix)
         listing = Listing(self._client, wanted[: wanted.rfind("/") + 1], what)
         while self._transfers.call(lambda: self._attempted(lambda _: listing.grow(), what)):
             pass
         for info in listing.infos():
             if info.path.startswith(wanted):
                 yield ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version)
+
+    def list_folder(self, folder: str = "") -> Sequence[ObjectInfo]:
+        """The objects right in a folder, "" or one that ends with a `/`, in the order of their paths.
+
+        What lies in folders within it is not gone through, however much that is.
+        """
+        what, wanted = self._listed(folder)
+        found = self._transfers.call(
+            lambda: self._attempted(lambda _: self._client().folder(wanted[: wanted.rfind("/") + 1], what), what)
+        )
+        infos = (ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version) for info in found)
+        return sorted(infos, key=lambda info: info.path)
+
+    def _listed(self, prefix: str) -> tuple[str, str]:
+        """What is listed, as people are told and as the bucket has it."""
+        what = join(self.url, prefix)
+        if scheme_of(self._root).startswith("http"):
+            names = f"{what if prefix else what + '/'}part-{{000..127}}.tar"
+            raise StoreError(f"{what}: web servers do not list; name the objects, as in {names}")
+        return what, self._prefix + checked(prefix)
 
     def _key(self, path: str) -> str:
         return self._prefix + checked(path)
