@@ -146,7 +146,9 @@ def test_it_is_opened_again_by_one_listing(s3: S3, source: Source) -> None:
     before = stores.statistics()
     source.far(s3)
     after = stores.statistics()
-    assert (after.nbytes - before.nbytes, after.requests - before.requests <= 2) == (0, True)
+    # is it an object, what is in it, and of Parquet: is it a Delta table
+    most = 3 if source.dataset is Parquet else 2
+    assert (after.nbytes - before.nbytes, after.requests - before.requests <= most) == (0, True)
 
 
 def test_of_parquet_little_is_read(s3: S3) -> None:
