@@ -30,8 +30,17 @@ def feedline(*arguments: object) -> Result:
 
 def packed(*arguments: object) -> dict[str, Any]:
     """Run `feedline pack … --json` and give what it told."""
-    result = feedline("pack", *arguments, "--json")
-    assert result.exit_code == 0, result.output
+    return _told("pack", *arguments, code=0)
+
+
+def inspected(*arguments: object, code: int = 0) -> dict[str, Any]:
+    """Run `feedline inspect … --json`, which ends with this exit code, and give what it told."""
+    return _told("inspect", *arguments, code=code)
+
+
+def _told(*arguments: object, code: int) -> dict[str, Any]:
+    result = feedline(*arguments, "--json")
+    assert result.exit_code == code, result.output
     told: dict[str, Any] = json.loads(result.stdout)
     return told
 

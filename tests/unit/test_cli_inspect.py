@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from feedline.packing.tars import listed as tars_listed
 from feedline.samplers import ShardShuffled
 from feedline.stores import statistics
 from packing_cases import class_folders, feedline, packed
+from packing_cases import inspected as told
 from picture_cases import encoded, jpeg, photo
 from tar_cases import write_tar
 
@@ -34,13 +34,6 @@ def pictures(tmp_path: Path) -> Path:
     (folder / "cat" / "p.jpg").write_bytes(jpeg(640, 300, progressive=True))
     (folder / "dog" / "q.png").write_bytes(encoded(photo(90, 70), "PNG"))
     return folder
-
-
-def told(*arguments: object, code: int = 0) -> dict[str, Any]:
-    result = feedline("inspect", *arguments, "--json")
-    assert result.exit_code == code, result.output
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
 
 
 def test_a_folder_of_classes(pictures: Path) -> None:

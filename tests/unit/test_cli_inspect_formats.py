@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from feedline.errors import ArgumentError, MissingExtraError
 from feedline.samplers import ShardShuffled
 from format_cases import hidden
 from packing_cases import class_folders, feedline
+from packing_cases import inspected as told
 from peers import written
 from tar_cases import write_tar
 
@@ -36,13 +36,6 @@ TABLE = pa.table({"x": np.arange(600.0), "text": [f"row {i}" * 9 for i in range(
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("xdg")))
-
-
-def told(*arguments: object, code: int = 0) -> dict[str, Any]:
-    result = feedline("inspect", *arguments, "--json")
-    assert result.exit_code == code, result.output
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
 
 
 def parquet(folder: Path) -> None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from os.path import commonprefix
 from pathlib import Path
 
 from feedline.cancelling import DaemonPool
 from feedline.datasets.file_contents import Root
 from feedline.errors import ArgumentError
 from feedline.stores import ObjectInfo, ObjectNotFoundError, Store
-from feedline.stores.addresses import join, scheme_of
+from feedline.stores.addresses import join
 from feedline.stores.blobs import file_version
+from feedline.stores.finding import listed
 
 _ASKED_AT_ONCE = 32
-_WORTH_LISTING = 64
-"""From so many objects on, one listing of the folder that they have in common is cheaper than to ask for each."""
 
 
 def digest_below(root: Root, paths: Sequence[str]) -> str:
@@ -75,15 +73,11 @@ def _version_of_file(path: str) -> str:
 
 
 def _infos(store: Store, paths: Sequence[str]) -> Iterator[ObjectInfo]:
-    listed: dict[str, ObjectInfo] = {}
-    if len(paths) >= _WORTH_LISTING and not scheme_of(store.url).startswith("http"):
-        wanted = set(paths)
-        common = commonprefix(paths)  # noqa: RUF071 - of names
-        listed = {info.path: info for info in store.list(common) if info.path in wanted}
+    known = listed(store, paths) or {}
     with DaemonPool(_ASKED_AT_ONCE) as pool:
-        left = [path for path in paths if path not in listed]
+        left = [path for path in paths if path not in known]
         asked = dict(zip(left, pool.map(lambda path: _info(store, path), left), strict=True))
-        yield from (listed.get(path) or asked[path] for path in paths)
+        yield from (known.get(path) or asked[path] for path in paths)
 
 
 def _info(store: Store, path: str) -> ObjectInfo:

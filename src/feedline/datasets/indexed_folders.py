@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +13,10 @@ from feedline.cancelling import DaemonPool
 from feedline.datasets.files import Pathlike
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store, open_store
 from feedline.stores.addresses import join, local_path, scheme_of
+from feedline.stores.finding import listed
 from feedline.stores.whereabouts import missing
 
 _ASKED_AT_ONCE = 32
-_WORTH_LISTING = 64
-"""From so many objects on, one listing is quicker than asking for each."""
 
 
 class Found(NamedTuple):
@@ -82,9 +80,7 @@ class IndexedFolder:
 
     def _listed(self, names: Sequence[str]) -> Mapping[str, ObjectInfo] | None:
         """The objects in the folder, or None where it is better to ask for each."""
-        if self.store is None or len(names) < _WORTH_LISTING or scheme_of(self.name).startswith("http"):
-            return None
-        return {info.path: info for info in self.store.list(commonprefix(names))}  # noqa: RUF071 - of names
+        return None if self.store is None else listed(self.store, names)
 
     def _first_object(self, known: Mapping[str, ObjectInfo] | None, names: Sequence[str]) -> Found:
         assert self.store is not None

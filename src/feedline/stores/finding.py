@@ -63,11 +63,8 @@ class Finder:
         return infos
 
     def _named(self, store: Store, paths: Sequence[str], inside: str) -> Iterator[ObjectInfo]:
-        known: dict[str, ObjectInfo] = {}
-        common = commonprefix(paths)  # noqa: RUF071 - of names
-        worth = _WORTH_LISTING if "/" in common else _WORTH_LISTING_ALL
-        if len(paths) >= worth and not scheme_of(store.url).startswith("http"):
-            known = {info.path: info for info in store.list(common)}
+        is_folder = "/" in commonprefix(paths)  # noqa: RUF071 - of names
+        known = listed(store, paths, _WORTH_LISTING if is_folder else _WORTH_LISTING_ALL) or {}
         with DaemonPool(_ASKED_AT_ONCE) as pool:
             asked = [
                 [known[path]] if path in known else pool.submit(self._asked, store, path, inside) for path in paths
@@ -92,6 +89,13 @@ class Finder:
         if not infos:
             raise ObjectNotFoundError(f"{join(store.url, path)}: nothing in there matches {inside}")
         return infos
+
+
+def listed(store: Store, paths: Sequence[str], worth: int = _WORTH_LISTING) -> dict[str, ObjectInfo] | None:
+    """The objects below what these paths have in common; None where it is better to ask for each."""
+    if len(paths) < worth or scheme_of(store.url).startswith("http"):
+        return None
+    return {info.path: info for info in store.list(commonprefix(paths))}  # noqa: RUF071 - of names
 
 
 def _inside(store: Store, folder: str, inside: str) -> list[ObjectInfo]:

@@ -63,12 +63,13 @@ class Ledger:
     def locked(self) -> Iterator[Account]:
         """The account. LedgerHeldError after `_PATIENCE_S`, and from then on at once, until it can be had again."""
         patience_s = 0.0 if self._given_up else _PATIENCE_S
+        end_s = monotonic() + patience_s
         if not self._within.acquire(timeout=patience_s):
             raise self._held()
         try:
             fd = open_own(self._path, os.O_RDWR | os.O_CREAT)
             try:
-                self._wait(fd, monotonic() + patience_s)
+                self._wait(fd, end_s)
                 yield Account(fd)
             finally:
                 close_own(fd)
