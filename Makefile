@@ -4,6 +4,7 @@ PYTHON ?= python3
 TORCH ?= 2.13.0
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+DEMO_ARGS ?=
 
 BIN := .venv/bin
 DONE := .venv/done
@@ -15,7 +16,7 @@ BENCHES := $(filter-out bench/harness.py $(TABLES),$(wildcard bench/*.py))
 .PHONY: help setup demo test lint format coverage bench bench-images clean
 
 help:
-	@echo "make demo      train a small model on real pictures, through torch's DataLoader and through feedline"
+	@echo "make demo      train a small model on real pictures, through torch's DataLoader and through feedline (DEMO_ARGS=--help)"
 	@echo "make test      ruff, mypy and the whole test suite (PYTEST_ARGS='-k words' for a part of it)"
 	@echo "make lint      ruff and mypy; make format rewrites"
 	@echo "make bench     every measurement in bench/, tables printed, JSON written to bench/results/"
@@ -26,7 +27,7 @@ help:
 setup: $(DONE)/installed
 
 demo: $(DONE)/installed
-	@$(BIN)/feedline demo
+	@$(BIN)/python examples/demo/demo.py $(DEMO_ARGS)
 
 # First what can share the machine, on all cores; then what measures memory and moments, by itself. A selection of
 # PYTEST_ARGS may leave one of the two without tests, which pytest says with 5.
@@ -55,7 +56,7 @@ bench: $(DONE)/installed $(DONE)/services
 	@set -e; for script in $(TABLES); do $(BIN)/python $$script; done
 
 bench-images: $(DONE)/installed
-	@PYTHONPATH=bench $(BIN)/python -m images.contest $(BENCH_ARGS)
+	@PYTHONPATH=bench:examples/demo $(BIN)/python -m images.contest $(BENCH_ARGS)
 
 clean:
 	rm -rf .venv build
@@ -86,5 +87,5 @@ $(DONE)/build-tools: $(DONE)/torch.txt
 
 # Built with the tools of the environment, not in isolation: seconds in place of a minute when native/ has changed.
 $(DONE)/installed: $(DONE)/build-tools pyproject.toml CMakeLists.txt $(wildcard native/* native/*/*)
-	@$(PIP) install --quiet --no-build-isolation --constraint $(DONE)/torch.txt --editable '.[dev,demo]'
+	@$(PIP) install --quiet --no-build-isolation --constraint $(DONE)/torch.txt --editable '.[dev]'
 	@touch $@

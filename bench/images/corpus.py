@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from feedline.cli.demo import sources
 from feedline.cpus import usable_cpus
 from feedline.rng import SampleRng, derive
+from image_files import installed_photos
 
 CACHE = Path(__file__).parents[2] / "build" / "bench" / "images"
 RECIPE = 1
@@ -145,14 +145,14 @@ def encoded(pixels: Pixels) -> bytes:
 
 def attribution() -> str:
     """Whose photographs these are."""
-    rows = [f"- {p.label}: {p.title}, {p.credit}, {p.licence}, {p.origin}" for p in sources.photos()]
+    rows = [f"- {p.label}: {p.title}, {p.credit}, {p.license}, {p.origin}" for p in installed_photos()]
     head = "Every file is a part of one of these photographs, resized, with film grain, encoded again:\n\n"
     return head + "\n".join(rows) + "\n"
 
 
 @cache
 def _photos() -> dict[str, Image.Image]:
-    return {photo.label: sources.pixels(photo) for photo in sources.photos() if photo.label not in DARK}
+    return {photo.label: photo.load() for photo in installed_photos() if photo.label not in DARK}
 
 
 def _part(corpus: Corpus, picture: Picture) -> Pixels:

@@ -16,15 +16,13 @@ from rich.text import Text
 from feedline.cli import doctor as checks
 from feedline.cli import index as indexing
 from feedline.cli import pack as packer
-from feedline.cli.demo import command
-from feedline.cli.demo.comparison import Settings
 from feedline.cli.inspect import command as inspecting
 from feedline.cpus import usable_cpus
 from feedline.errors import FeedlineError
 from feedline.packing import Options, ShardSize
 
 app = typer.Typer(
-    help="Feeds PyTorch training loops: see it run, and see what this machine gives it.",
+    help="Pack, index and inspect training data, and check what this machine gives a loader.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -66,30 +64,6 @@ def feedline(
     ] = False,
 ) -> None:
     """What every command shares."""
-
-
-@app.command()
-def demo(
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where the pictures are kept; default: the cache.")
-    ] = None,
-    images: Annotated[int, typer.Option(min=200, max=100_000, help="How many pictures.")] = 6000,
-    epochs: Annotated[int, typer.Option(min=1, help="How often each training sees them.")] = 1,
-    workers: Annotated[
-        int | None, typer.Option(min=0, help="Worker processes; default: one per CPU, at most 4.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Decides network, order and crops.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Train a small network on real pictures, through torch's loader and through feedline's, and compare.
-
-    Exit code 1 when the two trainings differ in a single loss, or the resumed epoch in a single bit.
-    """
-    chosen = Settings(epochs, min(4, usable_cpus()) if workers is None else workers, seed)
-    outcome = command.run(directory or command.cache_directory(), images, chosen, Console(stderr=as_json))
-    if as_json:
-        typer.echo(json.dumps(outcome.summary(), indent=2))
-    raise typer.Exit(0 if outcome.equal else 1)
 
 
 @app.command()

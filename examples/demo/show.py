@@ -1,4 +1,4 @@
-"""What the demo shows: values in, rich text out; it reads in 60 columns as in 200."""
+"""Results as rich text that fits terminals of 60 to 200 columns."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from feedline.cli.demo.resume import checksum
+from resume import checksum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.console import Console
 
-    from feedline.cli.demo.comparison import Outcome, Settings, Side
-    from feedline.cli.demo.corpus import Corpus
-    from feedline.cli.demo.resume import Rehearsal
-    from feedline.cli.demo.training import Run
+    from compare import Outcome, Settings, Side
     from feedline.diagnose import Verdict
+    from image_files import ImageSet
+    from resume import ResumeTest
+    from training import TrainingRun
 
 
 def progress(console: Console) -> Progress:
-    """A bar that says what, how far, how long, and a note."""
+    """A progress bar with name, count, elapsed time and a note."""
     return Progress(
         TextColumn("{task.description:<9}"),
         BarColumn(bar_width=None),
@@ -37,21 +37,21 @@ def progress(console: Console) -> Progress:
 
 
 def heading(text: str) -> RenderableType:
-    """The title of one part."""
+    """The title of a section."""
     return Text(f"\n{text}", style="bold")
 
 
-def corpus(pictures: Corpus) -> RenderableType:
-    """What is trained on, and what it is not."""
+def image_set(images: ImageSet) -> RenderableType:
+    """Number, size, classes and origin of the images."""
     return Text(
-        f"{len(pictures.pictures):,} JPEG files, {pictures.nbytes() / 1e6:.0f} MB, {len(pictures.classes)} classes: "
+        f"{len(images.files):,} JPEG files, {images.nbytes() / 1e6:.0f} MB, {len(images.classes)} classes: "
         "random crops of a few real photographs, and enlarged handwritten digits. Good for timing, not for judging "
-        f"what a model learns. Whose they are: {pictures.root}/ATTRIBUTION.md"
+        f"what a model learns. Whose they are: {images.root}/ATTRIBUTION.md"
     )
 
 
 def trainings(outcome: Outcome, settings: Settings) -> RenderableType:
-    """Both trainings side by side, ending with the two verdicts."""
+    """A table of both trainings, followed by the two verdicts."""
     table = Table(box=box.ROUNDED, width=None, expand=False)
     table.add_column("", no_wrap=True)
     table.add_column("torch", justify="right")
@@ -62,7 +62,7 @@ def trainings(outcome: Outcome, settings: Settings) -> RenderableType:
 
 
 def verdicts(outcome: Outcome) -> RenderableType:
-    """What limits each run, in words."""
+    """The verdict on each loop, side by side."""
     table = Table(box=box.ROUNDED, title="What limits it?", title_justify="left", title_style="bold")
     table.add_column("torch", ratio=1, overflow="fold")
     table.add_column("feedline", ratio=1, overflow="fold")
@@ -70,18 +70,18 @@ def verdicts(outcome: Outcome) -> RenderableType:
     return table
 
 
-def resumed(rehearsal: Rehearsal) -> RenderableType:
-    """The second act."""
-    first, second = rehearsal.workers
+def resumed(test: ResumeTest) -> RenderableType:
+    """The results of the resume test."""
+    first, second = test.workers
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("cut", f"after {len(rehearsal.before)} of {len(rehearsal.uninterrupted)} batches, {_workers(first)}")
-    table.add_row("state", Text(f"{len(rehearsal.state.encode())} bytes of JSON: {rehearsal.state}"))
-    table.add_row("resumed", f"with {_workers(second)}: {len(rehearsal.after)} batches")
-    table.add_row("in one go", checksum(rehearsal.uninterrupted))
-    table.add_row("in two", checksum(rehearsal.before + rehearsal.after))
-    return Group(table, _judged(rehearsal.equal, "The same batches, bit for bit.", "The batches differ."))
+    table.add_row("cut", f"after {len(test.before)} of {len(test.uninterrupted)} batches, {_workers(first)}")
+    table.add_row("state", Text(f"{len(test.state.encode())} bytes of JSON: {test.state}"))
+    table.add_row("resumed", f"with {_workers(second)}: {len(test.after)} batches")
+    table.add_row("in one go", checksum(test.uninterrupted))
+    table.add_row("in two", checksum(test.before + test.after))
+    return Group(table, _check_line(test.equal, "The same batches, bit for bit.", "The batches differ."))
 
 
 def _rows(outcome: Outcome) -> list[tuple[str, str, str]]:
@@ -98,15 +98,16 @@ def _rows(outcome: Outcome) -> list[tuple[str, str, str]]:
         "loss, first to last": lambda side: f"{side.run.losses[0]:.3f} → {side.run.losses[-1]:.3f}",
         "accuracy at the end": lambda side: f"{side.run.accuracy:.0%}",
     }
-    return [(name, told(outcome.torch), told(outcome.feedline)) for name, told in cells.items()]
+    return [(name, cell(outcome.torch), cell(outcome.feedline)) for name, cell in cells.items()]
 
 
-def _share(run: Run, stage: str) -> str:
+def _share(run: TrainingRun, stage: str) -> str:
     return f"{run.seconds(stage):.1f} s ({run.seconds(stage) / run.wall_s:.0%})"
 
 
 def _milliseconds(side: Side, *stages: str) -> str:
-    return f"{side.each_s(*stages) * 1e3:.1f} ms" if side.each_s(*stages) else "not seen"
+    seconds = side.seconds_per_batch(*stages)
+    return f"{seconds * 1e3:.1f} ms" if seconds else "not seen"
 
 
 def _words(verdict: Verdict) -> Text:
@@ -116,7 +117,7 @@ def _words(verdict: Verdict) -> Text:
 
 def _losses_line(outcome: Outcome) -> Text:
     number, difference = len(outcome.feedline.run.losses), outcome.largest_difference
-    return _judged(
+    return _check_line(
         difference == 0,
         f"All {number} losses are equal (largest difference {difference:g}): both loaders fed the same batches.",
         f"The losses differ by up to {difference:g}: the loaders fed different batches.",
@@ -124,13 +125,13 @@ def _losses_line(outcome: Outcome) -> Text:
 
 
 def _workers_line(settings: Settings) -> Text:
-    told = f"Same arguments, same seed {settings.seed}, {_workers(settings.workers)}; one import changed."
-    return Text(told, style="dim")
+    text = f"Same arguments, same seed {settings.seed}, {_workers(settings.workers)}; one import changed."
+    return Text(text, style="dim")
 
 
 def _workers(number: int) -> str:
     return "1 worker" if number == 1 else f"{number or 'no'} workers"
 
 
-def _judged(good: bool, yes: str, no: str) -> Text:
+def _check_line(good: bool, yes: str, no: str) -> Text:
     return Text(f"✓ {yes}", style="green") if good else Text(f"✗ {no}", style="bold red")

@@ -1,4 +1,4 @@
-"""The demo's second act: stop in the middle of an epoch, go on with other workers, miss and repeat nothing."""
+"""Stop in the middle of an epoch, resume with other workers, and compare with an uninterrupted epoch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import feedline as fl
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from feedline.cli.demo.pictures import Pictures, Sample
-    from feedline.cli.demo.training import Batch
+    from torch.utils.data import Dataset
+
+    from training import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """One epoch in one go beside the same epoch in two parts; digests are SHA-256 over the bytes of a batch."""
+class ResumeTest:
+    """SHA-256 digests of the batches of one epoch, fed in one run and in two."""
 
     state: str
     workers: tuple[int, int]
@@ -28,11 +29,11 @@ class Rehearsal:
 
     @property
     def equal(self) -> bool:
-        """Whether the two parts are, bit for bit, the whole."""
+        """True if the two parts equal the uninterrupted epoch bit for bit."""
         return self.before + self.after == self.uninterrupted
 
     def summary(self) -> dict[str, Any]:
-        """The figures, as JSON would hold them."""
+        """The results as a JSON object."""
         return {
             "equal": self.equal,
             "batches": len(self.uninterrupted),
@@ -44,14 +45,14 @@ class Rehearsal:
         }
 
 
-def rehearse(pictures: Pictures, *, batch_size: int, seed: int, workers: tuple[int, int]) -> Rehearsal:
-    """Feed one epoch with `workers[0]`, then again but cut after a third of its batches and resumed with `workers[1]`.
+def run_resume_test(dataset: Dataset[Any], *, batch_size: int, seed: int, workers: tuple[int, int]) -> ResumeTest:
+    """Feed one epoch with `workers[0]`, then stop it after a third and resume with `workers[1]`.
 
-    The state goes through JSON text in between, as through a checkpoint on disk.
+    The state passes through JSON text, as through a checkpoint file.
     """
 
-    def loader(num_workers: int) -> fl.DataLoader[Sample]:
-        return fl.DataLoader(pictures, batch_size=batch_size, shuffle=True, seed=seed, num_workers=num_workers)
+    def loader(num_workers: int) -> fl.DataLoader[Any]:
+        return fl.DataLoader(dataset, batch_size=batch_size, shuffle=True, seed=seed, num_workers=num_workers)
 
     with loader(workers[0]) as whole:
         uninterrupted = digests(whole)
@@ -61,16 +62,16 @@ def rehearse(pictures: Pictures, *, batch_size: int, seed: int, workers: tuple[i
     with loader(workers[1]) as second:
         second.load_state_dict(json.loads(state))
         after = digests(second)
-    return Rehearsal(state, workers, uninterrupted, before, after)
+    return ResumeTest(state, workers, uninterrupted, before, after)
 
 
 def digests(batches: Iterable[Batch]) -> tuple[str, ...]:
-    """One checksum per batch, over the values of its pictures and labels."""
+    """One digest per batch, over images and labels."""
     return tuple(_digest(images.numpy().tobytes() + labels.numpy().tobytes()) for images, labels in batches)
 
 
 def checksum(parts: tuple[str, ...]) -> str:
-    """One short checksum over many, for people to compare."""
+    """One short checksum over many digests, for display."""
     return _digest("".join(parts).encode())[:16]
 
 

@@ -1,0 +1,36 @@
+"""The command line as a whole: its commands, its version, its errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from feedline.cli import app
+
+
+def test_only_commands_that_work_are_listed() -> None:
+    listed = CliRunner().invoke(app.app, ["--help"])
+    commands = {command.name or command.callback.__name__ for command in app.app.registered_commands}
+    assert commands == {"doctor", "index", "inspect", "pack"}
+    assert all(command in listed.stdout for command in commands)
+
+
+def test_the_version_is_printed() -> None:
+    result = CliRunner().invoke(app.app, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout.startswith("feedline ")
+
+
+def test_errors_are_explained_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "missing"
+    monkeypatch.setattr("sys.argv", ["feedline", "inspect", str(missing)])
+    with pytest.raises(SystemExit) as exit_:
+        app.main()
+    assert exit_.value.code == 2
+    message = capsys.readouterr().err
+    assert str(missing) in message.replace("\n", "")
+    assert "Traceback" not in message
