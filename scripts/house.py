@@ -1,0 +1,443 @@
+#!/usr/bin/env python3
+"""Measure the layout, size and prose of the source tree, and check the rules that are countable.
+
+Reads the files only; nothing is imported but with --collect, which asks pytest for the number of test cases.
+
+Exit code of --check: 1 when imports go up, files import each other in a cycle, a class name is defined twice, or the
+first line of a docstring breaks the rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PACKAGE = "feedline"
+FACE = "face"
+"""The package's own `__init__.py`."""
+
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("core",),
+    ("samplers", "collate", "stores", "images"),
+    ("transforms",),
+    ("datasets", "workers"),
+    ("loader",),
+    ("testing",),
+    (FACE,),
+    ("cli",),
+)
+"""The rooms of each floor, from the ground up. A room is a package or module at the top level."""
+
+BANNED = ("told", "anew", "beside", "nobody", "whoever", "somebody", "anybody", "lest")
+CLAUSES = ("What", "Whether", "Where", "Of", "That", "How")
+"""First words of a docstring that make its first line a relative clause."""
+
+MOST_WORDS = 12
+"""Longest first line of a docstring."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Arrow(NamedTuple):
+    """An import of one module of the package by another; "" is the package's `__init__.py`."""
+
+    importer: str
+    imported: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.importer or FACE}:{self.line} imports {self.imported or FACE}"
+
+
+class Remark(NamedTuple):
+    """A line of prose that breaks a rule."""
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}"
+
+
+@dataclass
+class SourceFile:
+    """One parsed file. `path` is relative to the package, `module` too, without the package's name."""
+
+    path: Path
+    text: str
+    tree: ast.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tree = ast.parse(self.text, str(self.path))
+
+    @property
+    def module(self) -> str:
+        """Dotted name below the package; "" for its `__init__.py`."""
+        parts = self.path.with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @property
+    def room(self) -> str:
+        """Top-level package or module."""
+        return self.module.split(".", maxsplit=1)[0] or FACE
+
+    @property
+    def lines(self) -> int:
+        """Number of lines."""
+        return len(self.text.splitlines())
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the syntax tree."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def functions(self) -> list[Function]:
+        """All functions, nested ones included."""
+        return [node for node in self.nodes if isinstance(node, Function)]
+
+    @cached_property
+    def docstrings(self) -> list[tuple[int, str]]:
+        """Line and cleaned text of every docstring."""
+        documented = [node for node in self.nodes if isinstance(node, _DOCUMENTED)]
+        return [(node.body[0].lineno, text) for node in documented if (text := ast.get_docstring(node))]
+
+    @cached_property
+    def comments(self) -> list[tuple[int, str]]:
+        """Line and text of every comment, those behind code included."""
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        return [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
+
+    @property
+    def comment_lines(self) -> int:
+        """Lines that hold a comment and nothing else."""
+        return sum(line.lstrip().startswith("#") for line in self._lines_at(line for line, _ in self.comments))
+
+    @property
+    def import_lines(self) -> int:
+        """Lines of import statements."""
+        imports = (node for node in self.nodes if isinstance(node, (ast.Import, ast.ImportFrom)))
+        return len({line for node in imports for line in _lines_of(node)})
+
+    @property
+    def code_lines(self) -> int:
+        """Lines with code: no blank lines, comments or docstrings, those of attributes included."""
+        skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+        skipped.add(tokenize.ENDMARKER)
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        code = {
+            line for token in tokens if token.type not in skipped for line in range(token.start[0], token.end[0] + 1)
+        }
+        return len(code - {line for node in self._bare_strings() for line in _lines_of(node)})
+
+    @property
+    def phrases(self) -> list[tuple[int, str]]:
+        """Line and text of every string literal with a space in it: docstrings, messages, parts of f-strings."""
+        literals = (node for node in self.nodes if isinstance(node, ast.Constant))
+        return [(node.lineno, node.value) for node in literals if isinstance(node.value, str) and " " in node.value]
+
+    def _bare_strings(self) -> list[ast.Expr]:
+        return [
+            node
+            for node in self.nodes
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        ]
+
+    def _lines_at(self, numbers: Iterator[int]) -> list[str]:
+        lines = self.text.splitlines()
+        return [lines[number - 1] for number in numbers]
+
+
+class SourceTree:
+    """The Python files of a package, and the imports between them."""
+
+    def __init__(self, root: Path) -> None:
+        paths = sorted(root.rglob("*.py"))
+        self.files = [SourceFile(path.relative_to(root), path.read_text(encoding="utf-8")) for path in paths]
+        stubs = {SourceFile(path.relative_to(root), "").module for path in root.rglob("*.pyi")}
+        self.modules = {file.module for file in self.files} | stubs
+
+    @cached_property
+    def arrows(self) -> list[Arrow]:
+        """Every import between two files of the package, late ones and those for type checkers included."""
+        return [
+            Arrow(file.module, imported, line)
+            for file in self.files
+            for name, line in imported_names(file.tree)
+            if (imported := self._module(name)) is not None and imported != file.module
+        ]
+
+    @property
+    def rooms(self) -> list[str]:
+        """All rooms, sorted."""
+        return sorted({_room(module) for module in self.modules})
+
+    def _module(self, name: str) -> str | None:
+        """The module that provides a dotted name; None outside the package."""
+        if name != PACKAGE and not name.startswith(f"{PACKAGE}."):
+            return None
+        dotted = name.removeprefix(PACKAGE).lstrip(".")
+        while dotted not in self.modules and dotted:
+            dotted = dotted.rpartition(".")[0]
+        return dotted
+
+
+def imported_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Absolute names that a file imports, with lines; also the text given to `import_module`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and _called(node) in {"import_module", "__import__"} and node.args:
+            name = node.args[0]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                yield name.value, node.lineno
+
+
+def _called(node: ast.Call) -> str:
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def _room(module: str) -> str:
+    return module.split(".", maxsplit=1)[0] or FACE
+
+
+def _lines_of(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def not_placed(tree: SourceTree) -> list[str]:
+    """Rooms that `FLOORS` does not name."""
+    placed = {room for rooms in FLOORS for room in rooms}
+    return [room for room in tree.rooms if room not in placed]
+
+
+def room_arrows(tree: SourceTree) -> list[tuple[str, str]]:
+    """Distinct pairs of rooms of which the first imports the second."""
+    pairs = {(_room(arrow.importer), _room(arrow.imported)) for arrow in tree.arrows}
+    return sorted((importer, imported) for importer, imported in pairs if importer != imported)
+
+
+def arrows_up(tree: SourceTree) -> list[str]:
+    """Imports between placed rooms that do not go to a lower floor."""
+    level = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+    found = []
+    for arrow in tree.arrows:
+        importer, imported = _room(arrow.importer), _room(arrow.imported)
+        if importer != imported and {importer, imported} <= set(level) and level[importer] <= level[imported]:
+            found.append(str(arrow))
+    return list(dict.fromkeys(found))  # `from x import a, b` is one
+
+
+def cycles(tree: SourceTree) -> list[list[str]]:
+    """Groups of files that import each other, directly or through others; each group sorted."""
+    graph: dict[str, set[str]] = defaultdict(set)
+    for arrow in tree.arrows:
+        graph[arrow.importer].add(arrow.imported)
+    reached = {module: _reachable(graph, module) for module in list(graph)}
+    groups = {
+        frozenset(other for other in reached[module] if module in reached.get(other, ()))
+        for module in reached
+        if module in reached[module]
+    }
+    return sorted(sorted(name or FACE for name in group) for group in groups)
+
+
+def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    """Modules that one or more arrows lead to from `start`; `start` itself only through a cycle."""
+    seen, stack = set[str](), [start]
+    while stack:
+        for module in graph.get(stack.pop(), ()):
+            if module not in seen:
+                seen.add(module)
+                stack.append(module)
+    return seen
+
+
+def names_twice(tree: SourceTree) -> dict[str, list[str]]:
+    """Classes of the same name, with the files that define them."""
+    places = defaultdict(list)
+    for file in tree.files:
+        for node in file.nodes:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{file.path}:{node.lineno}")
+    return {name: found for name, found in sorted(places.items()) if len(found) > 1}
+
+
+def first_lines(tree: SourceTree) -> list[Remark]:
+    """First lines of docstrings that are relative clauses or longer than `MOST_WORDS` words."""
+    remarks = []
+    for file in tree.files:
+        for line, text in file.docstrings:
+            first = text.splitlines()[0]
+            words = first.split()
+            if words[0].rstrip(",:") in CLAUSES or len(words) > MOST_WORDS:
+                remarks.append(Remark(str(file.path), line, first))
+    return remarks
+
+
+def banned_words(tree: SourceTree) -> list[Remark]:
+    """Banned words in docstrings, comments and messages, one remark for each."""
+    pattern = re.compile(rf"\b({'|'.join(BANNED)})\b", re.IGNORECASE)
+    return [
+        Remark(str(file.path), line + text.count("\n", 0, match.start()), match[0].lower())
+        for file in tree.files
+        for line, text in (*file.phrases, *file.comments)
+        for match in pattern.finditer(text)
+    ]
+
+
+def function_lengths(tree: SourceTree) -> dict[str, float]:
+    """Number of functions, and median, 95th percentile and maximum of their lines, decorators left out."""
+    lengths = sorted(len(_lines_of(node)) for file in tree.files for node in file.functions)
+    if not lengths:
+        return {"functions": 0, "median": 0, "p95": 0, "max": 0}
+    p95 = lengths[min(len(lengths) - 1, round(0.95 * (len(lengths) - 1)))]
+    return {"functions": len(lengths), "median": statistics.median(lengths), "p95": p95, "max": lengths[-1]}
+
+
+def count_test_functions(tests: Path) -> int:
+    """Functions below `tests` whose name begins with `test_`."""
+    sources = (path.read_text(encoding="utf-8") for path in tests.rglob("test_*.py"))
+    nodes = (node for source in sources for node in ast.walk(ast.parse(source)))
+    return sum(isinstance(node, Function) and node.name.startswith("test_") for node in nodes)
+
+
+def count_test_cases(root: Path) -> int:
+    """Cases that pytest collects. A failed collection ends the program with pytest's output."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"house: pytest could not collect the tests below {root}:\n{done.stdout}{done.stderr}")
+    return sum("::" in line for line in done.stdout.splitlines())
+
+
+def measure(tree: SourceTree) -> dict[str, Any]:
+    """All figures of the source tree, by name."""
+    lines = sum(file.lines for file in tree.files)
+    first, banned = first_lines(tree), banned_words(tree)
+    unplaced = not_placed(tree)
+    return {
+        "files": len(tree.files),
+        "lines": lines,
+        "code_lines": sum(file.code_lines for file in tree.files),
+        "rooms": len(tree.rooms),
+        "floors": sum(any(room in tree.rooms for room in rooms) for rooms in FLOORS),
+        "not_placed": unplaced,
+        "room_arrows": len(room_arrows(tree)),
+        "arrows_up": arrows_up(tree),
+        "cycles": cycles(tree),
+        "function_lines": function_lengths(tree),
+        "import_share": _share(sum(file.import_lines for file in tree.files), lines),
+        "docstrings": sum(len(file.docstrings) for file in tree.files),
+        "docstrings_by_first_word": dict(Counter(remark.text.split()[0] for remark in first if _is_clause(remark))),
+        "docstrings_too_long": sum(len(remark.text.split()) > MOST_WORDS for remark in first),
+        "first_lines": [str(remark) for remark in first],
+        "names_twice": names_twice(tree),
+        "comment_lines_per_100": 100 * _share(sum(file.comment_lines for file in tree.files), lines),
+        "banned_words": dict(Counter(remark.text for remark in banned)),
+        "banned_places": [str(remark) for remark in banned],
+    }
+
+
+def _is_clause(remark: Remark) -> bool:
+    return remark.text.split()[0].rstrip(",:") in CLAUSES
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+BROKEN = ("arrows_up", "cycles", "names_twice", "first_lines")
+"""Figures that --check requires to be empty."""
+
+
+def table(figures: dict[str, Any]) -> str:
+    """The figures as lines of text; lists by their length."""
+    lengths = figures["function_lines"]
+    rows = [
+        ("files", f"{figures['files']:,}"),
+        ("lines", f"{figures['lines']:,}"),
+        ("code lines", f"{figures['code_lines']:,}"),
+        ("rooms", f"{figures['rooms']}"),
+        ("floors", f"{figures['floors']} of {len(FLOORS)}"),
+        ("rooms not placed", _listed(figures["not_placed"])),
+        ("arrows between rooms", f"{figures['room_arrows']}"),
+        ("arrows up", f"{len(figures['arrows_up'])}"),
+        ("import cycles", f"{len(figures['cycles'])}"),
+        ("functions", f"{lengths['functions']:,}"),
+        ("function lines", f"median {lengths['median']:g}, p95 {lengths['p95']}, max {lengths['max']}"),
+        ("import lines", f"{figures['import_share']:.1%}"),
+        ("docstrings", f"{figures['docstrings']:,}"),
+        ("first line a clause", _counted(figures["docstrings_by_first_word"])),
+        (f"first line > {MOST_WORDS} words", f"{figures['docstrings_too_long']:,}"),
+        ("class names twice", f"{len(figures['names_twice'])}"),
+        ("comment lines per 100", f"{figures['comment_lines_per_100']:.2f}"),
+        ("banned words", _counted(figures["banned_words"])),
+        ("test functions", f"{figures['test_functions']:,}"),
+    ]
+    if "test_cases" in figures:
+        rows.append(("test cases", f"{figures['test_cases']:,}"))
+    return "\n".join(f"{name:<22} {value}" for name, value in rows)
+
+
+def _listed(names: list[str]) -> str:
+    return f"{len(names)}: {', '.join(names)}" if names else "0"
+
+
+def _counted(counts: dict[str, int]) -> str:
+    parts = [f"{word} {count}" for word, count in sorted(counts.items(), key=lambda item: -item[1])]
+    return f"{sum(counts.values())} ({', '.join(parts)})" if parts else "0"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the figures and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the checkout")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with the places")
+    parser.add_argument("--check", action="store_true", help="list the places that break a rule, and exit with 1")
+    parser.add_argument("--collect", action="store_true", help="count the test cases as well, with pytest")
+    options = parser.parse_args(arguments)
+    source = options.root / "src" / PACKAGE
+    if not source.is_dir():
+        parser.error(f"there is no {source}; pass the checkout as --root")
+    figures = measure(SourceTree(source))
+    figures["test_functions"] = count_test_functions(options.root / "tests")
+    if options.collect:
+        figures["test_cases"] = count_test_cases(options.root)
+    print(json.dumps(figures, indent=2) if options.json else table(figures))
+    if not options.check:
+        return 0
+    for name in BROKEN:
+        _list_places(name, figures[name])
+    return 1 if any(figures[name] for name in BROKEN) else 0
+
+
+def _list_places(name: str, places: Any) -> None:
+    entries = [f"{key}: {', '.join(found)}" for key, found in places.items()] if isinstance(places, dict) else places
+    for entry in entries:
+        text = " -> ".join(entry) if isinstance(entry, list) else entry
+        print(f"{name}: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""The figures of scripts/house.py, over a small made-up tree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import house
+from house import SourceTree
+
+FILES = {
+    "src/feedline/__init__.py": '"""The face."""\n\nfrom feedline.loader.loop import Loop\n',
+    "src/feedline/errors.py": '"""Errors."""\n\n\nclass Broken(Exception):\n    pass\n',
+    "src/feedline/core/__init__.py": "",
+    "src/feedline/core/tree.py": "import json\nfrom feedline.errors import Broken\n\nclass Tree:\n    pass\n",
+    "src/feedline/loader/__init__.py": "",
+    "src/feedline/loader/loop.py": (
+        "from feedline.core.tree import Tree\n"
+        "\n"
+        "\n"
+        "class Loop:\n"
+        '    """The loop."""\n'
+        "\n"
+        "    # One reason.\n"
+        "    def run(self) -> int:  # and a remark\n"
+        '        """\n'
+        "        Run it.\n"
+        '        """\n'
+        "        return 1\n"
+    ),
+    "tests/test_loop.py": "def test_one():\n    pass\n\n\ndef helper():\n    pass\n",
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def write(root: Path, name: str, text: str) -> SourceTree:
+    path = root / "src/feedline" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return SourceTree(root / "src/feedline")
+
+
+def test_a_clean_tree_passes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert house.main(["--root", str(root), "--check", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["files"], figures["lines"], figures["code_lines"]) == (6, 25, 11)
+    assert (figures["rooms"], figures["floors"], figures["room_arrows"]) == (4, 4, 3)
+    assert figures["function_lines"] == {"functions": 1, "median": 5, "p95": 5, "max": 5}
+    assert figures["import_share"] == 4 / 25
+    assert figures["comment_lines_per_100"] == 4
+    assert figures["test_functions"] == 1
+    assert not any(figures[name] for name in (*house.BROKEN, "not_placed", "banned_words"))
+
+
+def test_arrows_up_and_sideways_are_found_once(root: Path) -> None:
+    tree = write(root, "core/late.py", "def f():\n    from feedline.loader.loop import Loop, other\n")
+    assert house.arrows_up(tree) == ["core.late:2 imports loader.loop"]
+    tree = write(root, "stores/base.py", "import feedline.samplers\n")
+    assert len(house.arrows_up(write(root, "samplers/__init__.py", ""))) == 2
+
+
+def test_the_face_is_imported_by_no_room_below_it(root: Path) -> None:
+    tree = write(root, "core/rng.py", "import feedline\nfrom feedline import errors, DataLoader\n")
+    assert house.arrows_up(tree) == ["core.rng:1 imports face", "core.rng:2 imports face"]
+
+
+def test_names_given_to_import_module_are_imports(root: Path) -> None:
+    text = 'import importlib\n\nloop = importlib.import_module("feedline.loader.loop")\n'
+    assert house.arrows_up(write(root, "core/late.py", text)) == ["core.late:3 imports loader.loop"]
+
+
+def test_rooms_without_a_floor_are_listed_and_not_judged(root: Path) -> None:
+    tree = write(root, "attic.py", "import feedline.loader.loop\n")
+    assert house.not_placed(tree) == ["attic"]
+    assert not house.arrows_up(tree)
+    assert ("attic", "loader") in house.room_arrows(tree)
+
+
+def test_cycles_are_found_whole(root: Path) -> None:
+    write(root, "core/a.py", "import feedline.core.b\n")
+    write(root, "core/b.py", "import feedline.core.c\n")
+    tree = write(root, "core/c.py", "import feedline.core.tree\nfrom feedline.core import a\n")
+    assert house.cycles(tree) == [["core.a", "core.b", "core.c"]]
+
+
+def test_class_names_defined_twice_are_found(root: Path) -> None:
+    tree = write(root, "core/other.py", "class Tree:\n    pass\n")
+    assert house.names_twice(tree) == {"Tree": ["core/other.py:1", "core/tree.py:4"]}
+
+
+@pytest.mark.parametrize("word", house.CLAUSES)
+def test_first_lines_that_are_clauses_are_found(root: Path, word: str) -> None:
+    tree = write(
+        root, "core/prose.py", f'"""Good.\n\n{word} follows is free."""\n\ndef f():\n    """{word} it is."""\n'
+    )
+    assert [str(remark) for remark in house.first_lines(tree)] == [f"core/prose.py:6: {word} it is."]
+
+
+def test_first_lines_that_are_too_long_are_found(root: Path) -> None:
+    tree = write(root, "core/prose.py", f'"""{"word " * 12}"""\n\ndef f():\n    """{"word " * 13}"""\n')
+    assert [remark.line for remark in house.first_lines(tree)] == [4]
+
+
+def test_banned_words_are_found_in_docstrings_comments_and_messages(root: Path) -> None:
+    text = (
+        '"""Good.\n\nNobody said lesson."""\n'
+        "# anew, and again\n"
+        'raise ValueError(f"{beside} is told to {told}")\n'
+        'KEYS = {"told": 1}\n'
+    )
+    found = [(remark.line, remark.text) for remark in house.banned_words(write(root, "core/prose.py", text))]
+    assert sorted(found) == [(3, "nobody"), (4, "anew"), (5, "told")]
+
+
+def test_a_check_that_fails_names_the_places(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(root, "core/other.py", '"""What it is."""\nimport feedline.loader.loop\n\nclass Tree:\n    pass\n')
+    write(root, "core/one.py", "import feedline.core.two\n")
+    write(root, "core/two.py", "import feedline.core.one\n")
+    assert house.main(["--root", str(root)]) == 0
+    assert "arrows up              1\n" in capsys.readouterr().out
+    assert house.main(["--root", str(root), "--check"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "arrows_up: core.other:2 imports loader.loop",
+        "cycles: core.one -> core.two",
+        "names_twice: Tree: core/other.py:4, core/tree.py:4",
+        "first_lines: core/other.py:1: What it is.",
+    ]
+
+
+def test_cases_are_collected_by_pytest(root: Path) -> None:
+    (root / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\n')
+    (root / "tests/test_loop.py").write_text(
+        "import pytest\n\n@pytest.mark.parametrize('n', [1, 2, 3])\ndef test_one(n):\n    pass\n"
+    )
+    assert house.count_test_cases(root) == 3
+    (root / "tests/test_broken.py").write_text("import nothing_of_this_name\n")
+    with pytest.raises(SystemExit, match="could not collect"):
+        house.count_test_cases(root)
+
+
+def test_a_root_without_the_package_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        house.main(["--root", str(tmp_path)])
+    assert "pass the checkout as --root" in " ".join(capsys.readouterr().err.split())
