@@ -116,7 +116,8 @@ class _InPlace:
 
     def _chunk(self, number: int, batch: Any) -> StructChunk:
         try:
-            checked = validated(batch, in_place=True) if isinstance(self._source, _Files) else batch
+            chosen = batch.select([name for name, _ in self._kind.fields])
+            checked = validated(chosen, in_place=True) if isinstance(self._source, _Files) else chosen
             return table_chunk(self._kind, checked)
         except pyarrow(_WHAT).ArrowException as error:
             raise SampleError(
