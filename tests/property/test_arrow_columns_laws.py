@@ -1,10 +1,9 @@
-"""Columns of far Arrow files, read buffer by buffer or row by row: what pyarrow, and the files here, give."""
+"""Columns of far Arrow files, read buffer by buffer: what pyarrow, and the files here, give."""
 
 from __future__ import annotations
 
 import io
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -18,9 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feedline.datasets import Arrow
-from feedline.datasets.ipc_columns import Columns
-from feedline.datasets.ipc_layout import DamagedError, layout_of, unpacked
-from feedline.datasets.record_batches import RecordBatch
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache, statistics
 from feedline.tree import leaves
@@ -125,22 +121,6 @@ def array_of(values: list[Any], kind: Any) -> Any:
     return pa.array(values, kind)
 
 
-def chosen_of(data: bytes, columns: Sequence[str]) -> tuple[list[RecordBatch], Callable[[Any], list[memoryview]]]:
-    """The record batches, and what reads ranges of the data."""
-
-    def read(spans: Any) -> list[memoryview]:
-        return [memoryview(data)[start:stop] for start, stop in spans]
-
-    def blocks(start: int) -> Iterator[tuple[int, memoryview]]:
-        yield start, memoryview(data)[start:]
-
-    layout = unpacked(layout_of(len(data), read, blocks).packed())
-    chosen = Columns(layout.schema, columns)
-    bodies = [layout.bodies[number] for number in range(len(layout.batches))]
-    parts = [None if body is None else chosen.of(body) for body in bodies]
-    return [RecordBatch(layout, number, chosen, body) for number, body in enumerate(parts)], read
-
-
 def batches_of(data: bytes, *, is_stream: bool) -> list[Any]:
     if is_stream:
         return list(pa.ipc.open_stream(data))
@@ -152,44 +132,6 @@ def same(ours: Any, theirs: Any) -> bool:
     return all(
         one.type == other.type and one.to_pylist() == other.to_pylist() for one, other in zip(ours, theirs, strict=True)
     )
-
-
-@settings(suppress_health_check=FRESH)
-@given(file=written())
-def test_chosen_columns_are_those_of_the_whole(file: Written) -> None:
-    batches, read = chosen_of(file.data, file.columns)
-    for batch, whole in zip(batches, batches_of(file.data, is_stream=file.is_stream), strict=True):
-        assert batch.body is not None
-        made = batch.made(read(batch.spans))
-        made.validate(full=True)
-        assert same([made[name] for name in file.columns], [whole[name] for name in file.columns])
-
-
-@settings(suppress_health_check=FRESH)
-@given(file=written(ragged=False), data=st.data())
-def test_rows_by_themselves_are_those_of_the_whole(file: Written, data: st.DataObject) -> None:
-    batches, read = chosen_of(file.data, file.columns)
-    for batch, whole in zip(batches, batches_of(file.data, is_stream=file.is_stream), strict=True):
-        if not whole.num_rows:
-            continue
-        rows = data.draw(st.lists(st.integers(0, whole.num_rows - 1), min_size=1, max_size=5))
-        made = batch.rows(rows, read(batch.row_spans(rows)))
-        made.validate(full=True)
-        assert same([made[name] for name in file.columns], [whole[name].take(pa.array(rows)) for name in file.columns])
-
-
-@settings(suppress_health_check=FRESH)
-@given(file=written(), data=st.data())
-def test_damage_is_an_error_or_gives_columns(file: Written, data: st.DataObject) -> None:
-    bad, (batches, _) = bytearray(file.data), chosen_of(file.data, file.columns)
-    layout = batches[0].layout
-    schema_ends = min([*layout.dictionaries[:, 0].tolist(), *layout.batches[:, 0].tolist()])
-    for _ in range(data.draw(st.integers(1, 3))):
-        bad[data.draw(st.integers(schema_ends, len(bad) - 1))] = data.draw(st.integers(0, 255))
-    with suppress(DamagedError, pa.ArrowException, OSError, IndexError, struct.error):
-        batches, read = chosen_of(bytes(bad), file.columns)
-        for batch in batches:
-            batch.made(read(batch.spans))
 
 
 class Places(NamedTuple):
@@ -223,13 +165,43 @@ def told(fetch: Callable[[], Any], places: Places) -> Any:
     return [each.tolist() if hasattr(each, "tolist") else each for each in leaves(found)]
 
 
+@settings(suppress_health_check=FRESH)
+@given(file=written())
+def test_chosen_columns_are_those_of_the_whole(places: Places, file: Written) -> None:
+    fsspec.filesystem("memory").pipe("/laws/a.arrow", file.data)
+    objects = opened(places.there, file)._objects
+    assert objects is not None
+    wholes = [batch for batch in batches_of(file.data, is_stream=file.is_stream) if batch.num_rows]
+    for number, whole in enumerate(wholes):
+        made = objects.batch(number)
+        made.validate(full=True)
+        assert same([made[name] for name in file.columns], [whole[name] for name in file.columns])
+    assert len(objects.sizes) == len(wholes)
+
+
+@settings(suppress_health_check=FRESH, max_examples=200)
+@given(file=written(), data=st.data())
+def test_damage_is_an_error_or_gives_columns(places: Places, file: Written, data: st.DataObject) -> None:
+    bad = bytearray(file.data)
+    for _ in range(data.draw(st.integers(1, 3))):
+        bad[data.draw(st.integers(0, len(bad) - 1))] = data.draw(st.integers(0, 255))
+    fsspec.filesystem("memory").pipe("/laws/a.arrow", bytes(bad))
+    places.here.write_bytes(bad)
+    for source in places:
+        with suppress(SampleError, ArgumentError):
+            dataset = opened(source, file)
+            for index in range(len(dataset)):
+                with suppress(SampleError):
+                    dataset[index]
+
+
 @settings(suppress_health_check=FRESH, max_examples=50)
-@given(file=written() | written(ragged=False), by_rows=st.booleans(), data=st.data())
-def test_samples_are_those_of_this_machine(places: Places, file: Written, by_rows: bool, data: st.DataObject) -> None:
+@given(file=written() | written(ragged=False), keeps=st.booleans(), data=st.data())
+def test_samples_are_those_of_this_machine(places: Places, file: Written, keeps: bool, data: st.DataObject) -> None:
     places.here.write_bytes(file.data)
     fsspec.filesystem("memory").pipe("/laws/a.arrow", file.data)
     near = opened(places.here, file)
-    far = opened(places.there, file, cache_nbytes=0 if by_rows else 1 << 20)
+    far = opened(places.there, file, cache_nbytes=1 << 20 if keeps else 0)
     assert far.kind == near.kind
     assert far.shard_sizes.tolist() == near.shard_sizes.tolist() == [size for size in file.sizes if size]
     if not len(near):
@@ -242,13 +214,13 @@ def test_samples_are_those_of_this_machine(places: Places, file: Written, by_row
 
 
 @settings(suppress_health_check=FRESH, max_examples=50)
-@given(file=written() | written(ragged=False), by_rows=st.booleans(), data=st.data())
+@given(file=written() | written(ragged=False), keeps=st.booleans(), data=st.data())
 def test_wants_are_what_is_read(
-    places: Places, tmp_path_factory: Any, file: Written, by_rows: bool, data: st.DataObject
+    places: Places, tmp_path_factory: Any, file: Written, keeps: bool, data: st.DataObject
 ) -> None:
     fsspec.filesystem("memory").pipe("/laws/a.arrow", file.data)
     cache = Cache(tmp_path_factory.mktemp("cache"), limit="10 MB", piece_nbytes=8)
-    far = opened(places.there, file, cache_nbytes=0 if by_rows else 1 << 20, cache=cache)
+    far = opened(places.there, file, cache_nbytes=1 << 20 if keeps else 0, cache=cache)
     if not len(far):
         return
     indices = np.array(data.draw(st.lists(st.integers(0, len(far) - 1), min_size=1, max_size=4)))

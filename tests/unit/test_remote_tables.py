@@ -183,15 +183,15 @@ def test_only_the_chosen_columns_are_read(bucket: Bucket) -> None:
         ("file", 1 << 20, 100 * (4 + 4)),
         ("stream", 1 << 20, 100 * (4 + 4)),
         ("compressed", 1 << 20, range(100, 1000)),
-        ("file", 0, 3 * (4 + 4)),
-        ("stream", 0, 3 * (4 + 4)),
+        ("file", 0, 100 * (4 + 4)),
+        ("stream", 0, 100 * (4 + 4)),
         ("compressed", 0, range(100, 1000)),
     ],
 )
 def test_only_the_buffers_of_the_chosen_columns_are_read(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, how: str, cache_nbytes: int, wanted_nbytes: int | range
 ) -> None:
-    """Of the record batches that three rows lie in, which have 100 rows, and of those rows only if none is kept."""
+    """Of the record batches that three rows lie in, which have 100 rows."""
     wide = np.random.default_rng(0).bytes(N * 8000)
     table = TABLE.set_column(4, "wide", pa.array([wide[8000 * row :][:8000] for row in range(N)]))
     bucket.put("a.arrow", arrow(table, stream=how == "stream", compression="lz4" if how == "compressed" else None))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
@@ -10,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.datasets.arrays import Transform
-from feedline.datasets.arrow_objects import ArrowObjects
-from feedline.datasets.arrow_rows import ArrowRows
+from feedline.datasets.arrow_remote import ArrowObjects, damaged, validated
 from feedline.datasets.chunks import StructChunk, table_chunk
 from feedline.datasets.data_files import columns_of, paths_of
 from feedline.datasets.descriptions import place_of
@@ -40,11 +40,11 @@ class Arrow(TableDataset):
     are the shards. Pickles by path; a table in memory by its buffers, out of band where the pickler can.
 
     Of objects in stores the buffers of the chosen columns are read, those of all record batches of a batch at once,
-    through `cache` if it is given, and kept per process within `cache_nbytes`. If a record batch has more of them than
-    that (with 0 each has), nothing is compressed, and every row takes the same space (there are no texts, lists or
-    dictionaries), only the rows are read that are asked for, and none is kept. Record batches from before Arrow 1.0 are
-    read as a whole. `options` are those of `open_store`. Where buffers lie is kept on this machine, in the folder
-    `index`.
+    through `cache` if it is given, and kept per process within `cache_nbytes`. `options` are those of `open_store`. The
+    metadata of record batches are kept on this machine, in the folder `index`.
+
+    Streams that follow each other in one file are read as one if their schemas are equal. Record batches of files are
+    validated before use, so that damage raises SampleError; a table in memory is trusted.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Arrow(TableDataset):
     ) -> None:
         checked = Nulls(nulls)
         self._objects: ArrowObjects | None = None
-        self._rows: _InPlace | KeptChunks | ArrowRows
+        self._rows: _InPlace | KeptChunks
         columns = columns_of(columns)
         found = _found(source, cache, options)
         if isinstance(found, Blobs):
-            place = place_of("arrow-buffers", map(absolute, listed(source)), index)
-            objects = self._objects = ArrowObjects(found, columns, place, cache_nbytes)
+            place = place_of("arrow-messages", map(absolute, listed(source)), index)
+            objects = self._objects = ArrowObjects(found, columns, place)
             self.kind, sizes = objects.kind, objects.sizes
-            self._rows = ArrowRows(objects, checked) if objects.by_rows else KeptChunks(objects, checked, cache_nbytes)
+            self._rows = KeptChunks(objects, checked, cache_nbytes)
         else:
             self.kind = found.kind(columns)
             batches = found.batches([name for name, _ in self.kind.fields])
@@ -78,12 +78,10 @@ class Arrow(TableDataset):
         super().__init__(sizes, transform)
 
     def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, Want]]:
-        """What reading these samples will want from which cache, so that a loader can fetch it before."""
+        """Ranges that reading these samples takes from which cache, so that a loader can fetch them before."""
         if self._objects is None:
             return []
-        which, rows = self._places(within(indices, len(self), type(self).__name__))
-        if isinstance(self._rows, ArrowRows):
-            return self._rows.wants(which, rows)
+        which, _ = self._places(within(indices, len(self), type(self).__name__))
         return self._objects.wants(np.unique(which).tolist())
 
     def _samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
@@ -118,7 +116,9 @@ class _InPlace:
 
     def _chunk(self, number: int, batch: Any) -> StructChunk:
         try:
-            return table_chunk(self._kind, batch)
+            chosen = batch.select([name for name, _ in self._kind.fields])
+            checked = validated(chosen, in_place=True) if isinstance(self._source, _Files) else chosen
+            return table_chunk(self._kind, checked)
         except pyarrow(_WHAT).ArrowException as error:
             raise SampleError(
                 f"the record batch of {batch.num_rows} rows from {self._locate(number, 0)} on cannot be read ({error});"
@@ -188,30 +188,47 @@ class _Files:
         return {**self.__dict__, "_tables": None}
 
 
-def _reader(path: str) -> Any:
-    """The reader of a file or a stream in a memory map."""
+def _streams(path: str) -> Iterator[Any]:
+    """The reader of a file, or those of all streams that follow each other in it, in a memory map."""
     arrow = pyarrow(_WHAT)
-    try:
-        mapped = arrow.memory_map(path)
-        is_file = mapped.size() >= 8 and mapped.read(6) == b"ARROW1"
-        mapped.seek(0)
-        return arrow.ipc.open_file(mapped) if is_file else arrow.ipc.open_stream(mapped)
-    except (arrow.ArrowInvalid, OSError, EOFError) as error:
-        raise _damaged(path, error) from error
+    mapped = arrow.memory_map(path)
+    if mapped.size() >= 8 and mapped.read(6) == b"ARROW1":
+        yield arrow.ipc.open_file(mapped)
+        return
+    mapped.seek(0)
+    first = None
+    while first is None or _has_more(mapped):
+        reader = arrow.ipc.open_stream(mapped)
+        first = reader.schema if first is None else first
+        if not reader.schema.equals(first, check_metadata=True):
+            raise arrow.ArrowInvalid("streams follow each other in it, and their schemas differ")
+        yield reader
+
+
+def _has_more(mapped: Any) -> bool:
+    """True if anything but zeros follows the end of a stream."""
+    at, rest = mapped.tell(), mapped.size() - mapped.tell()
+    found = any(mapped.read(min(rest, 1 << 20)).strip(b"\0") for _ in range(0, rest, 1 << 20))
+    mapped.seek(at)
+    return found
 
 
 def _schema(path: str) -> Any:
-    return _reader(path).schema
+    with _naming(path):
+        return next(_streams(path)).schema
 
 
 def _batches(path: str, was: ObjectInfo) -> list[Any]:
     refuse_changed(path, was, local_info(path))
+    with _naming(path):
+        tables = [reader.read_all() for reader in _streams(path)]
+    return [batch for table in tables for batch in table.to_batches() if batch.num_rows]
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
     arrow = pyarrow(_WHAT)
     try:
-        return [batch for batch in _reader(path).read_all().to_batches() if batch.num_rows]
+        yield
     except (arrow.ArrowInvalid, OSError, EOFError) as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: str, error: Exception) -> SampleError:
-    return SampleError(f"{path} is no whole Arrow file or stream ({error}); write it again, or leave it out")
+        raise damaged(path, error) from error

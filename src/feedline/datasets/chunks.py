@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from feedline.datasets.kinds import Kind, Lists, Numbers, Struct, Text, pyarrow
 
+_UNLIMITED = int(np.iinfo(np.int64).max)
+"""Rows of what takes no memory."""
 _PLAIN = {"string_view": "large_string", "binary_view": "large_binary"}
 
 
@@ -94,6 +96,20 @@ def parted(kind: Kind, column: Any) -> Chunk:
     """The chunk of an Arrow array that may itself come in several."""
     parts = tuple(chunk_of(kind, part) for part in column.chunks)
     return parts[0] if len(parts) == 1 else PartedChunk(parts, np.cumsum([0, *map(len, column.chunks)]))
+
+
+def row_count(kind: Kind | None, chunk: Chunk) -> int:
+    """The rows of a chunk of this kind; None means bytes."""
+    if isinstance(chunk, NumberChunk):
+        size = prod(kind.shape) if isinstance(kind, Numbers) else 1
+        return len(chunk.items.array) // size if size else _UNLIMITED
+    if isinstance(chunk, StructChunk):
+        fields = kind.fields if isinstance(kind, Struct) else ()
+        counts = (row_count(each, part) for (_, each), part in zip(fields, chunk.fields, strict=True))
+        return min(counts, default=_UNLIMITED)
+    if isinstance(chunk, PartedChunk):
+        return int(chunk.bounds[-1])
+    return len(chunk.places.array if isinstance(chunk, DictionaryChunk) else chunk.offsets.array[1:])
 
 
 def nothing(kind: Kind, rows: int) -> Chunk:

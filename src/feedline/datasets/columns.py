@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline import collate
-from feedline.datasets.chunks import Items, NumberChunk, RaggedChunk, StructChunk, items
+from feedline.datasets.chunks import Items, NumberChunk, RaggedChunk, StructChunk, items, row_count
 from feedline.datasets.kinds import Kind, Lists, Numbers, Struct, Text
 from feedline.datasets.nulls import Nulls
 from feedline.datasets.redirections import Redirection, redirected
@@ -84,6 +84,8 @@ class RaggedColumn:
         self.name, self.kind = name, kind
         self._offsets = _of_one_dtype([chunk.offsets for chunk in chunks])
         rows = [len(chunk.offsets.array) - 1 for chunk in chunks]
+        item = kind.item if isinstance(kind, Lists) else None
+        self._child_rows = np.array([row_count(item, chunk.child) for chunk in chunks], np.int64)
         self._missing = _missing([chunk.missing for chunk in chunks], rows)
         self._nulls, self._fill = nulls, None if self._missing is None else nulls.fill(kind)
 
@@ -95,6 +97,11 @@ class RaggedColumn:
             if self._fill is None:
                 raise CellError(self.name, int(missing.argmax()), self._nulls.problem(self.name, self.kind))
             stops = np.where(missing, starts, stops)
+        # what is mapped was not validated, and an offset beyond the child would be read from foreign memory
+        outside = (starts < 0) | (stops < starts) | (stops > self._child_rows[which])
+        if outside.any():
+            problem = "lies outside of its column: the file is damaged; write it again, or leave it out"
+            raise CellError(self.name, int(outside.argmax()), problem)
         return starts.astype(np.int64, copy=False), stops.astype(np.int64, copy=False), missing
 
 
