@@ -89,7 +89,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[object]:
         trainer.process.communicate()
 
 
-loaders = pytest.mark.parametrize("loader", ["torch", "feedline"])
+loaders = pytest.mark.parametrize("loader", [pytest.param("torch", marks=pytest.mark.reference), "feedline"])
 streams = pytest.mark.parametrize("stream", [[], ["--stream"]], ids=["map", "stream"])
 holds = pytest.mark.parametrize("hold", [[], ["--hold"]], ids=["drop", "hold"])
 
@@ -207,7 +207,10 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.parametrize(("module", "may_run_out"), [("torch.utils.data", True), ("feedline", False)])
+@pytest.mark.parametrize(
+    ("module", "may_run_out"),
+    [pytest.param("torch.utils.data", True, marks=pytest.mark.reference), ("feedline", False)],
+)
 def test_kept_batches_and_a_low_limit_of_descriptors(module: str, may_run_out: bool) -> None:
     """torch runs out of descriptors and names the remedy; a batch of feedline that is kept holds none."""
     script = KEEPING.format(module=module, may_run_out=may_run_out)
@@ -234,7 +237,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("module", ["torch.utils.data", "feedline"])
+@pytest.mark.parametrize("module", [pytest.param("torch.utils.data", marks=pytest.mark.reference), "feedline"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_error_while_large_requests_wait_in_line(module: str, persistent: bool, tmp_path: Path) -> None:
     script = tmp_path / "big_indices.py"
