@@ -1,8 +1,8 @@
 """Scripts in forks of one interpreter, which has imported torch and feedline once for all of them.
 
 A fork runs its script as `python script.py` does: as `__main__`, with the exit handlers and the last words of an
-interpreter that ends. It differs from a fresh interpreter in two things: the modules in `PRELOADED` are imported already,
-and `/proc/PID/environ` is that of the server.
+interpreter that ends. Two things differ from a fresh interpreter: the modules in `PRELOADED` are imported already, and
+`/proc/PID/environ` is that of the server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 # feedline imports its lazy modules on access, and its users need not name them: nothing is hidden by having them here.
 PRELOADED = ("torch", "feedline", "feedline.datasets", "feedline.images", "feedline.stores", "feedline.transforms")
@@ -78,7 +78,18 @@ class Preloaded:
             os.close(writing)
         return Script(reading)
 
-    def __enter__(self) -> Preloaded:
+    def run(self, script: Path, output: Path, timeout_s: float) -> int:
+        """Run a script in its folder, without input; gives the exit code. `output` takes stdout and stderr."""
+        with open(os.devnull) as nothing, open(output, "w") as log:
+            running = self.start(
+                str(script), stdin=nothing.fileno(), stdout=log.fileno(), stderr=log.fileno(), cwd=script.parent
+            )
+        try:
+            return running.wait(timeout_s)
+        finally:
+            running.kill()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

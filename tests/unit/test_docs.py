@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,14 +49,7 @@ ALL = [block for page in PAGES for block in blocks(page)]
 def test_block_runs(block: Block, preloaded: Preloaded, tmp_path: Path) -> None:
     script, log = tmp_path / "block.py", tmp_path / "output.log"
     script.write_text(block.code, encoding="utf-8")
-    with open(os.devnull) as nothing, open(log, "w") as output:
-        run = preloaded.start(
-            str(script), stdin=nothing.fileno(), stdout=output.fileno(), stderr=output.fileno(), cwd=tmp_path
-        )
-        try:
-            code = run.wait(WITHIN_S)
-        finally:
-            run.kill()
+    code = preloaded.run(script, log, WITHIN_S)
     assert code == 0, f"{block.page}:{block.line}\n{log.read_text()}"
 
 
