@@ -30,11 +30,11 @@ demo: $(DONE)/installed
 	@$(BIN)/feedline demo
 
 # First what can share the machine, on all cores; then what measures memory and moments, by itself. A selection of
-# PYTEST_ARGS may leave one of the two without tests, which pytest says with 5.
+# PYTEST_ARGS may leave one of the two without tests, which pytest reports with exit code 5.
 test: lint $(DONE)/services
 	@$(BIN)/python tests/peers.py
-	@$(BIN)/python -m pytest -n auto --dist loadfile -m 'not (stress or alone)' $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	@$(BIN)/python -m pytest -m 'stress or alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest -n auto --dist loadfile -m 'not alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest -m 'alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 # The conformance tests say what torch does. That this is true depends on torch alone, so it is not asked in every run.
 test-reference: $(DONE)/installed
