@@ -13,11 +13,12 @@ TABLES := bench/readme_table.py bench/docs_tables.py
 BENCHES := $(filter-out bench/harness.py $(TABLES),$(wildcard bench/*.py))
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format coverage bench bench-images clean
+.PHONY: help setup demo test test-reference lint format coverage bench bench-images clean
 
 help:
 	@echo "make demo      train a small model on real pictures, through torch's DataLoader and through feedline (DEMO_ARGS=--help)"
 	@echo "make test      ruff, mypy and the whole test suite (PYTEST_ARGS='-k words' for a part of it)"
+	@echo "make test-reference  the conformance tests on torch's own loader (after a change of them, or of torch's version)"
 	@echo "make lint      ruff and mypy; make format rewrites"
 	@echo "make bench     every measurement in bench/, tables printed, JSON written to bench/results/"
 	@echo "make bench-images  pictures only: feedline and its peers, each in an environment of its own (BENCH_ARGS=--quick)"
@@ -30,11 +31,15 @@ demo: $(DONE)/installed
 	@$(BIN)/python examples/demo/demo.py $(DEMO_ARGS)
 
 # First what can share the machine, on all cores; then what measures memory and moments, by itself. A selection of
-# PYTEST_ARGS may leave one of the two without tests, which pytest says with 5.
+# PYTEST_ARGS may leave one of the two without tests, which pytest reports with exit code 5.
 test: lint $(DONE)/services
 	@$(BIN)/python tests/peers.py
-	@$(BIN)/python -m pytest -n auto --dist loadfile -m 'not (stress or alone)' $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	@$(BIN)/python -m pytest -m 'stress or alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest -n auto --dist loadfile -m 'not alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest -m 'alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
+
+# The conformance tests say what torch does. That this is true depends on torch alone, so it is not asked in every run.
+test-reference: $(DONE)/installed
+	@$(BIN)/python -m pytest -n auto --dist loadfile --reference tests/conformance $(PYTEST_ARGS)
 
 lint: $(DONE)/installed
 	@$(BIN)/ruff check .

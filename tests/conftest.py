@@ -1,4 +1,4 @@
-"""What every test may use: Hypothesis profiles and the guard against debris."""
+"""Options, Hypothesis profiles and fixtures of the whole suite."""
 
 from __future__ import annotations
 
@@ -25,6 +25,24 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs so, and every process that a test interrupts would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--reference",
+        action="store_true",
+        help="run the tests marked `reference`, and only those: torch's own leg of the conformance tests",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests marked `reference`, or with `--reference` all others."""
+    wanted = config.getoption("--reference")
+    left_out = [item for item in items if (item.get_closest_marker("reference") is not None) != wanted]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        dropped = set(left_out)
+        items[:] = [item for item in items if item not in dropped]
 
 
 @pytest.fixture

@@ -14,6 +14,9 @@ from torch_datasets import Gate, Meeting
 
 Loader = type[torch.utils.data.DataLoader[Any]]
 
+REFERENCE = pytest.param("torch", marks=pytest.mark.reference)
+"""torch's own loader: it shows that a test demands no more than torch gives, and runs with `--reference` only."""
+
 TORCH_NOISE = (
     # Its iterator's __del__ can meet workers that are already gone.
     "ignore::pytest.PytestUnraisableExceptionWarning",
@@ -41,13 +44,13 @@ def feedline_class() -> Loader:
     return feedline.DataLoader
 
 
-@pytest.fixture(params=["torch", "feedline"])
+@pytest.fixture(params=[REFERENCE, "feedline"])
 def loader_class(request: pytest.FixtureRequest) -> Loader:
     """The class itself, for what depends on it being one (subclasses, signatures, worker processes)."""
     return request.getfixturevalue(f"{request.param}_class")
 
 
-@pytest.fixture(params=["torch", "feedline", "feedline-threads"])
+@pytest.fixture(params=[REFERENCE, "feedline", "feedline-threads"])
 def make_loader(request: pytest.FixtureRequest) -> Callable[..., torch.utils.data.DataLoader[Any]]:
     """A loader from torch's arguments, for what must hold whatever kind of worker builds the batches."""
     if request.param == "feedline-threads":

@@ -107,18 +107,41 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert ours == theirs
 
 
-@workers
 @pytest.mark.parametrize("batch_size", [None, 2])
 @pytest.mark.parametrize("name", SAMPLES)
-def test_batches_equal_torchs(make_loader: Make, name: str, batch_size: int | None, num_workers: int) -> None:
+def test_batches_equal_torchs(loader_class: type[DataLoader[Any]], name: str, batch_size: int | None) -> None:
     """Every container and element type, batched and not: torch's own inline loader is the reference."""
     dataset = Returning(SAMPLES[name])
-    loader = make_loader(dataset, batch_size=batch_size, num_workers=num_workers)
-    reference = list(DataLoader(dataset, batch_size=batch_size))
-    ours = list(loader)
-    assert len(ours) == len(reference)
-    for mine, other in zip(ours, reference, strict=True):
-        assert_same(mine, other)
+    assert_same(list(loader_class(dataset, batch_size=batch_size)), list(DataLoader(dataset, batch_size=batch_size)))
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("name", ["str", "tensor", "array", "tuple-nested", "dict", "named"])
+def test_batches_of_workers_equal_torchs(make_loader: Make, name: str, batch_size: int | None) -> None:
+    """A dataset of one kind of sample."""
+    dataset = Returning(SAMPLES[name])
+    loader = make_loader(dataset, batch_size=batch_size, num_workers=2)
+    assert_same(list(loader), list(DataLoader(dataset, batch_size=batch_size)))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_workers_carry_every_kind_of_batch(make_loader: Make, batched: bool) -> None:
+    """Every container and element type, one after the other through the same workers."""
+    dataset = Returning([sample for samples in SAMPLES.values() for sample in samples])
+    starts = range(0, len(dataset), 3)
+    how: dict[str, Any] = {"batch_size": None}
+    if batched:
+        how = {"batch_sampler": [keys for start in starts for keys in ([start, start + 1], [start + 2])]}
+    ours, theirs = list(make_loader(dataset, num_workers=2, **how)), list(DataLoader(dataset, **how))
+    each = len(theirs) // len(SAMPLES)
+    assert len(ours) == len(theirs) == each * len(SAMPLES)
+    for number, name in enumerate(SAMPLES):
+        part = slice(each * number, each * (number + 1))
+        try:
+            assert_same(ours[part], theirs[part])
+        except AssertionError as error:
+            error.add_note(f"of the samples {name!r}")
+            raise
 
 
 @workers

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from preloaded import Preloaded
+
 SCRIPT = Path(__file__).with_name("leaving.py")
 WITHIN_S = 60.0
 GONE_WITHIN_S = 10.0
-TOKEN = "FEEDLINE_TEST_TOKEN"
 
 
 @dataclass
@@ -31,41 +29,40 @@ class Ending:
 
 
 class Trainer:
-    """The process of `leaving.py`; every process that it starts, at whatever remove, carries its token."""
+    """The process of `leaving.py`, in a session of its own that every process started by it stays in."""
 
-    def __init__(self, *arguments: str) -> None:
-        self.token = uuid.uuid4().hex
-        environment = {**os.environ, TOKEN: self.token}
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+    def __init__(self, server: Preloaded, errors: Path, *arguments: str) -> None:
+        self._errors = errors
+        stdin, out = os.pipe(), os.pipe()
+        with open(errors, "wb") as log:
+            self.process = server.start(str(SCRIPT), *arguments, stdin=stdin[0], stdout=out[1], stderr=log.fileno())
+        os.close(stdin[0])
+        os.close(out[1])
+        self._stdin, self._stdout = open(stdin[1], "wb", buffering=0), open(out[0], "rb", buffering=0)  # noqa: SIM115
 
     def workers(self) -> list[int]:
         """The pids of its workers, once the first batch is there."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, self.process.stderr.read() if self.process.stderr else ""
+        line = self._stdout.readline()
+        assert line, self._errors.read_text()
         pids: list[int] = json.loads(line)
         return pids
 
     def go_on(self) -> Ending:
         """Let it go on to its end."""
-        out, err = self.process.communicate("\n", timeout=WITHIN_S)
-        return Ending(self.process.returncode, int(out) if out.strip() else None, err)
+        self._stdin.write(b"\n")
+        code = self.process.wait(WITHIN_S)
+        os.set_blocking(self._stdout.fileno(), False)  # a process that is left may hold the other end
+        out = self._stdout.read()
+        return Ending(code, int(out) if out else None, self._errors.read_text())
 
     def family(self) -> list[psutil.Process]:
-        """Every process alive that carries the token."""
+        """Every process alive of the session."""
         return [process for process in psutil.process_iter() if self._is_kin(process)]
 
     def _is_kin(self, process: psutil.Process) -> bool:
         try:
-            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(TOKEN) == self.token
-        except psutil.Error:
+            return os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.Error, ProcessLookupError):
             return False
 
     def assert_no_family(self) -> None:
@@ -73,23 +70,35 @@ class Trainer:
         _, alive = psutil.wait_procs(self.family(), timeout=GONE_WITHIN_S)
         assert not [(process.pid, process.cmdline()) for process in alive if process.is_running()]
 
+    def close(self) -> None:
+        """Kill what is left of it."""
+        self.process.kill()
+        for process in self.family():
+            process.kill()
+        self._stdin.close()
+        self._stdout.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Preloaded]:
+    with Preloaded() as running:
+        yield running
+
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest) -> Iterator[object]:
+def run(server: Preloaded, tmp_path: Path) -> Iterator[object]:
     started: list[Trainer] = []
 
     def start(*arguments: str) -> Trainer:
-        started.append(Trainer(*arguments))
+        started.append(Trainer(server, tmp_path / f"errors-{len(started)}", *arguments))
         return started[-1]
 
     yield start
     for trainer in started:
-        for process in trainer.family():
-            process.kill()
-        trainer.process.communicate()
+        trainer.close()
 
 
-loaders = pytest.mark.parametrize("loader", ["torch", "feedline"])
+loaders = pytest.mark.parametrize("loader", [pytest.param("torch", marks=pytest.mark.reference), "feedline"])
 streams = pytest.mark.parametrize("stream", [[], ["--stream"]], ids=["map", "stream"])
 holds = pytest.mark.parametrize("hold", [[], ["--hold"]], ids=["drop", "hold"])
 
@@ -207,12 +216,17 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.parametrize(("module", "may_run_out"), [("torch.utils.data", True), ("feedline", False)])
-def test_kept_batches_and_a_low_limit_of_descriptors(module: str, may_run_out: bool) -> None:
+@pytest.mark.parametrize(
+    ("module", "may_run_out"),
+    [pytest.param("torch.utils.data", True, marks=pytest.mark.reference), ("feedline", False)],
+)
+def test_kept_batches_and_a_low_limit_of_descriptors(
+    server: Preloaded, module: str, may_run_out: bool, tmp_path: Path
+) -> None:
     """torch runs out of descriptors and names the remedy; a batch of feedline that is kept holds none."""
-    script = KEEPING.format(module=module, may_run_out=may_run_out)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WITHIN_S, check=False)
-    assert done.returncode == 0, done.stderr
+    script, log = tmp_path / "keeping.py", tmp_path / "output.log"
+    script.write_text(KEEPING.format(module=module, may_run_out=may_run_out))
+    assert server.run(script, log, WITHIN_S) == 0, log.read_text()
 
 
 BIG_INDICES = """
@@ -234,11 +248,12 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("module", ["torch.utils.data", "feedline"])
+@pytest.mark.parametrize("module", [pytest.param("torch.utils.data", marks=pytest.mark.reference), "feedline"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_an_error_while_large_requests_wait_in_line(module: str, persistent: bool, tmp_path: Path) -> None:
-    script = tmp_path / "big_indices.py"
+def test_an_error_while_large_requests_wait_in_line(
+    server: Preloaded, module: str, persistent: bool, tmp_path: Path
+) -> None:
+    script, log = tmp_path / "big_indices.py", tmp_path / "output.log"
     script.write_text(BIG_INDICES.format(module=module, persistent=persistent))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=WITHIN_S, check=False)
-    assert done.returncode == 1
-    assert "RuntimeError: error of my own" in done.stderr
+    assert server.run(script, log, WITHIN_S) == 1
+    assert "RuntimeError: error of my own" in log.read_text()

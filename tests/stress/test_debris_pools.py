@@ -118,7 +118,7 @@ def test_many_pools_leave_nothing_in_the_nursery() -> None:
 
 def _until_childless(pid: int) -> None:
     """Zygotes end by themselves once their launcher has closed."""
-    psutil.wait_procs(psutil.Process(pid).children(), 5)
+    psutil.wait_procs(psutil.Process(pid).children(), 60)
 
 
 def test_many_deaths_leave_nothing_in_the_zygote() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from process_cases import GONE_WITHIN_S, Gate, gone
 
-pytestmark = pytest.mark.stress
+pytestmark = [pytest.mark.stress, pytest.mark.alone]
 
 FOLDER = Path(__file__).parent
 PHASES = ["unpickling", "starting", "fetching", "stepping"]

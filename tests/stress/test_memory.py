@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.stress
+pytestmark = [pytest.mark.stress, pytest.mark.alone]
 
 SCRIPT = Path(__file__).with_name("memory_training.py")
 SMALL_MIB, LARGE_MIB = 32, 288

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,12 +12,13 @@ import pytest
 
 import docs_tables
 import readme_table
+from preloaded import Preloaded
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SCRIPT = Path(__file__).with_name("run_blocks.py")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+WITHIN_S = 240.0
 
 
 class Block(NamedTuple):
@@ -36,41 +36,21 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
-class Runner:
-    """Runs all blocks of a page at once, when the first of them is asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.pages: dict[Path, dict[str, str]] = {}
-
-    def failure(self, block: Block) -> str:
-        """What the block wrote if it failed, else nothing."""
-        if block.page not in self.pages:
-            self.pages[block.page] = self.run(blocks(block.page), self.folder / str(len(self.pages)))
-        return self.pages[block.page][f"line-{block.line}"]
-
-    def run(self, page: list[Block], folder: Path) -> dict[str, str]:
-        folder.mkdir()
-        command = [sys.executable, "-W", "error", str(SCRIPT), str(folder)]
-        request = json.dumps({f"line-{block.line}": block.code for block in page})
-        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr
-        outcomes: dict[str, str] = json.loads(done.stdout)
-        return outcomes
-
-
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    return Runner(tmp_path_factory.mktemp("blocks"))
+def preloaded() -> Iterator[Preloaded]:
+    with Preloaded("-W", "error") as server:
+        yield server
 
 
 ALL = [block for page in PAGES for block in blocks(page)]
 
 
 @pytest.mark.parametrize("block", ALL, ids=lambda block: f"{block.page.relative_to(ROOT)}:{block.line}")
-def test_block_runs(block: Block, runner: Runner) -> None:
-    failure = runner.failure(block)
-    assert not failure, f"{block.page}:{block.line}\n{failure}"
+def test_block_runs(block: Block, preloaded: Preloaded, tmp_path: Path) -> None:
+    script, log = tmp_path / "block.py", tmp_path / "output.log"
+    script.write_text(block.code, encoding="utf-8")
+    code = preloaded.run(script, log, WITHIN_S)
+    assert code == 0, f"{block.page}:{block.line}\n{log.read_text()}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +26,7 @@ import record_cases
 from feedline.datasets import Arrow, CachedMap, Files, Filter, ImageFolder, Map, Parquet, TarShards
 from feedline.datasets.fingerprints import fingerprint
 from feedline.errors import ArgumentError
+from preloaded import Preloaded
 from tar_cases import write_tar
 
 
@@ -228,13 +227,19 @@ class TestObjectsWithoutVersions:
             Filter(dataset, bool, cache=tmp_path / "kept")
 
 
-def _lent(folder: Path, **sources: str) -> list[str]:
-    """What a job prints that keeps results of functions, which call those of modules of the user's own."""
+@pytest.fixture(scope="class")
+def preloaded() -> Iterator[Preloaded]:
+    with Preloaded("-B") as server:  # no bytecode: a module that is written again within a second must be read again
+        yield server
+
+
+def _lent(server: Preloaded, folder: Path, **sources: str) -> list[str]:
+    """Output of a job that keeps results of functions, which call those of modules of the user's own."""
     for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    job = subprocess.run([sys.executable, "job.py"], cwd=folder, env=environment, capture_output=True, check=True)
-    return job.stdout.decode().split()
+    output = folder / "output.log"
+    assert server.run(folder / "job.py", output, 120.0) == 0, output.read_text()
+    return output.read_text().split()
 
 
 FUNCTIONS = """
@@ -360,15 +365,15 @@ def remembered(x):
 
 
 class TestCodeOfTheUsersOwn:
-    def test_results_follow_the_modules_that_functions_name(self, tmp_path: Path) -> None:
+    def test_results_follow_the_modules_that_functions_name(self, preloaded: Preloaded, tmp_path: Path) -> None:
         (tmp_path / "package").mkdir()
         (tmp_path / "package" / "__init__.py").write_text("")
         for name in ("inner", "lazy", "later"):
             (tmp_path / "package" / f"{name}.py").write_text(INNER)
         for by, found in ((2, 1), (3, 0)):
-            assert _lent(tmp_path, job=JOB, lent=LENT.format(by=by)) == [str(by), str(by), str(found)] * 14
+            assert _lent(preloaded, tmp_path, job=JOB, lent=LENT.format(by=by)) == [str(by), str(by), str(found)] * 14
 
-    def test_a_job_that_is_run_again_finds_its_results(self, tmp_path: Path) -> None:
+    def test_a_job_that_is_run_again_finds_its_results(self, preloaded: Preloaded, tmp_path: Path) -> None:
         job = JOB.replace(
             "data = Arrays", "from feedline.datasets.fingerprints import fingerprint as CachedMap\ndata = Arrays"
         )
@@ -376,7 +381,8 @@ class TestCodeOfTheUsersOwn:
         (tmp_path / "package").mkdir()
         for name in ("inner", "lazy", "later"):
             (tmp_path / "package" / f"{name}.py").write_text(INNER)
-        assert _lent(tmp_path, job=job, lent=LENT.format(by=2)) == _lent(tmp_path, job=job)
+        first = _lent(preloaded, tmp_path, job=job, lent=LENT.format(by=2))
+        assert first == _lent(preloaded, tmp_path, job=job)
 
     @pytest.mark.parametrize(
         ("before", "after"),

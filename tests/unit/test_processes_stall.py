@@ -22,8 +22,6 @@ from feedline.workers.recovery import Recovery
 from feedline.workers.watchdog import Patience
 from process_cases import Call, Gate, launcher_of, request, squares, squares_of, stop_self
 
-pytestmark = pytest.mark.alone
-
 OpenPool = Callable[..., ProcessPool]
 
 
@@ -42,6 +40,7 @@ def open_pool(no_debris: Any) -> Iterator[OpenPool]:
         opened.pop().close()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["zygote", "fork"])
 def test_a_timeout_shows_what_every_worker_does(open_pool: OpenPool, tmp_path: Path, kind: str) -> None:
     gate = Gate(tmp_path)
@@ -63,6 +62,7 @@ def test_a_timeout_shows_what_every_worker_does(open_pool: OpenPool, tmp_path: P
     assert squares_of(second.result().batch)[0] == 4
 
 
+@pytest.mark.alone
 def test_a_stopped_worker(open_pool: OpenPool) -> None:
     pool = open_pool(squares({0: stop_self}), 1, timeout_s=0.2)
     ticket = pool.submit(request(0))
@@ -74,6 +74,7 @@ def test_a_stopped_worker(open_pool: OpenPool) -> None:
     assert squares_of(ticket.result().batch)[0] == 0
 
 
+@pytest.mark.alone
 def test_a_worker_that_holds_the_interpreter(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
     """Its stack comes all the same: the signal is answered without the interpreter."""
     monkeypatch.setattr("feedline.workers.processes.GRACE_S", 0.1)
@@ -91,6 +92,7 @@ def _hold(gate: Gate) -> None:
     re.match(r"(a|aa)+$", "a" * 60 + "b")  # takes for ever, in one call of native code
 
 
+@pytest.mark.alone
 def test_a_worker_that_has_not_started(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
     gate = Gate(tmp_path)
     pool = open_pool(squares(), 1, kind="zygote", timeout_s=0.2, init_fn=lambda _: gate())
@@ -106,6 +108,7 @@ def test_a_worker_that_has_not_started(open_pool: OpenPool, tmp_path: Path, monk
     assert squares_of(ticket.result().batch)[0] == 0
 
 
+@pytest.mark.alone
 def test_a_long_wait_is_logged_once(open_pool: OpenPool, tmp_path: Path, caplog: Any) -> None:
     gate = Gate(tmp_path)
     pool = open_pool(squares({0: gate}), 2, recovery=Recovery(stall_s=0.05))

@@ -53,14 +53,14 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", PLAIN_DTYPES, ids=str)
-def test_every_dtype_and_size(line: Line, dtype: torch.dtype, size: int) -> None:
-    sent = random_tensor(dtype, size)
-    arrived = line.carry([sent])[0]
-    assert raw_bytes(arrived) == raw_bytes(sent)
-    assert (arrived.dtype, arrived.shape) == (sent.dtype, sent.shape)
-    assert type(arrived) is torch.Tensor
+def test_every_dtype_and_size(dtype: torch.dtype) -> None:
+    for size in SIZES:
+        sent = random_tensor(dtype, size)
+        arrived = Line().carry([sent])[0]
+        assert (arrived.dtype, arrived.shape) == (sent.dtype, sent.shape)
+        assert raw_bytes(arrived) == raw_bytes(sent), size
+        assert type(arrived) is torch.Tensor, size
 
 
 @pytest.mark.parametrize("rows", [3, 400])

@@ -1,0 +1,151 @@
+"""Scripts in forks of one interpreter, which has imported torch and feedline once for all of them.
+
+A fork runs its script as `python script.py` does: as `__main__`, with the exit handlers and the last words of an
+interpreter that ends. Two things differ from a fresh interpreter: the modules in `PRELOADED` are imported already, and
+`/proc/PID/environ` is that of the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+# feedline imports its lazy modules on access, and its users need not name them: nothing is hidden by having them here.
+PRELOADED = ("torch", "feedline", "feedline.datasets", "feedline.images", "feedline.stores", "feedline.transforms")
+
+
+class Script:
+    """A running script. It is the leader of a session of its own."""
+
+    def __init__(self, report: int) -> None:
+        self._report = open(report, "rb", buffering=0)  # noqa: SIM115 - closed by wait
+        self._code: int | None = None
+        self.pid = int(self._line())
+
+    def wait(self, timeout_s: float) -> int:
+        """The exit code, negative for a signal. Raises TimeoutError, and may be called again then."""
+        if self._code is not None:
+            return self._code
+        if not select.select([self._report], [], [], timeout_s)[0]:
+            raise TimeoutError(f"process {self.pid} has not ended within {timeout_s} s")
+        self._code = int(self._line())
+        self._report.close()
+        return self._code
+
+    def kill(self) -> None:
+        """Kill it if it has not ended, and wait."""
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):  # it is ending
+                os.kill(self.pid, signal.SIGKILL)
+            self.wait(10.0)
+
+    def _line(self) -> bytes:
+        line = self._report.readline()
+        assert line, "the server has died"
+        return line
+
+
+class Preloaded:
+    """Our end of the server; a context manager. `flags` are the interpreter's."""
+
+    def __init__(self, *flags: str) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, *flags, __file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+
+    def start(self, *command: str, stdin: int, stdout: int, stderr: int, cwd: Path | None = None) -> Script:
+        """Run a script with its arguments on copies of these descriptors."""
+        reading, writing = os.pipe()
+        request = json.dumps({"command": command, "cwd": os.fspath(cwd or Path.cwd())})
+        try:
+            socket.send_fds(self._socket, [request.encode()], [stdin, stdout, stderr, writing])
+        finally:
+            os.close(writing)
+        return Script(reading)
+
+    def run(self, script: Path, output: Path, timeout_s: float) -> int:
+        """Run a script in its folder, without input; gives the exit code. `output` takes stdout and stderr."""
+        with open(os.devnull) as nothing, open(output, "w") as log:
+            running = self.start(
+                str(script), stdin=nothing.fileno(), stdout=log.fileno(), stderr=log.fileno(), cwd=script.parent
+            )
+        try:
+            return running.wait(timeout_s)
+        finally:
+            running.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        self._server.wait()
+
+
+def serve(requests: socket.socket) -> None:
+    """Fork a keeper for every request until the other end is closed; returns in the scripts, once they have ended."""
+    while True:
+        request, fds, _, _ = socket.recv_fds(requests, 1 << 16, 4)
+        if not request:
+            os._exit(0)
+        if os.fork() == 0:
+            requests.close()
+            keep(json.loads(request), fds)
+            return
+        for fd in fds:
+            os.close(fd)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+
+
+def keep(request: dict[str, Any], fds: Sequence[int]) -> None:
+    """Fork the script, report its pid and its exit code; returns in the script only, once it has ended."""
+    *streams, report = fds
+    pid = os.fork()
+    if pid == 0:
+        os.close(report)
+        become(request["command"], request["cwd"], streams)
+        return
+    for fd in streams:
+        os.close(fd)
+    os.write(report, f"{pid}\n".encode())
+    _, status = os.waitpid(pid, 0)
+    os.write(report, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os._exit(0)
+
+
+def become(command: list[str], cwd: str, streams: Sequence[int]) -> None:
+    """Run the script in this process."""
+    os.setsid()
+    for number, fd in enumerate(streams):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.chdir(cwd)
+    script = Path(command[0])
+    sys.argv, sys.path[0] = command, str(script.parent)
+    main = types.ModuleType("__main__")
+    main.__file__ = str(script)
+    sys.modules["__main__"] = main  # lives on until the interpreter ends, as a script's module does
+    exec(compile(script.read_bytes(), script, "exec"), main.__dict__)
+
+
+if __name__ == "__main__":
+    for module in PRELOADED:
+        importlib.import_module(module)
+    serve(socket.socket(fileno=int(sys.argv[1])))
