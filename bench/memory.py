@@ -1,4 +1,4 @@
-"""Memory of four worker processes over a large dataset: an array, a list of strings, and the packed alternative."""
+"""Memory of four worker processes over a large dataset: an array, its shared copy, strings as a list and packed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ GIB = 1 << 30
 class Array:
     """One GiB of rows, and as few samples as it takes to read all of it."""
 
-    def __init__(self) -> None:
-        self.rows = np.ones((1024, GIB // 4 // 1024), np.float32)
+    def __init__(self, shared: bool) -> None:
+        rows = np.ones((1024, GIB // 4 // 1024), np.float32)
+        self.rows = fl.share(rows) if shared else rows
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -65,8 +66,8 @@ def in_child(loader: str, kind: str) -> float:
 
 
 def made(kind: str) -> Any:
-    if kind == "array":
-        return Array()
+    if kind in ("array", "shared array"):
+        return Array(shared=kind == "shared array")
     names = [f"train/{i % 1000:05d}/{i:09d}.jpg" for i in range(10_000_000)]
     return Strings(names if kind == "list" else fl.datasets.PackedStrings(names))
 
@@ -85,7 +86,7 @@ def slope_kib_per_epoch(epochs: int = 50) -> float:
 
 
 def main() -> None:
-    for kind in ("array", "list", "packed"):
+    for kind in ("array", "shared array", "list", "packed"):
         race = Contest(f"memory of 4 workers, {kind}", unit="GiB", baseline="torch")
         for name in ("torch", "feedline"):
             race.measure(name, lambda name=name, kind=kind: in_child(name, kind))

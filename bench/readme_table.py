@@ -54,13 +54,17 @@ def _lines(contests: list[Result]) -> Iterator[str]:
         figures = f"{_short(theirs)} {contest['unit']} | {_short(ours)} {contest['unit']} | {better:.3g}"
         yield f"| {_linked(contest['name'])} | {figures} |"
     yield ""
-    latest = max(contests, key=lambda contest: contest["date"])
-    machine, versions = latest["machine"], latest["versions"]
     yield (
-        f"Medians; {machine['cores']} cores of {machine['cpu']}, Python {machine['python']}, "
-        f"torch {versions['torch']}, {latest['date'][:10]}. "
+        f"Medians; {'; '.join(sorted({_surroundings(contest) for contest in contests}))}. "
         "Quartiles, all contestants and the limits they run against: [bench/results](bench/results)."
     )
+
+
+def _surroundings(contest: Result) -> str:
+    """Machine, versions and day of a contest: the results may be of several."""
+    machine, torch = contest["machine"], contest["versions"]["torch"]
+    where = f"{machine['cores']} cores of {machine['cpu']}, Python {machine['python']}"
+    return f"{where}, torch {torch}, {contest['date'][:10]}"
 
 
 def _those(contest: Result, whose: str) -> list[float]:

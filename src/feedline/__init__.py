@@ -11,6 +11,7 @@ from feedline.lanes import LaneDataset
 from feedline.quarantine import ErrorPolicy
 from feedline.rng import SampleRng, sample_rng
 from feedline.state import merge_states
+from feedline.transport import share
 from feedline.workers.recovery import Recovery
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
     "merge_states",
     "sample_rng",
     "samplers",
+    "share",
     "stores",
     "testing",
     "transforms",

@@ -134,7 +134,7 @@ def test_views_of_one_tensor_stay_views_of_one_tensor(size: int, offset: int) ->
 @given(batches)
 def test_a_builder_thaws_as_it_was_frozen(builder: Any) -> None:
     with freeze(builder) as frozen:
-        one, other = (thaw(frozen.fd, frozen.skeleton) for _ in range(2))
+        one, other = (thaw(frozen.fds, frozen.skeleton) for _ in range(2))
         assert frozen.matches(builder)
         assert_writable(one)  # and nobody else sees it
         assert_same(builder, other)

@@ -20,8 +20,9 @@ MIB = 1 << 20
 class InMemory:
     """Rows of a large array; a batch reads every byte of its rows."""
 
-    def __init__(self, mib: int) -> None:
-        self.rows = np.ones((mib * 16, MIB // 16), dtype=np.uint8)
+    def __init__(self, mib: int, shared: bool) -> None:
+        rows = np.ones((mib * 16, MIB // 16), dtype=np.uint8)
+        self.rows = fl.share(rows) if shared else rows
 
     def __getitem__(self, index: int) -> int:
         return int(self.rows[index].sum())
@@ -57,10 +58,13 @@ def pss(process: psutil.Process) -> int:
     return int(process.memory_full_info().pss)
 
 
-def weigh_shares(mib: int, workers: int) -> dict[str, float]:
+def weigh_shares(mib: int, workers: int, method: str, shared: bool) -> dict[str, float]:
     """The proportional set size of this process and of its family, in MiB, when every worker has read the dataset."""
-    dataset: Any = InMemory(mib)
-    with fl.DataLoader(dataset, batch_size=4, num_workers=workers, worker_method="process") as loader:
+    dataset: Any = InMemory(mib, shared)
+    context = "fork" if method == "fork" else None
+    with fl.DataLoader(
+        dataset, batch_size=4, num_workers=workers, worker_method="process", multiprocessing_context=context
+    ) as loader:
         iterator = iter(loader)
         for _ in range(len(loader)):
             next(iterator)
@@ -100,11 +104,13 @@ def main() -> None:
     parser.add_argument("what", choices=["shares", "epochs"])
     parser.add_argument("--mib", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--method", choices=["process", "fork"], default="process")
+    parser.add_argument("--shared", action="store_true")
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--persistent", action="store_true")
     args = parser.parse_args()
     if args.what == "shares":
-        print(json.dumps(weigh_shares(args.mib, args.workers)))
+        print(json.dumps(weigh_shares(args.mib, args.workers, args.method, args.shared)))
     else:
         print(json.dumps(weigh_epochs(args.epochs, args.workers, args.persistent)))
 

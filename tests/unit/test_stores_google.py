@@ -82,13 +82,6 @@ def test_which_server_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert google.settings({"base_url": "https://one", "endpoint": "https://two"}) == {"base_url": "https://two"}
 
 
-def test_who_signs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not google.signs_alone({"bearer_token": "t", "skip_signature": True})
-    assert google.signs_alone({"google_service_account": "x.json"})
-    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", "{}")
-    assert google.signs_alone({})
-
-
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/service-accounts/default/token"
 TOKEN = "Generic GCS error: Error performing token request: Error performing"
 NON_2XX = "Server returned non-2xx status code:"

@@ -28,7 +28,7 @@ class Dataset:
 
 def round_trip(obj: Any) -> Any:
     with freeze(obj) as frozen:
-        return thaw(frozen.fd, frozen.skeleton)
+        return thaw(frozen.fds, frozen.skeleton)
 
 
 def test_large_arrays_lie_in_one_sealed_file() -> None:
@@ -42,7 +42,7 @@ def test_large_arrays_lie_in_one_sealed_file() -> None:
         assert seals & fcntl.F_SEAL_SHRINK
         with pytest.raises(PermissionError):
             os.pwrite(frozen.fd, b"x", 0)
-        thawed = thaw(frozen.fd, frozen.skeleton)
+        thawed = thaw(frozen.fds, frozen.skeleton)
     assert frozen.fd is None
     np.testing.assert_array_equal(thawed.x, dataset.x)
     assert torch.equal(thawed.y, dataset.y)
@@ -51,7 +51,7 @@ def test_large_arrays_lie_in_one_sealed_file() -> None:
 
 def test_what_a_worker_writes_stays_with_it() -> None:
     with freeze({"x": np.zeros(100_000), "t": torch.zeros(100_000)}) as frozen:
-        one, other = (thaw(frozen.fd, frozen.skeleton) for _ in range(2))
+        one, other = (thaw(frozen.fds, frozen.skeleton) for _ in range(2))
     one["x"][:] = 1
     one["t"].fill_(1)
     assert not other["x"].any()
@@ -69,7 +69,7 @@ def test_shared_storages_stay_shared() -> None:
 def test_nothing_large_needs_no_file() -> None:
     with freeze({"x": np.arange(3), "f": lambda: 5}) as frozen:
         assert frozen.fd is None
-        thawed = thaw(None, frozen.skeleton)
+        thawed = thaw(frozen.fds, frozen.skeleton)
     assert thawed["f"]() == 5
     assert thawed["x"].tolist() == [0, 1, 2]
 
@@ -115,7 +115,7 @@ def test_mapped_files_are_mapped_again(file: np.memmap[Any, Any], view: Any) -> 
     with freeze(Dataset(x=sent)) as frozen:
         assert frozen.fd is None
         assert len(frozen.skeleton) < 2000
-        thawed = thaw(None, frozen.skeleton)
+        thawed = thaw(frozen.fds, frozen.skeleton)
         again = round_trip(thawed)
     for arrived in (thawed.x, again.x):
         assert type(arrived) is type(sent)
@@ -199,7 +199,7 @@ def test_without_anonymous_files_all_is_in_the_skeleton(monkeypatch: pytest.Monk
     monkeypatch.setattr(shared, "has_anonymous_files", lambda: False)
     with freeze(np.arange(100_000)) as frozen:
         assert frozen.fd is None
-        assert thaw(None, frozen.skeleton)[-1] == 99_999
+        assert thaw(frozen.fds, frozen.skeleton)[-1] == 99_999
 
 
 def open_descriptors() -> int:

@@ -8,7 +8,7 @@ import sys
 from feedline.transport import Arena, thaw
 
 with socket.socket(fileno=int(sys.argv[1])) as channel:
-    dataset = thaw(int(sys.argv[2]), channel.recv(1 << 16))
+    dataset = thaw([int(sys.argv[2])], channel.recv(1 << 16))
     message = Arena().dumps(dataset[3])
     socket.send_fds(channel, [message.payload], message.fds)
     message.sent()

@@ -7,11 +7,10 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from feedline.errors import ArgumentError
 from feedline.store_counts import count
-from feedline.stores import google, plain
+from feedline.stores import google
 from feedline.stores.addresses import SCHEMES, scheme_of
 from feedline.stores.failures import is_obstores, no_ranges, translated
 from feedline.stores.library import library
@@ -35,10 +34,8 @@ _CLIENT_OPTIONS = frozenset(
         "user_agent",
     )
 )
-_UNKNOWN_TO_PLAIN = frozenset({"allow_invalid_certificates", "proxy_ca_certificate", "proxy_url", "root_certificate"})
 _ADDRESS = re.compile(r"https?://[^\s/]\S*")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
-_SIGNED_FOR = timedelta(minutes=5)
 _LISTED_AT_ONCE = 100
 """Objects of a listing that come to us together: fewer than a server sends, so that hardly any are lost if it fails."""
 
@@ -60,23 +57,13 @@ class Client:
     """Single requests, each one attempt. Safe to use from several threads."""
 
     def __init__(self, root: str, options: Options, timeout_s: float) -> None:
-        self._root = root
-        self._timeout_s = timeout_s
         self._library = library()
         self._store = self._call(root, lambda: _opened_or_told(self._library, root, options, timeout_s))
-        signs = SCHEMES[scheme_of(root)] != "gs" or google.signs_alone(options)
-        self._plain = signs and _UNKNOWN_TO_PLAIN.isdisjoint(options)
 
     def info(self, key: str, what: str) -> ObjectInfo:
         """Size and version of an object, under its key."""
         meta = self._request(what, lambda: self._library.head(self._store, key))
         return ObjectInfo(key, meta["size"], _version(meta))
-
-    def info_plainly(self, key: str, what: str) -> ObjectInfo:
-        """As `info`, but its TransientError tells for how long the server asks to be left alone."""
-        address = self._address(key, "HEAD")
-        told = None if address is None else self._request(what, lambda: plain.ask_size(address, self._timeout_s))
-        return self.info(key, what) if told is None else ObjectInfo(key, told.size, _unquoted(told.etag))
 
     def pages(self, prefix: str, offset: str | None) -> Iterator[Any]:
         """What obstore tells of the objects below a prefix, those behind `offset` only: lists of them."""
@@ -129,28 +116,6 @@ class Client:
         meta, data = self._request(what, get)
         _refuse_truncated(data, meta["size"])
         return Answer(data, _version(meta), meta["size"])
-
-    def get_plainly(self, key: str, span: Span, what: str) -> Answer:
-        """As `get`, but its TransientError tells for how long the server asks to be left alone."""
-        address = self._address(key, "GET")
-        told = None if address is None else self._request(what, lambda: plain.ask(address, span, self._timeout_s))
-        if told is None:
-            return self.get(key, span, what)
-        data = memoryview(told.data)
-        _refuse_truncated(data, min(span.stop, told.size) - span.start)
-        return Answer(data, _unquoted(told.etag), told.size)
-
-    def _address(self, key: str, method: str) -> str | None:
-        """Where anybody could read the object for a few minutes; None where only obstore can."""
-        if not self._plain:
-            return None
-        if scheme_of(self._root).startswith("http"):
-            return f"{self._root}/{quote(key)}"
-        try:
-            address: str = self._library.sign(self._store, method, key, _SIGNED_FOR)
-        except self._library.exceptions.BaseError:  # nothing to sign with, which is no failure
-            return None
-        return address
 
     def _request(self, what: str, call: Any) -> Any:
         count(requests=1)
@@ -257,15 +222,10 @@ def _is_plain_http(root: str, server: str | None) -> bool:
 def _version(meta: Any) -> str:
     etag: str | None = meta["e_tag"]
     if etag:
-        return _unquoted(etag)
+        return etag.replace('"', "")  # Azure quotes it in one answer and not in another
     nbytes, modified = meta["size"], meta["last_modified"]
     # Where a server tells no time, obstore tells the first second of 1970.
     return f"{modified.isoformat()} {nbytes}" if modified.timestamp() else unversioned(nbytes)
-
-
-def _unquoted(etag: str) -> str:
-    """Azure quotes it in one answer and not in another."""
-    return etag.replace('"', "")
 
 
 def _refuse_truncated(data: memoryview, expected: int) -> None:

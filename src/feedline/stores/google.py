@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-_KEYS = frozenset({"service_account", "service_account_key", "service_account_path"})
-
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """What obstore is opened with: the server by its name `base_url`, be it an `endpoint` or Google's emulator."""
@@ -18,15 +16,6 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
         server = emulator if "://" in emulator else f"http://{emulator}"
         own = {"skip_signature": True, **own}
     return {**own, "base_url": str(server).rstrip("/")} if server else own
-
-
-def signs_alone(options: Mapping[str, Any]) -> bool:
-    """Whether obstore can sign an address by itself: it has a service account's key.
-
-    With any other credentials it asks up to three servers of Google's for each signature, mostly in vain.
-    """
-    in_environment = any(f"GOOGLE_{name.upper()}" in os.environ for name in _KEYS)
-    return in_environment or not _KEYS.isdisjoint(map(_name, options))
 
 
 def _name(option: str) -> str:

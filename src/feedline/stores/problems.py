@@ -40,10 +40,9 @@ class CacheWarning(UserWarning):
 class TransientError(Exception):
     """One attempt failed in a way that another may not. It never leaves the package.
 
-    `throttled`: the server asks for fewer requests. `wait_s`: how long it asks to be left alone.
+    `throttled`: the server asks for fewer requests.
     """
 
-    def __init__(self, reason: str, *, throttled: bool = False, wait_s: float | None = None) -> None:
+    def __init__(self, reason: str, *, throttled: bool = False) -> None:
         super().__init__(reason)
         self.throttled = throttled
-        self.wait_s = wait_s

@@ -46,11 +46,7 @@ class RemoteStore:
         """Size and version of one object, as they are now."""
         what, key = join(self.url, path), self._key(path)
 
-        def attempt(last: TransientError | None) -> ObjectInfo:
-            client = self._client()
-            return client.info_plainly(key, what) if _throttled(last) else client.info(key, what)
-
-        found = self._transfers.call(lambda: self._attempted(attempt, what))
+        found = self._transfers.call(lambda: self._attempted(lambda _: self._client().info(key, what), what))
         return ObjectInfo(path, found.size, found.version)
 
     def size(self, path: str) -> int:
@@ -120,8 +116,8 @@ class RemoteStore:
         what = f"{seen.what}, bytes [{span.start}, {span.stop})"
 
         def attempt(last: TransientError | None) -> Answer:
-            flight.told_to_wait = _throttled(last)
-            return self._got(key, span, what, last)
+            flight.told_to_wait = last is not None and last.throttled
+            return self._client().get(key, span, what)
 
         answer = self._attempted(attempt, what)
         seen.add(answer.version)
@@ -130,10 +126,6 @@ class RemoteStore:
         count(nbytes=span.nbytes)
         return answer.data
 
-    def _got(self, key: str, span: Span, what: str, last: TransientError | None) -> Answer:
-        client = self._client()
-        return client.get_plainly(key, span, what) if _throttled(last) else client.get(key, span, what)
-
     def _read_on(self, path: str, start: int, version: str | None) -> memoryview:
         """From `start` to an end that is not known: what one request may bring, then, if there is more, the rest."""
         key, what = self._key(path), join(self.url, path)
@@ -141,7 +133,7 @@ class RemoteStore:
         first = Span(start, start + self._requests.largest_nbytes)
         seen = _Versions(what, version)
         try:
-            answer = self._attempted(lambda last: self._got(key, first, what, last), what)
+            answer = self._attempted(lambda _: self._client().get(key, first, what), what)
         except NoRangesError:
             if start:
                 raise
@@ -160,10 +152,6 @@ class RemoteStore:
             return data
         rest = self.read_many(path, [(first.stop, answer.size)], version=answer.version)[0]
         return Answers([first, Span(first.stop, answer.size)], [answer.data, rest]).cut(start, answer.size)
-
-
-def _throttled(last: TransientError | None) -> bool:
-    return last is not None and last.throttled
 
 
 class _Versions:

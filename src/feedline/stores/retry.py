@@ -22,7 +22,7 @@ _TOLD_AFTER_S, _TOLD_EVERY_S = 5.0, 60.0
 """A store that fails for so long is told of, and then no oftener than this."""
 
 _THROTTLED_S = 1.0
-"""The shortest wait where a server asks for fewer requests and it cannot be seen for how long."""
+"""The shortest wait where a server asks for fewer requests: obstore does not show its Retry-After."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,7 @@ class Retry:
     """Patience with a store. What may pass is tried again: resets, timeouts, truncated answers, 408, 429 and 5xx.
 
     Between attempts it waits a random time up to `first_wait_s`, doubled with each attempt up to `longest_wait_s`
-    (full jitter). After a throttled answer (429 or 503) it waits as long as Retry-After asks for, or, where that cannot
-    be seen, one to two seconds at least.
+    (full jitter). After a throttled answer (429 or 503) it waits one to two seconds at least. Retry-After is not read.
     """
 
     attempts: int | None = None
@@ -59,11 +58,8 @@ class Retry:
     def wait_s(self, failed: int, draw: float, last: TransientError | None = None) -> float:
         """How long to wait after `failed` attempts and the `last` failure; `draw` is random in [0, 1)."""
         wait_s = draw * min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(failed - 1, 60))
-        if last is None:
-            return wait_s
-        if last.wait_s is None:
-            return max(wait_s, _THROTTLED_S * (1 + draw)) if last.throttled else wait_s
-        return max(wait_s, last.wait_s)
+        throttled = last is not None and last.throttled
+        return max(wait_s, _THROTTLED_S * (1 + draw)) if throttled else wait_s
 
 
 class Clock(Protocol):
@@ -123,10 +119,9 @@ class Attempts:
             self._clock.wait(wait_s)
 
     def _despair(self, what: str, failed: int, passed_s: float, last: TransientError) -> str:
-        asked = f", and the server asks to be left alone for {last.wait_s:g} s" if last.wait_s else ""
         bound = "" if self.retry.attempts is None else f"{self.retry.attempts} attempts, "
         return (
-            f"{what}: {failed} attempts failed within {passed_s:.1f} s, the last one with: {last}{asked}. Check the "
+            f"{what}: {failed} attempts failed within {passed_s:.1f} s, the last one with: {last}. Check the "
             f'server and the network; options={{"retry": Retry(deadline_s=...)}} is more patient (now {bound}'
             f"{self.retry.deadline_s:g} s)."
         )

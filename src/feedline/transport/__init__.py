@@ -5,6 +5,7 @@ from feedline.transport.explain import explain_unpicklable
 from feedline.transport.inbox import Inbox, InboxStatistics
 from feedline.transport.recycled import Recycled
 from feedline.transport.shared import Frozen, freeze, thaw
+from feedline.transport.sharing import share
 from feedline.transport.shipment import MAX_FDS, Message
 from feedline.transport.slots import SlotMemoryError
 
@@ -20,5 +21,6 @@ __all__ = [
     "SlotMemoryError",
     "explain_unpicklable",
     "freeze",
+    "share",
     "thaw",
 ]

@@ -41,7 +41,7 @@ def reduce_file(array: NDArray[Any]) -> Any:
     """
     if array.size == 0 or type(array) not in (np.ndarray, np.memmap) or (file := file_of(array)) is None:
         return None
-    low, high = _bounds(array)
+    low, high = bounds_of(array)
     start = np.frombuffer(file._mmap, np.uint8).__array_interface__["data"][0]  # type: ignore[attr-defined]
     position = file.offset - file.offset % mmap.ALLOCATIONGRANULARITY + low - start
     filename = file.filename
@@ -72,7 +72,7 @@ def file_of(array: NDArray[Any]) -> np.memmap[Any, Any] | None:
     return None
 
 
-def _bounds(array: NDArray[Any]) -> tuple[int, int]:
+def bounds_of(array: NDArray[Any]) -> tuple[int, int]:
     """The addresses of its first byte and of the one after its last."""
     reach = [(size - 1) * step for size, step in zip(array.shape, array.strides, strict=True)]
     address: int = array.__array_interface__["data"][0]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import operator
 import os
 import sys
+import tempfile
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -23,8 +23,6 @@ Handle = int | str
 """What another process needs to map the same memory: a descriptor to be sent, or a name."""
 
 _NAME = "feedline"
-MAPPED_NAME = f"/memfd:{_NAME} (deleted)"
-"""What /proc calls a mapping of one of our anonymous files."""
 
 
 class Mapping:
@@ -113,6 +111,26 @@ def attach_private(fd: int, nbytes: int) -> Mapping:
     return _map_descriptor(fd, nbytes, _MAP_PRIVATE)
 
 
+def fixed_file(nbytes: int) -> int:
+    """The descriptor of a new file of zeros, committed; it has no name, and where memfd exists a fixed size."""
+    if has_anonymous_files():
+        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, nbytes)
+        else:
+            os.truncate(fd, nbytes)
+        if has_anonymous_files():
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return fd
+    except BaseException:
+        os.close(fd)
+        raise
+
+
 class Piece(NamedTuple):
     """`nbytes` bytes at an address of this process, and where in a file they belong."""
 
@@ -143,30 +161,9 @@ def _write(fd: int, piece: Piece) -> None:
         done += os.pwrite(fd, source[done:], piece.offset + done)
 
 
-def take_place(fd: int, piece: Piece) -> bool:
-    """Whether the file's pages, written to by nobody but this process, now stand where the piece stood.
-
-    They do if file and piece hold the same; otherwise, or if there is no room for it, nothing has changed. The piece
-    must be whole pages of a private mapping, and its place in the file a whole number of pages.
-    """
-    library = _c_library(ctypes.PyDLL)
-    try:
-        stage = _mapped(fd, piece.nbytes, _MAP_PRIVATE, piece.offset)
-    except OSError:
-        return False
-    # Mapped aside, compared and only then moved: mmap itself may fail with the old pages already gone. All in one call
-    # of C code with the interpreter locked, so that no other Python thread can write in between.
-    differ = functools.partial(library.memcmp, stage, piece.address, piece.nbytes)
-    move = functools.partial(library.mremap, stage, piece.nbytes, piece.nbytes, _MREMAP_FIXED, piece.address)
-    moved: bool = next(filter(None, map(operator.call, (differ, move)))) == piece.address
-    if not moved:
-        library.munmap(stage, piece.nbytes)
-    return moved
-
-
 def equal_memory(address: int, other: int, nbytes: int) -> bool:
     """Whether `nbytes` bytes at two addresses of this process are the same."""
-    return nbytes == 0 or _c_library(ctypes.CDLL).memcmp(address, other, nbytes) == 0
+    return nbytes == 0 or _c_library().memcmp(address, other, nbytes) == 0
 
 
 def _of_segment(segment: SharedMemory, nbytes: int) -> Mapping:
@@ -179,14 +176,13 @@ def _of_segment(segment: SharedMemory, nbytes: int) -> Mapping:
 _PROT_READ_WRITE = 0x1 | 0x2
 _MAP_SHARED = 0x1
 _MAP_PRIVATE = 0x2
-_MREMAP_FIXED = 0x1 | 0x2  # to a given address implies that it may move
 
 
 class _CLibrary:
-    """mmap, munmap, mremap (where there is one) and memcmp of the C library."""
+    """mmap, munmap and memcmp of the C library; other Python threads run meanwhile."""
 
-    def __init__(self, load: Callable[..., ctypes.CDLL]) -> None:
-        library = load(None, use_errno=True)
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None, use_errno=True)
         self.mmap = library.mmap
         self.mmap.restype = ctypes.c_void_p
         self.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -194,26 +190,15 @@ class _CLibrary:
         self.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self.memcmp = library.memcmp
         self.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-        if sys.platform == "linux":
-            self.mremap = library.mremap
-            self.mremap.restype = ctypes.c_void_p
-            self.mremap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 2, ctypes.c_int, ctypes.c_void_p]
 
 
-@functools.cache
-def _c_library(load: Callable[..., ctypes.CDLL]) -> _CLibrary:
-    """By CDLL, calls let other Python threads run meanwhile; by PyDLL they do not."""
-    return _CLibrary(load)
+_c_library = functools.cache(_CLibrary)
 
 
 def _map_descriptor(fd: int, nbytes: int, sharing: int) -> Mapping:
-    address = _mapped(fd, nbytes, sharing)
-    return Mapping(address, nbytes, functools.partial(_c_library(ctypes.CDLL).munmap, address, nbytes))
-
-
-def _mapped(fd: int, nbytes: int, sharing: int, offset: int = 0) -> int:
-    address: int = _c_library(ctypes.CDLL).mmap(None, nbytes, _PROT_READ_WRITE, sharing, fd, offset)
+    library = _c_library()
+    address: int = library.mmap(None, nbytes, _PROT_READ_WRITE, sharing, fd, 0)
     if address == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()
         raise OSError(code, f"{os.strerror(code)}: {nbytes} bytes of shared memory could not be mapped")
-    return address
+    return Mapping(address, nbytes, functools.partial(library.munmap, address, nbytes))

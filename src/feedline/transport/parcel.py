@@ -117,7 +117,7 @@ class Parcel:
                 self._spans[number] = Span(dense.data_ptr(), dense.data_ptr() + dense.nbytes)
 
     def _take_tensor(self, tensor: torch.Tensor) -> Any:
-        if not _is_plain(tensor):
+        if not is_plain(tensor):
             return NotImplemented
         if tensor.requires_grad and not tensor.is_leaf:
             raise pickle.PicklingError("it is part of an autograd graph, which cannot leave its process; detach() it")
@@ -176,7 +176,8 @@ def typed_storage(untyped: UntypedStorage, dtype: str) -> TypedStorage:
     return TypedStorage(wrap_storage=untyped, dtype=torch_dtypes()[dtype], _internal=True)  # type: ignore[no-untyped-call]
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether strided CPU memory is all that there is to the tensor."""
     return (
         tensor.is_cpu
         and tensor.layout is torch.strided

@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -23,13 +24,14 @@ from feedline.transport.memory import (
     has_anonymous_files,
     sealed_file,
 )
-from feedline.transport.pages import PAGE_NBYTES, doubtful
-from feedline.transport.parcel import GRAIN, INLINE_NBYTES, Parcel, Span
+from feedline.transport.parcel import GRAIN, INLINE_NBYTES, Parcel
 from feedline.transport.picklers import Pickling, ValuePickler, find_definition
-from feedline.transport.remap import LARGE_NBYTES, Owner, owner_of, remap
 from feedline.transport.rooms import aligned
-from feedline.transport.slots import SlotMemoryError
+from feedline.transport.sharing import SharedFile, file_at, no_memory, reduce_shared
 from feedline.transport.wire import Contents, Placed
+
+_MOST_SHARED = 240
+"""Files of `feedline.share` in one builder: a message of the kernel's carries 253 descriptors, and some are taken."""
 
 
 class Stretch(NamedTuple):
@@ -42,19 +44,28 @@ class Stretch(NamedTuple):
 class Frozen:
     """A builder as bytes: a skeleton, and one read-only anonymous file with the memory of its arrays and tensors.
 
-    `fd` is None where there is nothing to share, or the system has no anonymous files. A context manager: leaving it
-    closes the descriptor, and workers that have thawed the builder keep its memory.
+    `fd` is None where there is nothing to share, or the system has no anonymous files. Memory of `feedline.share` stays
+    in its own files. A context manager: leaving it closes the descriptor, and workers that have thawed the builder keep
+    its memory.
     """
 
-    def __init__(self, outline: bytes, stretches: list[Stretch], fd: int | None, nbytes: int) -> None:
-        self._outline, self._stretches = outline, stretches
+    def __init__(
+        self, outline: bytes, stretches: list[Stretch], fd: int | None, nbytes: int, shared: list[SharedFile]
+    ) -> None:
+        self._outline, self._stretches, self._shared = outline, stretches, shared
         self.fd = fd
         self.nbytes = nbytes
 
     @property
+    def fds(self) -> list[int]:
+        """The descriptors that `thaw` needs; they stay this object's."""
+        return [*([] if self.fd is None else [self.fd]), *(file.fd for file in self._shared)]
+
+    @property
     def skeleton(self) -> bytes:
-        """The builder without the memory in the file; says where in the file that is."""
-        return pickle.dumps((self.nbytes, [offset for offset, _ in self._stretches]), 5) + self._outline
+        """The builder without the memory in the files; says where in the files that is."""
+        places = self.nbytes, [offset for offset, _ in self._stretches], [file.nbytes for file in self._shared]
+        return pickle.dumps(places, 5) + self._outline
 
     def __enter__(self) -> Self:
         return self
@@ -74,7 +85,7 @@ class Frozen:
     def close(self) -> None:
         if self.fd is not None:
             os.close(self.fd)
-        self.fd = None
+        self.fd, self._shared = None, []
 
     def _holds(self, pieces: list[Piece]) -> bool:
         """Whether they are what the file holds, wherever they would be placed in another."""
@@ -82,7 +93,7 @@ class Frozen:
             return not (self._stretches or pieces)
         mine = attach_private(self.fd, self.nbytes)
         placed = (piece._replace(offset=at.offset) for at, piece in zip(self._stretches, pieces, strict=True))
-        return all(equal_memory(mine.address + p.offset, p.address, p.nbytes) for p in doubtful(self.fd, placed))
+        return all(equal_memory(mine.address + p.offset, p.address, p.nbytes) for p in placed)
 
     def _map(self) -> Mapping | None:
         return None if self.fd is None else attach_private(self.fd, self.nbytes)
@@ -92,36 +103,40 @@ def freeze(obj: object, name: str = "builder") -> Frozen:
     """`obj` for many workers.
 
     Lambdas, closures and what `__main__` defines travel by value; arrays and tensors from 16 KiB on lie in the
-    anonymous file; arrays that are mapped from a file are mapped again by each worker. Where it is safe (see
-    `feedline.transport.remap`), large arrays of `obj` itself lie in the anonymous file from now on. Raises
-    NotPicklableError, with the path below `name`, for what cannot be pickled.
+    anonymous file; arrays that are mapped from a file are mapped again by each worker, those of `feedline.share` from
+    theirs. Raises NotPicklableError, with the path below `name`, for what cannot be pickled.
     """
-    owners: list[Owner] = []
-    plan = _plan(obj, name, owners)
+    plan = _plan(obj, name)
+    if len(plan.shared) > _MOST_SHARED:
+        raise NotPicklableError(
+            f"the {name} holds {len(plan.shared)} arrays of feedline.share, and a worker process can be sent "
+            f"{_MOST_SHARED} of them. Share one large array and take views of it"
+        )
     if not plan.pieces:
-        return Frozen(plan.outline, [], None, 0)
+        return Frozen(plan.outline, [], None, 0, plan.shared)
     try:
         fd = sealed_file(plan.nbytes, plan.pieces)
     except OSError as error:
-        raise SlotMemoryError(
-            f"{plan.nbytes} bytes of shared memory for the arrays of the {name} could not be had: {error.strerror}. "
-            "Map them from a file (numpy.memmap), or allow the process more memory."
-        ) from error
-    remap(fd, plan.pieces, owners)
-    return Frozen(plan.outline, [Stretch(piece.offset, piece.nbytes) for piece in plan.pieces], fd, plan.nbytes)
+        raise no_memory(plan.nbytes, f"the arrays of the {name}", error) from error
+    stretches = [Stretch(piece.offset, piece.nbytes) for piece in plan.pieces]
+    return Frozen(plan.outline, stretches, fd, plan.nbytes, plan.shared)
 
 
-def thaw(fd: int | None, skeleton: bytes) -> Any:
-    """The builder that was frozen. Its arrays are writable; a worker that writes gets its own copy of those pages.
+def thaw(fds: Sequence[int], skeleton: bytes) -> Any:
+    """The builder that was frozen, from `Frozen.fds`.
 
-    The descriptor may be closed afterwards. Classes and functions of the user's `__main__` become attributes of this
+    Its arrays are writable; a worker that writes gets its own copy of those pages, but for arrays of `feedline.share`.
+    The descriptors may be closed afterwards. Classes and functions of the user's `__main__` become attributes of this
     process's `__main__`, so that their instances can be pickled by reference on the way back.
     """
     stream = io.BytesIO(skeleton)
-    nbytes, offsets = pickle.load(stream)
-    contents = Contents.decode(pickle.load(stream))
-    memory = np.empty(0, np.uint8) if fd is None else np.asarray(attach_private(fd, nbytes))
+    nbytes, offsets, shared_nbytes = pickle.load(stream)
+    contents = Contents.decode(pickle.load(stream)[0])
+    memory = np.asarray(attach_private(fds[0], nbytes)) if offsets else np.empty(0, np.uint8)
     regions = {number: memory[offset - offset % GRAIN :] for number, offset in enumerate(offsets)}
+    shared_fds = fds[1:] if offsets else fds
+    for number, (fd, size) in enumerate(zip(shared_fds, shared_nbytes, strict=True)):
+        regions[~number] = np.asarray(SharedFile(os.dup(fd), size))
     unpickler = pickle.Unpickler(stream, buffers=contents.build(regions))
     obj = unpickler.load()
     while definitions := unpickler.load():
@@ -141,44 +156,45 @@ class _Plan(NamedTuple):
     pieces: list[Piece]
     nbytes: int
     parcel: Parcel  # keeps the memory of the pieces alive
+    shared: list[SharedFile]
 
 
-def _plan(obj: object, name: str, owners: list[Owner] | None = None) -> _Plan:
-    """`owners`, if given, is extended by those of the memory that is met."""
+def _plan(obj: object, name: str) -> _Plan:
     try:
-        stream, parcel = _pickled(obj, owners)
+        stream, parcel = _pickled(obj)
     except Exception as error:
         raise NotPicklableError(
             f"{explain_unpicklable(obj, name, _pickled)} cannot be sent to a worker process: {error}. Create it lazily "
             "in the worker (on first use in __getitem__), leave it out in __getstate__, or use worker_method='thread'."
         ) from error
-    layout = parcel.layout(lambda _: False)
+    layout = parcel.layout(lambda span: file_at(span.start) is not None)
     regions: list[Placed | bytearray] = []
     pieces: list[Piece] = []
+    shared: dict[SharedFile, int] = {}
     end = 0
     for span in layout.regions:
         nbytes = span.stop - span.start
-        if nbytes < INLINE_NBYTES or not has_anonymous_files():
+        if (file := file_at(span.start)) is not None:
+            number = shared.setdefault(file, len(shared))
+            # Negative numbers are those of shared files: pieces are counted from 0.
+            regions.append(Placed(~number, span.start - span.pad - file.address, span.pad + nbytes))
+        elif nbytes < INLINE_NBYTES or not has_anonymous_files():
             regions.append(span.copy())
         else:
             regions.append(Placed(len(pieces), 0, span.pad + nbytes))
-            pieces.append(Piece(_place(end, span) + span.pad, span.start, nbytes))
+            pieces.append(Piece(end + span.pad, span.start, nbytes))
             end = aligned(pieces[-1].offset + nbytes)
     contents = Contents(regions, layout.places, parcel.views).encode()
-    return _Plan(pickle.dumps(contents, 5) + stream, pieces, end, parcel)
+    # With the files' identities: a builder over another shared file is another one, though the bytes be the same.
+    head = pickle.dumps((contents, [file.identity for file in shared]), 5)
+    return _Plan(head + stream, pieces, end, parcel, list(shared))
 
 
-def _place(end: int, span: Span) -> int:
-    """Where in the file its region begins: for a large one, as far from the beginning of a page as it is in memory."""
-    large = span.stop - span.start >= LARGE_NBYTES
-    return end + (span.start - span.pad - end) % PAGE_NBYTES if large else end
-
-
-def _pickled(obj: object, owners: list[Owner] | None = None) -> Pickling:
+def _pickled(obj: object) -> Pickling:
     """The object, then, in one dict after another up to an empty one, what it needs of `__main__`."""
     parcel = Parcel()
     stream = io.BytesIO()
-    pickler = _BuilderPickler(stream, parcel, [] if owners is None else owners)
+    pickler = _BuilderPickler(stream, parcel)
     pickler.dump(obj)
     while definitions := pickler.take_definitions():
         pickler.dump(definitions)
@@ -187,20 +203,19 @@ def _pickled(obj: object, owners: list[Owner] | None = None) -> Pickling:
 
 
 class _BuilderPickler(ValuePickler):
-    """Notes what of `__main__` and whose memory it meets; maps files again; refuses what only inheritance can share."""
+    """Notes what of `__main__` it meets; maps files again; refuses what only inheritance can share."""
 
-    def __init__(self, file: io.BytesIO, parcel: Parcel, owners: list[Owner]) -> None:
+    def __init__(self, file: io.BytesIO, parcel: Parcel) -> None:
         super().__init__(file, parcel)
-        self._owners = owners
         self._met: dict[str, object] = {}
         self._taken: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is np.ndarray and (reduced := reduce_shared(obj)) is not None:
+            return reduced
         if isinstance(obj, np.ndarray) and (reduced := reduce_file(obj)) is not None:
             return reduced
         refuse_shared(obj)
-        if (owner := owner_of(obj)) is not None:
-            self._owners.append(owner)
         if isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__":
             self._meet(obj)
         return super().reducer_override(obj)

@@ -99,7 +99,7 @@ def main(nursery: int, fds: Sequence[int]) -> None:
     origin.surroundings.adopt()
     # Threads here are those of a library that the dataset has imported: known, and nothing that its user can change.
     warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
-    zygote = _Zygote(socket.socket(fileno=control), _thawed(arrays[0] if arrays else None, origin.skeleton))
+    zygote = _Zygote(socket.socket(fileno=control), _thawed(arrays, origin.skeleton))
     wire.close_all(arrays)
     gc.collect()
     gc.freeze()  # so that no collection in a worker writes to, and thereby copies, the pages that all share
@@ -108,7 +108,7 @@ def main(nursery: int, fds: Sequence[int]) -> None:
     zygote.farewell()
 
 
-def _thawed(arrays: int | None, skeleton: bytes) -> Callable[..., None] | failures.Failure:
+def _thawed(arrays: Sequence[int], skeleton: bytes) -> Callable[..., None] | failures.Failure:
     """What a worker runs, but for its setup, lines and standard error; or why there can be none."""
     try:
         work: Work = thaw(arrays, skeleton)

@@ -72,9 +72,8 @@ class _Zygote:
         self._control, theirs = wire.pair()
         letter = wire.spill(pickle.dumps(Origin(Surroundings.here(), frozen.skeleton)))
         own = [letter, _standard_stream(1), _standard_stream(2)]
-        arrays = [] if frozen.fd is None else [frozen.fd]
         try:
-            self._nursery, self._number = nursery.fork([theirs.fileno(), *own, *arrays])
+            self._nursery, self._number = nursery.fork([theirs.fileno(), *own, *frozen.fds])
         finally:
             wire.close_all(own)
             theirs.close()
