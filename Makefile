@@ -33,7 +33,7 @@ demo: $(DONE)/installed
 # First what can share the machine, on all cores; then what measures memory and moments, by itself. A selection of
 # PYTEST_ARGS may leave one of the two without tests, which pytest reports with exit code 5.
 test: lint $(DONE)/services
-	@$(BIN)/python tests/peers.py
+	@$(BIN)/python tests/helpers/peers.py
 	@$(BIN)/python -m pytest -n auto --dist loadfile -m 'not alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	@$(BIN)/python -m pytest -m 'alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
 

@@ -13,10 +13,10 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 import feedline as fl
-from feedline.builder import BatchBuilder
-from feedline.schedule import BatchRequest
-from feedline.workers.processes import ProcessPool
-from feedline.workers.zygotes import ZygoteLauncher
+from feedline.core.schedule import BatchRequest
+from feedline.loader.builder import BatchBuilder
+from feedline.workers.process.pool import ProcessPool
+from feedline.workers.process.zygote import ZygoteLauncher
 from harness import Contest
 
 WORKERS = 2

@@ -20,11 +20,10 @@ from torch.utils.data import DataLoader
 import feedline as fl
 from harness import Contest
 
-sys.path[1:1] = [str(Path(__file__).parents[1] / name) for name in ("tests", "tests/writers")]
-
-from slim import without_init  # noqa: E402 - in the folders that were named just now
+sys.path[1:1] = [str(Path(__file__).parents[1] / name) for name in ("tests/helpers", "tests/helpers/writers")]
 
 from peers import peers  # noqa: E402
+from slim import without_init  # noqa: E402 - in the folders that were named just now
 
 SEED, BATCH = 0, 64
 VALUES, VALUE_NBYTES = 4_000, 100_000

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from feedline import images
+from feedline.cli.pack.encode import Lengths, rewritten
 from feedline.images import RandomBox, Recipe
-from feedline.packing.grids import Lengths, rewritten
 from harness import Contest
 from images.corpus import CORPORA, drawn, encoded, pictures
 

@@ -16,13 +16,13 @@ import torch
 from PIL import Image
 
 from feedline import images
-from feedline.images import Recipe, kernels
+from feedline.images import Recipe, native
 from harness import Contest
 from images.corpus import CORPORA, drawn, encoded, pictures
 
 PICTURES = {"500x375": 256, "12-megapixel": 4, "64x64": 4000}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-LAWS = {"RandomResizedCrop": images.RandomBox(), "Resize, CenterCrop": images.CentreBox(256)}
+LAWS = {"RandomResizedCrop": images.RandomBox(), "Resize, CenterCrop": images.CenterBox(256)}
 
 
 def pillow(datas: Sequence[bytes], recipe: Recipe, keys: np.ndarray) -> None:
@@ -40,7 +40,7 @@ def plain_decode(datas: Sequence[bytes], size: tuple[int, int]) -> None:
     """All pixels of each picture, always into the same memory."""
     out = np.empty((size[1], size[0], 3), np.uint8)
     for data in datas:
-        assert kernels.native.image_decode(data, out, False) is None  # by libjpeg alone
+        assert native.native.image_decode(data, out, False) is None  # by libjpeg alone
 
 
 def contest(corpus_name: str, law_name: str, side: int) -> None:

@@ -8,7 +8,7 @@ from itertools import cycle
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline import _kernels
+from feedline.core import kernels
 from harness import Contest
 
 CALLS = 500
@@ -37,7 +37,7 @@ def rows(name: str, array: NDArray[np.generic], batch: int) -> None:
     contest = Contest(name, unit="batches/s", baseline="np.take")
     contest.add("np.take", repeat(lambda: np.take(array, indices(), axis=0, out=out, mode="clip")), CALLS)
     contest.add("array[indices]", repeat(lambda: array[indices()]), CALLS)
-    contest.add("gather_rows", repeat(lambda: _kernels.gather_rows(array, indices(), out)), CALLS)
+    contest.add("gather_rows", repeat(lambda: kernels.gather_rows(array, indices(), out)), CALLS)
     contest.run().publish()
 
 
@@ -48,15 +48,15 @@ def windows(name: str, items: NDArray[np.uint16], batch: int, window: int) -> No
     view = np.lib.stride_tricks.sliding_window_view(items, window)
     contest = Contest(name, unit="batches/s", baseline="sliding view, astype")
     contest.add("sliding view, astype", repeat(lambda: view[offsets()].astype(np.int64)), CALLS)
-    contest.add("gather_windows", repeat(lambda: _kernels.gather_windows(items, offsets(), out)), CALLS)
+    contest.add("gather_windows", repeat(lambda: kernels.gather_windows(items, offsets(), out)), CALLS)
     contest.run().publish()
 
 
 def permutation(length: int, count: int = 200_000) -> None:
     """The order of an epoch; np.random.permutation has to make all of it at once."""
     contest = Contest(f"kernels permutation of {length:.0e}", unit="million indices/s", baseline="_permuted_numpy")
-    contest.add("_permuted_numpy", lambda: _kernels._permuted_numpy(SEED, length, 0, count), count / 1e6)
-    contest.add("permuted", lambda: _kernels.permuted(SEED, length, 0, count), count / 1e6)
+    contest.add("_permuted_numpy", lambda: kernels._permuted_numpy(SEED, length, 0, count), count / 1e6)
+    contest.add("permuted", lambda: kernels.permuted(SEED, length, 0, count), count / 1e6)
     if length <= 10_000_000:
         contest.add("Generator.permutation", lambda: np.random.default_rng(SEED).permutation(length), length / 1e6)
     contest.run().publish()

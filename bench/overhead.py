@@ -7,8 +7,8 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 import feedline as fl
-from feedline.diagnose import Totals
-from feedline.telemetry import Span
+from feedline.core.telemetry import Span
+from feedline.loader.report import Totals
 from harness import Contest
 from loaders import rate
 

@@ -19,9 +19,9 @@ import numpy as np
 from PIL import Image
 
 import feedline as fl
+from feedline.core.tensors import allocate_tensor
 from feedline.datasets import ImageFolder, TarShards
-from feedline.rows import torch_empty
-from feedline.shards import build_index, members
+from feedline.datasets.webdataset import build_index, members
 from harness import Contest
 
 THUMBNAILS, BATCH, PER_SHARD = 8192, 256, 1024
@@ -64,7 +64,7 @@ def epoch(gather: Callable[..., Any]) -> Callable[[], None]:
 
     def run() -> None:
         for start in range(0, THUMBNAILS, BATCH):
-            gather(order[start : start + BATCH], torch_empty, keys[start : start + BATCH])
+            gather(order[start : start + BATCH], allocate_tensor, keys[start : start + BATCH])
 
     return run
 

@@ -12,7 +12,7 @@ from PIL import Image, ImageEnhance
 from skimage import data
 
 from feedline import images
-from feedline.rows import torch_empty
+from feedline.core.tensors import allocate_tensor
 from feedline.transforms import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -25,11 +25,11 @@ from feedline.transforms import (
     RandomResizedCrop,
     RandomVerticalFlip,
     Transform,
+    color,
     imagenet_eval,
     imagenet_train,
-    levels,
 )
-from feedline.transforms.draws import Draws
+from feedline.transforms._random import Draws
 from harness import Contest
 
 SIZE, BATCH, SEED = 224, 64, 0
@@ -99,7 +99,7 @@ def pipelines() -> None:
             return torch.stack([numbers(more(window(file, transform, key), key)) for file, key in pairs])
 
         def batch(transform: Transform = transform) -> torch.Tensor:
-            return transform.plan.batch(FILES, KEYS, torch_empty)
+            return transform.plan.batch(FILES, KEYS, allocate_tensor)
 
         def one_by_one(transform: Transform = transform) -> torch.Tensor:
             pairs = zip(FILES, KEYS.tolist(), strict=True)
@@ -126,7 +126,7 @@ def single_steps() -> None:
     cases: dict[str, tuple[Callable[[Picture], object], Callable[[Picture], object]]] = {
         name: (
             lambda row, which=which: np.asarray(jittered(Image.fromarray(row), [(which, 0.3)])),
-            lambda row, which=which: levels.adjusted(row, [(which, 0.3)]),
+            lambda row, which=which: color.adjusted(row, [(which, 0.3)]),
         )
         for which, name in enumerate(names)
     }
@@ -146,7 +146,7 @@ def thumbnails() -> None:
     )
     contest = Contest("transforms 32 x 32", unit="pictures/s", baseline="sample by sample")
     contest.add("sample by sample", lambda: [transform.plan.run(row, 1) for row in SMALL], BATCH)
-    contest.add("batch", lambda: transform.plan.batch(SMALL, KEYS, torch_empty), BATCH)
+    contest.add("batch", lambda: transform.plan.batch(SMALL, KEYS, allocate_tensor), BATCH)
     contest.run().publish()
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import feedline as fl
-from feedline.transport import MAX_FDS, Arena, Inbox
+from feedline.workers.transport import MAX_FDS, Arena, Inbox
 from harness import Contest
 from loaders import rate
 

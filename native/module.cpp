@@ -4,7 +4,7 @@
 #include "module.h"
 
 NB_MODULE(_native, m) {
-    m.doc() = "Native kernels of feedline; use them through feedline._kernels, which checks arguments.";
+    m.doc() = "Native kernels of feedline; use them through feedline.core.kernels, which checks arguments.";
     feedline::bind_permutation(m);
     feedline::bind_gather(m);
 #ifdef FEEDLINE_IMAGES

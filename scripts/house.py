@@ -30,6 +30,7 @@ FACE = "face"
 """The package's own `__init__.py`."""
 
 FLOORS: tuple[tuple[str, ...], ...] = (
+    ("_native",),
     ("errors",),
     ("core",),
     ("samplers", "collate", "stores", "images"),

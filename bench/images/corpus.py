@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from feedline.cpus import usable_cpus
-from feedline.rng import SampleRng, derive
+from feedline.core.rng import SampleRng, derive
+from feedline.loader.resources import usable_cpus
 from image_files import installed_photos
 
 CACHE = Path(__file__).parents[2] / "build" / "bench" / "images"

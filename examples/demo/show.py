@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from compare import Outcome, Settings, Side
-    from feedline.diagnose import Verdict
+    from feedline.loader.report import Verdict
     from image_files import ImageSet
     from resume import ResumeTest
     from training import TrainingRun

@@ -5,7 +5,7 @@
 
 namespace feedline {
 
-// As torchvision numbers them; see src/feedline/transforms/levels.py.
+// As torchvision numbers them; see src/feedline/transforms/color.py.
 enum class Adjustment : int { brightness, contrast, saturation, hue };
 
 struct Change {

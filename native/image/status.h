@@ -5,7 +5,7 @@
 
 namespace feedline {
 
-// What became of a picture. The numbers are known to feedline/images/reading.py.
+// What became of a picture. The numbers are known to feedline/images/decode.py.
 enum class Verdict {
     written = 0,
     foreign = 1,  // not an ordinary JPEG: for Pillow

@@ -7,7 +7,7 @@
 
 namespace feedline {
 
-// The type of the numbers in a batch, as feedline/images/kernels.py has it.
+// The type of the numbers in a batch, as feedline/images/native.py has it.
 enum class Number { level = 0, single = 1, half = 2 };
 
 // How a row of a batch lies in memory.

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import get_worker_info
 
 from feedline import collate, errors, samplers
-from feedline.dataloader import DataLoader
-from feedline.lanes import LaneDataset
-from feedline.quarantine import ErrorPolicy
-from feedline.rng import SampleRng, sample_rng
-from feedline.state import merge_states
-from feedline.transport import share
-from feedline.workers.recovery import Recovery
+from feedline.core.rng import SampleRng, sample_rng
+from feedline.loader.dataloader import DataLoader
+from feedline.loader.error_policy import ErrorPolicy
+from feedline.loader.lanes import PartitionedDataset
+from feedline.loader.state import merge_states
+from feedline.workers.base import Recovery
+from feedline.workers.transport import share
 
 if TYPE_CHECKING:
     from feedline import datasets, images, stores, testing, transforms
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DataLoader",
     "ErrorPolicy",
-    "LaneDataset",
+    "PartitionedDataset",
     "Recovery",
     "SampleRng",
     "collate",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import feedline as fl
-from feedline.device import DeviceStage, PinStage, open_stage
+from feedline.loader.device import DeviceStage, PinStage, open_stage
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -29,7 +29,7 @@ import show
 import training
 from compare import Outcome, Settings, Side
 from dataset import CroppedImages, EpochSampler, IndexRng, random_box
-from feedline.diagnose import StageTimes, Stats, Verdict
+from feedline.loader.report import StageTimes, Stats, Verdict
 from image_files import ImageFile, ImageSet, Photo
 from resume import ResumeTest, run_resume_test
 from training import Span, TrainingRun, leave_cpus_to, train

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -85,6 +85,9 @@ class S3:
         store = self._store(bucket)
         for name, data in objects.items():
             obstore.put(store, name, data)
+
+    def remove(self, bucket: str, names: Iterable[str]) -> None:
+        obstore.delete(self._store(bucket), list(names))
 
     def other_user(self) -> S3:
         """The same server with keys that may not read the buckets made so far."""

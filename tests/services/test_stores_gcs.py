@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 from fault_proxy import KINDS, FaultProxy, Faults, fault_proxy
+from format_cases import equal
 from gcs import GCS, Guard, fake_gcs, guard
+from google_cases import without_credentials
+from packing_cases import feedline
+from secret_cases import kept_in, shown_by
+from tar_cases import picture_shards
 
 import feedline as fl
 from feedline import stores
 from feedline import transforms as T
 from feedline.datasets import Lines, TarShards
-from format_cases import equal
-from google_cases import without_credentials
-from packing_cases import feedline
-from secret_cases import kept_in, shown_by
-from tar_cases import picture_shards
 
 Faulty = tuple[GCS, FaultProxy]
 Environment = dict[str, str]

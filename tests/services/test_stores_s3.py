@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from ceph import S3
 from fault_proxy import KINDS, FaultProxy, Faults
+from secret_cases import kept_in, shown_by
 
 import feedline as fl
 from feedline import stores
 from feedline.errors import ArgumentError
-from secret_cases import kept_in, shown_by
 
 Faulty = tuple[S3, FaultProxy]
 

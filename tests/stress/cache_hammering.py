@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from feedline import stores
-from feedline.stores.cache.ledger import Ledger
+from feedline.stores.cache.locks import Ledger
 
 OBJECTS, SIZE, PIECE, LIMIT = 6, 400_000, 30_000, 900_000
 PROCESSES, KILLS = 3, 150

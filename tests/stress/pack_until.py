@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from feedline.packing import Options, ShardSize, pack
+from feedline.cli.pack import PackOptions, ShardSize, pack
 
 MOMENTS: dict[str, tuple[Any, str]] = {
     "replace": (Path, "replace"),
@@ -50,7 +50,7 @@ def main(source: str, folder: str, moment: str, count: int) -> None:
 
         owner, name = MOMENTS[moment]
         setattr(owner, name, dying(getattr(owner, name), count))
-    pack([source], Path(folder), Options(shard_size=ShardSize(samples=7), grid=True), 2, report)
+    pack([source], Path(folder), PackOptions(shard_size=ShardSize(samples=7), grid=True), 2, report)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import feedline
-from feedline.builder import BatchBuilder
-from feedline.workers import nursery
-from feedline.workers.processes import ProcessPool
-from feedline.workers.recovery import Recovery
-from feedline.workers.zygotes import ZygoteLauncher
+from feedline.loader.builder import BatchBuilder
+from feedline.workers.base import Recovery
+from feedline.workers.process import fork_server
+from feedline.workers.process.pool import ProcessPool
+from feedline.workers.process.zygote import ZygoteLauncher
 from process_cases import Squares, request
 
 pytestmark = pytest.mark.stress
@@ -32,7 +32,7 @@ class Large(Squares):
 
 @pytest.fixture(autouse=True)
 def clean(no_debris: Any, caplog: Any) -> None:
-    nursery.start()
+    fork_server.start()
     caplog.set_level(logging.ERROR, "feedline")
 
 
@@ -111,8 +111,8 @@ def test_many_pools_leave_nothing_in_the_nursery() -> None:
             pool.submit(request(number)).result()
         launcher.close()
         gc.collect()
-        _until_childless(nursery.start().pid)
-        counts.add((descriptors(nursery.start().pid), descriptors(psutil.Process().pid)))
+        _until_childless(fork_server.start().pid)
+        counts.add((descriptors(fork_server.start().pid), descriptors(psutil.Process().pid)))
     assert len(counts) == 1
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 import feedline
-from feedline.workers import nursery
+from feedline.workers.process import fork_server
 
 pytestmark = pytest.mark.stress
 
@@ -41,7 +41,7 @@ class Stream(IterableDataset[Any]):
 
 @pytest.fixture(autouse=True)
 def undisturbed(no_debris: Any, caplog: Any) -> None:
-    nursery.start()
+    fork_server.start()
     caplog.set_level(logging.ERROR, "feedline")
 
 

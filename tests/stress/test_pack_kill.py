@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from feedline.packing import Options, ShardSize, pack
-from feedline.shards import open_index
 from packing_cases import class_folders, contents, members
+
+from feedline.cli.pack import PackOptions, ShardSize, pack
+from feedline.datasets.webdataset import open_index
 
 pytestmark = pytest.mark.stress
 
@@ -33,7 +33,9 @@ def whole(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 def finish(pictures: Path, folder: Path) -> int:
     """Run to the end; how many shards were kept."""
-    return pack([str(pictures)], folder, Options(shard_size=ShardSize(samples=7), grid=True), 2, lambda told: None).kept
+    return pack(
+        [str(pictures)], folder, PackOptions(shard_size=ShardSize(samples=7), grid=True), 2, lambda told: None
+    ).kept
 
 
 def killed(pictures: Path, folder: Path, moment: str, count: int) -> None:

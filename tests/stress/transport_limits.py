@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from feedline.transport import Arena, Inbox, SlotMemoryError
+from feedline.workers.transport import Arena, Inbox, SlotMemoryError
 
 arena, inbox = Arena(), Inbox()
 

@@ -15,11 +15,11 @@ from rich.text import Text
 
 from feedline.cli import doctor as checks
 from feedline.cli import index as indexing
-from feedline.cli import pack as packer
 from feedline.cli.inspect import command as inspecting
-from feedline.cpus import usable_cpus
+from feedline.cli.pack import PackOptions, ShardSize
+from feedline.cli.pack import command as packer
 from feedline.errors import FeedlineError
-from feedline.packing import Options, ShardSize
+from feedline.loader.resources import usable_cpus
 
 app = typer.Typer(
     help="Pack, index and inspect training data, and check what this machine gives a loader.",
@@ -28,7 +28,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
 Workers = Annotated[int | None, typer.Option(min=1, help="Threads; default: one per CPU.")]
+
+
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object to standard output, and the rest to standard error.")
 ]
@@ -77,7 +80,7 @@ def doctor(as_json: AsJson = False) -> None:
         typer.echo(json.dumps([finding.summary() for finding in findings], indent=2))
     else:
         Console().print(checks.shown(findings))
-    raise typer.Exit(1 if any(finding.verdict is checks.Verdict.BAD for finding in findings) else 0)
+    raise typer.Exit(1 if any(finding.verdict is checks.Severity.BAD for finding in findings) else 0)
 
 
 @app.command()
@@ -114,7 +117,7 @@ def pack(
 
     A run that was interrupted goes on where it stopped when it is started again.
     """
-    options = Options(
+    options = PackOptions(
         ShardSize.parsed(shard_size),
         shorter_side=shorter_side,
         quality=quality,
@@ -158,7 +161,7 @@ def index(
 
     Exit code 1 when a shard cannot be indexed, or its index does not fit.
     """
-    settings = indexing.Settings(check, rebuild, checksum, allow_truncated, into)
+    settings = indexing.IndexSettings(check, rebuild, checksum, allow_truncated, into)
     judged = indexing.run(paths, settings, workers, Console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps([one.summary() for one in judged], indent=2))

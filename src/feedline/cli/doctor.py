@@ -19,16 +19,17 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from feedline.cpus import CGROUP, usable_cpus
+from feedline.loader.resources import CGROUP, usable_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
 
 FILES_NEEDED = 1024
 """Descriptors that a loader with dozens of workers stays well below."""
 
 
-class Verdict(enum.Enum):
+class Severity(enum.Enum):
     """How good a finding is; the value is the word that is shown."""
 
     GOOD = "good"
@@ -42,7 +43,7 @@ class Finding:
 
     name: str
     value: str
-    verdict: Verdict = Verdict.GOOD
+    verdict: Severity = Severity.GOOD
     remedy: str = ""
 
     def summary(self) -> dict[str, str]:
@@ -90,7 +91,7 @@ def kernels() -> Finding:
     if find_spec("feedline._native") is not None:
         return Finding("native kernels", "built")
     remedy = "results are the same, but slower: install a C++ compiler, then: pip install --force-reinstall feedline"
-    return Finding("native kernels", "not built", Verdict.NOTE, remedy)
+    return Finding("native kernels", "not built", Severity.NOTE, remedy)
 
 
 def cpus(affinity: int, usable: int) -> Finding:
@@ -98,7 +99,7 @@ def cpus(affinity: int, usable: int) -> Finding:
     if usable >= affinity:
         return Finding("CPUs", f"{usable} of {os.cpu_count()}")
     remedy = f"use about {usable} workers, or raise the limit (docker run --cpus, Kubernetes limits.cpu)"
-    return Finding("CPUs", f"{affinity} visible, {usable} paid for by the cgroup", Verdict.NOTE, remedy)
+    return Finding("CPUs", f"{affinity} visible, {usable} paid for by the cgroup", Severity.NOTE, remedy)
 
 
 def cgroup_memory(root: Path = CGROUP) -> int | None:
@@ -134,7 +135,7 @@ def available(name: str, use: Callable[[], object], purpose: str) -> Finding:
         use()
     except (AttributeError, OSError) as error:
         remedy = f"{purpose}: needs Linux 5.3 or later and a seccomp profile that allows it; threads work without"
-        return Finding(name, f"not available ({error})", Verdict.BAD, remedy)
+        return Finding(name, f"not available ({error})", Severity.BAD, remedy)
     return Finding(name, "available")
 
 
@@ -143,13 +144,13 @@ def open_files(soft: int, hard: int) -> Finding:
     if soft == resource.RLIM_INFINITY or soft >= FILES_NEEDED:
         return Finding("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft:,}")
     remedy = f"many workers and open shards may need more: ulimit -n {min(hard, 65_536) if hard > 0 else 65_536}"
-    return Finding("open files", f"at most {soft:,}", Verdict.NOTE, remedy)
+    return Finding("open files", f"at most {soft:,}", Severity.NOTE, remedy)
 
 
 def cuda() -> Iterator[Finding]:
     """Each CUDA device."""
     if not torch.cuda.is_available():
-        yield Finding("CUDA", "no device", Verdict.NOTE, "batches stay on the CPU; device='cuda' would be refused")
+        yield Finding("CUDA", "no device", Severity.NOTE, "batches stay on the CPU; device='cuda' would be refused")
     for i in range(torch.cuda.device_count()):
         yield Finding(f"CUDA {i}", torch.cuda.get_device_name(i))
 
@@ -158,6 +159,6 @@ def _gib(nbytes: int) -> str:
     return f"{nbytes / (1 << 30):.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.0f} MiB"
 
 
-def _word(verdict: Verdict) -> Text:
-    colours = {Verdict.GOOD: "green", Verdict.NOTE: "yellow", Verdict.BAD: "bold red"}
+def _word(verdict: Severity) -> Text:
+    colours = {Severity.GOOD: "green", Severity.NOTE: "yellow", Severity.BAD: "bold red"}
     return Text(verdict.value, style=colours[verdict])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+
 Step = Callable[[str, int, int], None]
 """`step(phase, done, total)`: a bar for each phase."""
 

@@ -2,11 +2,11 @@
 
 from torch.utils.data import default_convert as convert
 
-from feedline.collate.collator import Collator
-from feedline.collate.listing import detection, ragged
-from feedline.collate.packing import Packed, token_budget
-from feedline.collate.padding import Padded, pad
-from feedline.collate.stacking import default, is_standard
+from feedline.collate.base import Collator
+from feedline.collate.default import default, is_standard
+from feedline.collate.pad import Padded, pad
+from feedline.collate.ragged import detection, ragged
+from feedline.collate.token_budget import Packed, token_budget
 
 __all__ = [
     "Collator",

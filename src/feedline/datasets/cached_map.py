@@ -1,25 +1,238 @@
-"""`CachedMap`: a function over each sample, computed once and kept on disk."""
+"""`CachedMap`: a function over each sample, computed once and kept on disk.
+
+Samples as bytes and back: tensors, arrays, numbers, texts and bytes in dicts, lists and tuples; never a pickle.
+
+Numbered records in a folder, written by any number of processes at once, whole or not at all.
+"""
 
 from __future__ import annotations
 
+import json
+import mmap
+import os
+import struct
 import warnings
+import weakref
+import zlib
 from collections.abc import Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
 
-from feedline.datasets.combining import samples_of, wants_within
-from feedline.datasets.files import Pathlike
+from feedline.core.caches import PerProcess
+from feedline.core.dataset import Wants, listing_fingerprint
+from feedline.core.rng import takes_rng
+from feedline.core.tensors import as_indices, numpy_view, one_within, torch_dtype, within
+from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.fingerprints import fingerprint
-from feedline.datasets.plain_values import decode, encode
-from feedline.datasets.record_store import RecordStore
-from feedline.errors import ArgumentError
-from feedline.listings import listing_of
-from feedline.rng import takes_rng
-from feedline.rows import as_indices, one_within, within
-from feedline.wants import Wants
+from feedline.datasets.wrappers import samples_of, wants_within
+from feedline.errors import ArgumentError, SampleError
+
+_LENGTH_NBYTES = 8
+
+
+_ALIGNMENT = 64
+
+
+_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+
+
+def encode(sample: Any) -> bytes:
+    """The bytes of a sample; SampleError names a type that has no form here."""
+    buffers: list[bytes] = []
+    head = json.dumps(_described(sample, buffers, "sample")).encode()
+    head = head.ljust(-(-(len(head) + _LENGTH_NBYTES) // _ALIGNMENT) * _ALIGNMENT - _LENGTH_NBYTES)
+    return b"".join([len(head).to_bytes(_LENGTH_NBYTES, "little"), head, *buffers])
+
+
+def decode(data: bytes) -> Any:
+    """The sample, equal in values, dtypes and containers; its memory is its own."""
+    start = _LENGTH_NBYTES + int.from_bytes(data[:_LENGTH_NBYTES], "little")
+    return _restored(json.loads(data[_LENGTH_NBYTES:start]), memoryview(data)[start:])
+
+
+def _described(value: Any, buffers: list[bytes], where: str) -> Any:
+    """A JSON value for this one; what is bytes in memory goes to `buffers`, and is told by place and length."""
+    kind = type(value)
+    if kind in {bool, int, str} or value is None:
+        return {"v": value}
+    if kind is float:
+        return {"f": value.hex()}
+    if kind is dict and all(type(key) in {str, int} for key in value):
+        return {"d": [[key, _described(each, buffers, f"{where}[{key!r}]")] for key, each in value.items()]}
+    if kind in {list, tuple}:
+        return {kind.__name__[0]: [_described(each, buffers, f"{where}[{i}]") for i, each in enumerate(value)]}
+    if kind is bytes:
+        return {"b": _placed(value, buffers)}
+    if kind is torch.Tensor and value.layout is torch.strided and not value.is_quantized:
+        plain = value.detach().cpu().contiguous()
+        return {"T": [str(value.dtype), list(value.shape), *_placed(numpy_view(plain).tobytes(), buffers)]}
+    if isinstance(value, np.ndarray) and kind is np.ndarray and torch_dtype(value.dtype) is not None:
+        return {"A": [value.dtype.str, list(value.shape), *_placed(value.tobytes(), buffers)]}
+    if isinstance(value, np.generic) and torch_dtype(value.dtype) is not None:
+        return {"S": [value.dtype.str, [], *_placed(value.tobytes(), buffers)]}
+    raise SampleError(
+        f"{where} is of type {kind.__name__}, which cannot be kept on disk; what can are tensors, arrays,"
+        " numbers, str, bytes, None, and dicts (by str or int), lists and tuples of these"
+    )
+
+
+def _placed(data: bytes, buffers: list[bytes]) -> list[int]:
+    start = sum(map(len, buffers))
+    padding = -start % 16
+    buffers.append(b"\0" * padding)
+    buffers.append(data)
+    return [start + padding, len(data)]
+
+
+def _restored(told: Any, buffers: memoryview) -> Any:
+    ((kind, value),) = told.items()
+    if kind in _CONTAINERS:
+        return _CONTAINERS[kind](_restored(each, buffers) for each in value)
+    if kind == "d":
+        return {key: _restored(each, buffers) for key, each in value}
+    if kind == "v":
+        return value
+    if kind == "f":
+        return float.fromhex(value)
+    *form, start, length = value
+    piece = bytearray(buffers[start : start + length])
+    if kind == "b":
+        return bytes(piece)
+    dtype, shape = form
+    if kind == "T":
+        flat = torch.frombuffer(piece, dtype=_DTYPES[dtype]) if piece else torch.empty(0, dtype=_DTYPES[dtype])
+        return flat.reshape(shape)
+    array = np.frombuffer(piece, dtype).reshape(shape)
+    return array if kind == "A" else array[()]
+
+
+_CONTAINERS: dict[str, Any] = {"l": list, "t": tuple}
+
+
+_ENTRY = struct.Struct("<IIQ")
+"""Of one record in the index: number of its segment (from 1; 0 says that there is none), bytes, place therein."""
+
+
+_HEADER = struct.Struct("<QII")
+"""In front of a record: its number, its bytes, and the CRC-32 of these and the record."""
+
+
+class RecordStore:
+    """`get(number)` gives the bytes that were `put`, or None; numbers are below `length`.
+
+    Each process appends to a segment of its own and notes the place in an index that all share, once the record is
+    written. A process that is killed in between leaves bytes that nothing points to; a record that is not whole, for
+    whatever reason, counts as missing. Needs no locks between processes: of two that put one number, either is found.
+    """
+
+    def __init__(self, folder: str, length: int) -> None:
+        self._folder, self._length = Path(folder), length
+        self._folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._folder / "index", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            os.ftruncate(descriptor, length * _ENTRY.size)  # zeros, and the same for whoever comes first
+        finally:
+            os.close(descriptor)
+        self._files = PerProcess(partial(_RecordFiles, self._folder))
+
+    def get(self, number: int) -> bytes | None:
+        """The record, or None where none was put, or none that is whole."""
+        segment, nbytes, place = _ENTRY.unpack(self._files().index_entry(number))
+        return self._files().record(number, segment, nbytes, place) if segment else None
+
+    def has(self, number: int) -> bool:
+        """Whether a record was put; that it is whole is found when it is read."""
+        segment, _, _ = _ENTRY.unpack(self._files().index_entry(number))
+        return bool(segment)
+
+    def put(self, number: int, data: bytes) -> None:
+        """Keep the record; OSError if the disk is full or may not be written."""
+        self._files().append(number, data)
+
+    def count(self) -> int:
+        """How many records there are."""
+        return sum(self.get(number) is not None for number in range(self._length))
+
+
+class _RecordFiles:
+    """The open files of one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._index = self._closing(os.open(folder / "index", os.O_RDWR))
+        self._segments: dict[int, mmap.mmap] = {}
+        self._lock = Lock()
+        self._own: tuple[int, int] | None = None
+
+    def _closing(self, descriptor: int) -> int:
+        """The descriptor, which is closed when these files are no longer used."""
+        weakref.finalize(self, os.close, descriptor)
+        return descriptor
+
+    def index_entry(self, number: int) -> bytes:
+        return os.pread(self._index, _ENTRY.size, number * _ENTRY.size)
+
+    def record(self, number: int, segment: int, nbytes: int, place: int) -> bytes | None:
+        stop = place + _HEADER.size + nbytes
+        mapped = self._mapped(segment, stop)
+        if mapped is None:
+            return None
+        whole = mapped[place:stop]
+        data = whole[_HEADER.size :]
+        return data if whole[: _HEADER.size] == _header(number, data) else None
+
+    def _mapped(self, segment: int, stop: int) -> mmap.mmap | None:
+        """The segment, mapped at least up to `stop`; None if it is not that long."""
+        mapped = self._segments.get(segment)
+        if mapped is None or len(mapped) < stop:
+            try:
+                with open(self._folder / _segment_name(segment), "rb") as file:
+                    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            except (OSError, ValueError):  # it is gone, or empty
+                return None
+            self._segments[segment] = mapped
+        return mapped if len(mapped) >= stop else None
+
+    def append(self, number: int, data: bytes) -> None:
+        with self._lock:
+            if self._own is None:
+                segment, descriptor = _new_segment(self._folder)
+                self._own = segment, self._closing(descriptor)
+            segment, descriptor = self._own
+            place = os.lseek(descriptor, 0, os.SEEK_END)
+            _write(descriptor, _header(number, data) + data)
+            os.pwrite(self._index, _ENTRY.pack(segment, len(data), place), number * _ENTRY.size)
+
+
+def _header(number: int, data: bytes) -> bytes:
+    return _HEADER.pack(number, len(data), zlib.crc32(data, zlib.crc32(number.to_bytes(8, "little"))))
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _new_segment(folder: Path) -> tuple[int, int]:
+    """The number and the descriptor of a segment that no other process has."""
+    for segment in count(1 + sum(1 for _ in folder.glob("segment-*"))):
+        try:
+            return segment, os.open(folder / _segment_name(segment), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            continue
+    raise AssertionError
+
+
+def _segment_name(segment: int) -> str:
+    return f"segment-{segment:08d}"
+
 
 _BATCH = 64
 
@@ -48,7 +261,7 @@ class CachedMap(torch.utils.data.Dataset[Any]):
     @property
     def listing_digest(self) -> str | None:
         """That of the dataset within."""
-        return listing_of(self.dataset)
+        return listing_fingerprint(self.dataset)
 
     @property
     def thread_safe(self) -> bool:

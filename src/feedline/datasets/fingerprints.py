@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from feedline.datasets.contents import digest_of_files, versioned
-from feedline.datasets.shard_sources import ShardSources
-from feedline.datasets.sidecars import SideCar
+from feedline.core.tensors import numpy_view
+from feedline.datasets.content_digest import digest_of_files, versioned
+from feedline.datasets.indexes import SideCar
+from feedline.datasets.shards.files import ShardSources
 from feedline.datasets.strings import PackedStrings
 from feedline.errors import ArgumentError
-from feedline.rows import numpy_view
 from feedline.stores import CachedStore, ObjectInfo
-from feedline.stores.foreign import ForeignStore
+from feedline.stores.fsspec import ForeignStore
 from feedline.stores.local import LocalStore
-from feedline.stores.remote import RemoteStore
+from feedline.stores.object_store import RemoteStore
 
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -166,6 +166,8 @@ def _code(code: types.CodeType) -> Any:
 
 
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+
+
 _VALUES = (
     *(str, bytes, int, float, complex, type(None), type, tuple, list, dict, set, frozenset, functools.partial),
     *(np.ndarray, np.generic, np.dtype, torch.Tensor, torch.dtype),

@@ -7,14 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
-from feedline.images.recipe import CentreBox, RandomBox, Recipe, WholeBox
-from feedline.rng import torch_keys
+from feedline.core.rng import torch_keys
+from feedline.images.recipe import CenterBox, RandomBox, Recipe, WholeBox
 
 Box = tuple[int, int, int, int]
 """x, y, width, height."""
 
+
 _MASK64 = (1 << 64) - 1
+
+
 _GOLDEN = 0x9E3779B97F4A7C15
+
+
 _ATTEMPTS = 10
 
 
@@ -45,7 +50,7 @@ def geometry(recipe: Recipe, key: int | None, width: int, height: int) -> Geomet
     window = (0, 0, size[1], size[0])
     if isinstance(law, RandomBox):
         box, full = _random_box(law, draws, width, height), size
-    elif isinstance(law, CentreBox):
+    elif isinstance(law, CenterBox):
         box, full = (0, 0, width, height), _resized(law.shorter, width, height)
         window = (_offset(full[1], size[1]), _offset(full[0], size[0]), size[1], size[0])
     elif isinstance(law, WholeBox):

@@ -1,26 +1,57 @@
-"""Pictures through Pillow: every format but ordinary JPEG, and all of them where the native kernels were not built."""
+"""Pictures through Pillow: every format but ordinary JPEG, and all of them where the native kernels were not built.
+
+Where pictures come from, and what can be known of them before they are decoded.
+"""
 
 from __future__ import annotations
 
 import io
 import math
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from feedline.images.errors import too_large, unreadable
 from feedline.images.geometry import Geometry, geometry
-from feedline.images.problems import too_large, unreadable
 from feedline.images.recipe import Recipe
-from feedline.images.sources import Header, Source, is_pixels
+
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview | mmap.mmap | NDArray[np.uint8]
+"""A path; the bytes of a file (never copied); or ready pixels: uint8 of shape (height, width, 3), in any strides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the first bytes of a picture tell: its size as it is stored, before `orientation` is applied.
+
+    `format` is Pillow's name ("JPEG", "PNG", …), or "pixels". `orientation` is the EXIF value, 1 to 8; 1 is upright.
+    """
+
+    width: int
+    height: int
+    format: str
+    components: int
+    progressive: bool
+    orientation: int
+
+
+def is_pixels(source: Source) -> bool:
+    """Whether the source needs no decoding."""
+    return isinstance(source, np.ndarray) and source.ndim != 1
+
 
 Pixels = NDArray[np.uint8]
 
+
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,

@@ -11,8 +11,14 @@ import torch
 from feedline.errors import ArgumentError
 
 INTERPOLATIONS = ("bilinear", "bicubic")
+
+
 LAYOUTS = ("HWC", "CHW")
+
+
 DTYPES = (torch.uint8, torch.float32, torch.bfloat16)
+
+
 _LARGEST = 65_500
 """Pixels along one side of an output: what a JPEG can hold, and small enough for every product of the kernels."""
 
@@ -34,7 +40,7 @@ class RandomBox:
 
 
 @dataclass(frozen=True, slots=True)
-class CentreBox:
+class CenterBox:
     """The centre: `Resize(shorter)`, then `CenterCrop(size)`, as one resampling of the window that is needed.
 
     Rounds as torchvision does; where the resized picture is smaller than `size`, zeros surround it.
@@ -51,7 +57,7 @@ class WholeBox:
     """The whole picture, resized to `size` whatever its shape."""
 
 
-Law = RandomBox | CentreBox | WholeBox
+CropPolicy = RandomBox | CenterBox | WholeBox
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,7 @@ class Recipe:
     """
 
     size: tuple[int, int]
-    law: Law
+    law: CropPolicy
     flip: float = 0.0
     interpolation: str = "bilinear"
     layout: str = "HWC"
@@ -79,7 +85,7 @@ class Recipe:
     def __post_init__(self) -> None:
         height, width = _several("size", self.size, 2)
         object.__setattr__(self, "size", (_side("size", height), _side("size", width)))
-        if not isinstance(self.law, Law):
+        if not isinstance(self.law, CropPolicy):
             raise ArgumentError(f"law must be a RandomBox, CentreBox or WholeBox, not {self.law!r}")
         if not 0 <= self.flip <= 1:
             raise ArgumentError(f"flip is a probability between 0 and 1, not {self.flip!r}")

@@ -1,19 +1,14 @@
 """Orders with random access that are plain torch samplers too, and adapters for torch's own."""
 
-from feedline.samplers.balanced import ClassBalanced
+from feedline.samplers.adapters import MaterializedSampler, as_index_sampler
+from feedline.samplers.base import BatchIndexSampler, IndexSampler
+from feedline.samplers.basic import Infinite, Sequential, Shuffled, Subset, VirtualEpochs
 from feedline.samplers.distributed import Distributed, DistributedBatches, TorchDistributed
-from feedline.samplers.endless import Infinite, VirtualEpochs
-from feedline.samplers.foreign import Listed
-from feedline.samplers.lengths import LengthBuckets
+from feedline.samplers.length_buckets import LengthBuckets
 from feedline.samplers.mixture import Mixture
-from feedline.samplers.order import BatchIndexSampler, IndexSampler
-from feedline.samplers.recognised import recognise
-from feedline.samplers.sequential import Sequential
-from feedline.samplers.shards import Mixing, ShardShuffled
-from feedline.samplers.shuffled import Shuffled
+from feedline.samplers.shard_shuffle import Mixing, ShardShuffled
 from feedline.samplers.stratified import StratifiedBatches
-from feedline.samplers.subset import Subset
-from feedline.samplers.weighted import Weighted
+from feedline.samplers.weighted import ClassBalanced, Weighted
 
 __all__ = [
     "BatchIndexSampler",
@@ -23,7 +18,7 @@ __all__ = [
     "IndexSampler",
     "Infinite",
     "LengthBuckets",
-    "Listed",
+    "MaterializedSampler",
     "Mixing",
     "Mixture",
     "Sequential",
@@ -34,5 +29,5 @@ __all__ = [
     "TorchDistributed",
     "VirtualEpochs",
     "Weighted",
-    "recognise",
+    "as_index_sampler",
 ]

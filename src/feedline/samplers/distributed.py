@@ -8,23 +8,23 @@ import numpy as np
 import torch
 
 from feedline.errors import ArgumentError
-from feedline.samplers import arguments
-from feedline.samplers.endless import finite
-from feedline.samplers.order import BatchIndexSampler, IndexSampler, Indices, Recent, describe
+from feedline.samplers import _arguments
+from feedline.samplers.base import BatchIndexSampler, IndexSampler, Indices, RecentResults, describe
+from feedline.samplers.basic import finite
 
 if TYPE_CHECKING:
     from torch.utils.data import DistributedSampler
 
 
-class _Part:
+class _RankPart:
     """What one rank has of `length` positions: rank, rank + world_size, ...; all ranks have the same number.
 
     What the length lacks to a multiple of the world size comes from the epoch's start; `drop_last` cuts the rest off.
     """
 
     def __init__(self, length: int, rank: int, world_size: int, drop_last: bool) -> None:
-        self.world_size = arguments.integer("world_size", world_size, 1)
-        self.rank = arguments.integer("rank", rank, 0)
+        self.world_size = _arguments.integer("world_size", world_size, 1)
+        self.rank = _arguments.integer("rank", rank, 0)
         if self.rank >= self.world_size:
             raise ArgumentError(f"rank must be below world_size={world_size}, but is {rank}")
         self.drop_last = bool(drop_last)
@@ -53,7 +53,7 @@ class Distributed(IndexSampler):
 
     def __init__(self, sampler: IndexSampler, rank: int, world_size: int, drop_last: bool = False) -> None:
         self.sampler = finite("sampler", sampler)
-        self._part = _Part(len(sampler), rank, world_size, drop_last)
+        self._part = _RankPart(len(sampler), rank, world_size, drop_last)
         self._length = self._part.length
         self.extent = sampler.extent
 
@@ -75,7 +75,7 @@ class DistributedBatches(BatchIndexSampler):
                 "Distributed takes samplers of indices"
             )
         self.sampler = sampler
-        self._part = _Part(len(sampler), rank, world_size, drop_last)
+        self._part = _RankPart(len(sampler), rank, world_size, drop_last)
         self._length = self._part.length
 
     def _take(self, epoch: int, start: int, stop: int) -> list[Indices]:
@@ -99,7 +99,7 @@ class TorchDistributed(IndexSampler):
         self.num_replicas: int = sampler.num_replicas
         self.rank: int = sampler.rank
         self.drop_last: bool = sampler.drop_last
-        self._order = Recent(self._list, keep=1)
+        self._order = RecentResults(self._list, keep=1)
 
     def upcoming(self, following: int) -> int:
         """As `IndexSampler.upcoming`, by the epoch of torch's sampler."""

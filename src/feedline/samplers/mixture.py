@@ -11,22 +11,24 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from torch.utils.data import Sampler
 
+from feedline.core.rng import derive
 from feedline.errors import ArgumentError
-from feedline.rng import derive
-from feedline.samplers import arguments
-from feedline.samplers.draws import uniform
-from feedline.samplers.endless import endless, finite
-from feedline.samplers.order import IndexSampler, Indices, Recent, blockwise, describe
-from feedline.samplers.shuffled import Shuffled
+from feedline.samplers import _arguments
+from feedline.samplers._random import uniform
+from feedline.samplers.base import IndexSampler, Indices, RecentResults, blockwise, describe
+from feedline.samplers.basic import Shuffled, endless, finite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+
 _STOPS = ("first_exhausted", "all_exhausted")
+
+
 _SMALLEST_SHARE = 2.0**-20
 
 
-class _Block(NamedTuple):
+class _AllocationBlock(NamedTuple):
     """One block of the allocation: for each position the dataset, and which draw from it this is, counted from 0."""
 
     datasets: Indices
@@ -53,9 +55,9 @@ class Mixture(IndexSampler):
         stop: str | int = "first_exhausted",
         sizes: Sequence[int] | None = None,
     ) -> None:
-        self.seed = arguments.whole("seed", seed)
+        self.seed = _arguments.whole("seed", seed)
         self.samplers = [_sampler(number, each, self.seed) for number, each in enumerate(samplers)]
-        self.weights = arguments.weights("weights", weights)
+        self.weights = _arguments.weights("weights", weights)
         if len(self.weights) != len(self.samplers):
             raise ArgumentError(f"{len(self.weights)} weights for {len(self.samplers)} datasets: pass one for each")
         self.sizes = _sizes(self.samplers, sizes)
@@ -66,7 +68,7 @@ class Mixture(IndexSampler):
         shares = [weight / total for weight in exact]
         self._block_size = _block_size(shares)
         self._bounds = [Fraction(0), *accumulate(shares)]
-        self._block = Recent(self._allocated, keep=8)
+        self._block = RecentResults(self._allocated, keep=8)
         self.stop = stop
         self._length = self._ending()
         self._passes = [-(-draws // len(each)) for draws, each in zip(self._draws(), self.samplers, strict=True)]
@@ -76,7 +78,7 @@ class Mixture(IndexSampler):
         position = block * self._block_size
         return np.diff([bound.numerator * position // bound.denominator for bound in self._bounds])
 
-    def _allocated(self, block: int) -> _Block:
+    def _allocated(self, block: int) -> _AllocationBlock:
         """Each of a dataset's n places lies at random in its own n-th part of the block, taken as a circle.
 
         Where the parts begin is random too: parts of two datasets in step would give every second position to one.
@@ -91,7 +93,7 @@ class Mixture(IndexSampler):
         datasets = owner[places.argsort(kind="stable")]
         draws = np.empty(self._block_size, np.int64)
         draws[datasets.argsort(kind="stable")] = before[owner] + within
-        return _Block(datasets, draws)
+        return _AllocationBlock(datasets, draws)
 
     def _take(self, epoch: int, start: int, stop: int) -> Indices:
         owner = blockwise(lambda number: self._block(number).datasets, self._block_size, start, stop)
@@ -112,10 +114,10 @@ class Mixture(IndexSampler):
 
     def _ending(self) -> int:
         if not isinstance(self.stop, str):
-            return arguments.integer("stop", self.stop, 1, f"or one of {', '.join(_STOPS)}")
+            return _arguments.integer("stop", self.stop, 1, f"or one of {', '.join(_STOPS)}")
         used = np.flatnonzero(self.weights).tolist()
         ends = [self._position(dataset, len(self.samplers[dataset]) - 1) + 1 for dataset in used]
-        return min(ends) if arguments.choice("stop", self.stop, _STOPS) == "first_exhausted" else max(ends)
+        return min(ends) if _arguments.choice("stop", self.stop, _STOPS) == "first_exhausted" else max(ends)
 
     def _position(self, dataset: int, draw: int) -> int:
         """Where the given draw from the dataset comes."""
@@ -147,7 +149,7 @@ def _sampler(number: int, given: IndexSampler | int, seed: int) -> IndexSampler:
     name = f"samplers[{number}]"
     if isinstance(given, Sampler):
         return finite(name, given)
-    length = arguments.integer(name, given, 1, "pass a dataset's length or its sampler")
+    length = _arguments.integer(name, given, 1, "pass a dataset's length or its sampler")
     return Shuffled(length, derive(seed, "mixture", number))
 
 
@@ -157,7 +159,7 @@ def _sizes(samplers: list[IndexSampler], given: Sequence[int] | None) -> Indices
         if 0 in given:
             name = samplers[given.index(0)].fingerprint()
             raise ArgumentError(f"{name} does not tell the length of its dataset: pass sizes=[len(dataset), ...]")
-    sizes = arguments.integers("sizes", given, 1)
+    sizes = _arguments.integers("sizes", given, 1)
     if len(sizes) != len(samplers):
         raise ArgumentError(f"{len(sizes)} sizes for {len(samplers)} datasets: pass one for each")
     for size, each in zip(sizes.tolist(), samplers, strict=True):

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from feedline.core.rng import derive
 from feedline.errors import ArgumentError
-from feedline.rng import derive
-from feedline.samplers import arguments
-from feedline.samplers.classes import Classes
-from feedline.samplers.draws import permutations
-from feedline.samplers.order import BatchIndexSampler, Indices, Recent, describe
+from feedline.samplers import _arguments
+from feedline.samplers._random import permutations
+from feedline.samplers.base import BatchIndexSampler, Indices, RecentResults, describe
+from feedline.samplers.weighted import Classes
 
 _GOLDEN = 0.6180339887498949
 
@@ -30,10 +30,10 @@ class StratifiedBatches(BatchIndexSampler):
         self, labels: Any, batch_size: int, seed: int = 0, drop_last: bool = False, shares: str = "proportional"
     ) -> None:
         self._classes = Classes(labels)
-        self.batch_size = arguments.integer("batch_size", batch_size, 1)
-        self.seed = arguments.whole("seed", seed)
+        self.batch_size = _arguments.integer("batch_size", batch_size, 1)
+        self.seed = _arguments.whole("seed", seed)
         self.drop_last = bool(drop_last)
-        self.shares = arguments.choice("shares", shares, ("proportional", "equal"))
+        self.shares = _arguments.choice("shares", shares, ("proportional", "equal"))
         if self.batch_size < len(self._classes):
             raise ArgumentError(
                 f"batch_size is {self.batch_size}, but there are {len(self._classes)} classes: "
@@ -50,7 +50,7 @@ class StratifiedBatches(BatchIndexSampler):
             raise ArgumentError(f"batch_size {batch_size} leaves no full batch: pass drop_last=False")
         self._starts = _starts(_totals(weights, slots, self._length), self._length)
         self._batches = max(1, 8192 // self.batch_size)
-        self._block = Recent(self._arranged)
+        self._block = RecentResults(self._arranged)
 
     def _take(self, epoch: int, start: int, stop: int) -> list[Indices]:
         return [np.array(self._block(epoch, n // self._batches)[n % self._batches]) for n in range(start, stop)]

@@ -1,16 +1,21 @@
-"""Indices drawn in proportion to weights."""
+"""Indices drawn in proportion to weights.
+
+Every class as often as every other.
+
+Samples grouped by class: for each class an endless order of its own.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from feedline.core.rng import derive
 from feedline.errors import ArgumentError
-from feedline.rng import derive
-from feedline.samplers import arguments
-from feedline.samplers.draws import exponential, uniform
-from feedline.samplers.order import IndexSampler, Indices, Recent, describe
+from feedline.samplers import _arguments
+from feedline.samplers._random import exponential, permutations, reshuffled, uniform
+from feedline.samplers.base import IndexSampler, Indices, RecentResults, blockwise, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,15 +32,15 @@ class Weighted(IndexSampler):
     def __init__(
         self, weights: Sequence[float], num_samples: int | None = None, replacement: bool = True, seed: int = 0
     ) -> None:
-        self.weights = arguments.weights("weights", weights)
+        self.weights = _arguments.weights("weights", weights)
         default = len(self.weights) if replacement else int(np.count_nonzero(self.weights))
-        self.num_samples = self._length = arguments.count("num_samples", num_samples, default)
+        self.num_samples = self._length = _arguments.count("num_samples", num_samples, default)
         self.replacement = bool(replacement)
-        self.seed = arguments.whole("seed", seed)
+        self.seed = _arguments.whole("seed", seed)
         self.extent = len(self.weights)
         self._cumulative = np.cumsum(self.weights / self.weights.max())  # their sum itself may be too large
         self._drawable: Indices = np.flatnonzero(self.weights).astype(np.int64)
-        self._listed = Recent(self._list)
+        self._listed = RecentResults(self._list)
         if not replacement and self.num_samples > len(self._drawable):
             raise ArgumentError(
                 f"num_samples is {self.num_samples}, but only {len(self._drawable)} weights are above 0: "
@@ -63,3 +68,54 @@ class Weighted(IndexSampler):
         return describe(
             self, weights=self.weights, num_samples=self.num_samples, replacement=self.replacement, seed=self.seed
         )
+
+
+class Classes:
+    """The indices of each class among `labels` (any values with an order, which numbers the classes)."""
+
+    def __init__(self, labels: Any) -> None:
+        self.labels = _arguments.vector("labels", labels)
+        try:
+            self.names, numbers = np.unique(self.labels, return_inverse=True)
+        except TypeError as error:
+            raise ArgumentError(f"labels must be of one kind, so that they can be ordered: {error}") from None
+        self.sizes: Indices = np.bincount(numbers).astype(np.int64)
+        self._members: Indices = numbers.argsort(kind="stable").astype(np.int64)
+        self._firsts = np.cumsum(self.sizes) - self.sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def draws(self, key: int, number: int, start: int, stop: int) -> Indices:
+        """Draws [start, stop) of class `number`: all its indices in random order, again and again in new orders."""
+        size, first = int(self.sizes[number]), int(self._firsts[number])
+        return self._members[first + reshuffled(derive(key, number), size, start, stop)]
+
+
+class ClassBalanced(IndexSampler):
+    """`num_samples` draws an epoch (default: one per label) in rounds that hold every class once, in random order.
+
+    So any k x classes positions that begin with a round hold every class exactly k times. A class gives all its
+    samples before it repeats one.
+    """
+
+    def __init__(self, labels: Any, num_samples: int | None = None, seed: int = 0) -> None:
+        self._classes = Classes(labels)
+        self.extent = len(self._classes.labels)
+        self.num_samples = self._length = _arguments.count("num_samples", num_samples, self.extent)
+        self.seed = _arguments.whole("seed", seed)
+        self._rounds = max(32, 8192 // len(self._classes))
+        self._block = RecentResults(self._arranged)
+
+    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+        return blockwise(lambda number: self._block(epoch, number), self._rounds * len(self._classes), start, stop)
+
+    def _arranged(self, epoch: int, number: int) -> Indices:
+        count, first, last = len(self._classes), number * self._rounds, (number + 1) * self._rounds
+        order = permutations(derive(self.seed, epoch, "rounds"), count, first, last)
+        key = derive(self.seed, epoch, "members")
+        drawn = np.stack([self._classes.draws(key, c, first, last) for c in range(count)], axis=1)
+        return np.take_along_axis(drawn, order, axis=1).ravel()
+
+    def fingerprint(self) -> str:
+        return describe(self, labels=self._classes.labels, num_samples=self.num_samples, seed=self.seed)

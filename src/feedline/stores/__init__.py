@@ -1,12 +1,7 @@
 """Stores: bytes by path, from this machine, from object storage, from anywhere; with one patience and one cache."""
 
-from feedline.store_counts import Statistics, statistics
-from feedline.stores.addresses import Location, join, split
-from feedline.stores.cache import Cache, CachedStore, Prefetch, Want
-from feedline.stores.coalescing import Requests
-from feedline.stores.opening import expand, open_store
-from feedline.stores.options import FromEnv
-from feedline.stores.problems import (
+from feedline.core.store_metrics import StoreStatistics, statistics
+from feedline.errors import (
     AccessDeniedError,
     CacheWarning,
     ObjectChangedError,
@@ -15,11 +10,17 @@ from feedline.stores.problems import (
     StoreError,
     StoreUnavailableError,
 )
-from feedline.stores.protocol import ObjectInfo, Span, Store
+from feedline.stores.base import ByteRange, ObjectInfo, Store
+from feedline.stores.cache import Cache, CachedStore, ObjectRange, Prefetch
+from feedline.stores.open import expand, open_store
+from feedline.stores.options import FromEnv
+from feedline.stores.requests import Requests
 from feedline.stores.retry import Retry
+from feedline.stores.urls import Location, join, split
 
 __all__ = [
     "AccessDeniedError",
+    "ByteRange",
     "Cache",
     "CacheWarning",
     "CachedStore",
@@ -28,16 +29,15 @@ __all__ = [
     "ObjectChangedError",
     "ObjectInfo",
     "ObjectNotFoundError",
+    "ObjectRange",
     "Prefetch",
     "RangeError",
     "Requests",
     "Retry",
-    "Span",
-    "Statistics",
     "Store",
     "StoreError",
+    "StoreStatistics",
     "StoreUnavailableError",
-    "Want",
     "expand",
     "join",
     "open_store",

@@ -1,27 +1,37 @@
-"""Files of this machine, memory-mapped."""
+"""Files of this machine, memory-mapped.
+
+Files in memory, without a descriptor for each: as many as the system maps, for as long as anybody looks at them.
+
+How often files that are in use are looked at: one that is cut short while it is mapped would end the process.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
-from feedline.per_process import PerProcess
-from feedline.stores.addresses import absolute, checked, join
-from feedline.stores.coalescing import Requests, refuse_backwards, spans_for
-from feedline.stores.problems import ObjectChangedError, ObjectNotFoundError, RangeError
-from feedline.stores.protocol import ObjectInfo, Views
-from feedline.stores.recent import Recent
-from feedline.stores.whereabouts import expanded, is_special
+from feedline.core.caches import LRUCache, PerProcess
+from feedline.core.paths import expanded, is_special
+from feedline.errors import ObjectChangedError, ObjectNotFoundError, RangeError
+from feedline.stores.base import ObjectInfo, Views
+from feedline.stores.requests import Requests, refuse_backwards, spans_for
+from feedline.stores.urls import absolute, checked, join
 
 _OPEN_AT_ONCE = 64
+
+
 _SMALL_NBYTES = 64 << 10
 """A whole file up to this size is read, not mapped: a mapping costs more than the copy."""
 
 
-class _Mapped(NamedTuple):
+class _MappedFile(NamedTuple):
     data: memoryview
     version: str
     advise: Any
@@ -40,7 +50,7 @@ class LocalStore:
 
     def __init__(self, folder: str = "/") -> None:
         self._folder = absolute(expanded(folder))
-        self._maps: PerProcess[Recent[str, _Mapped]] = PerProcess(lambda: Recent(_OPEN_AT_ONCE))
+        self._maps: PerProcess[LRUCache[str, _MappedFile]] = PerProcess(lambda: LRUCache(_OPEN_AT_ONCE))
 
     @property
     def url(self) -> str:
@@ -107,7 +117,7 @@ class LocalStore:
         mapped.will_need(ranges)
         return [mapped.data[start:stop] for start, stop in ranges]
 
-    def _mapped(self, path: str, version: str) -> _Mapped:
+    def _mapped(self, path: str, version: str) -> _MappedFile:
         maps = self._maps()
         known = maps.get(path)
         if known is not None and known.version == version:
@@ -117,7 +127,7 @@ class LocalStore:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # see will_need
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._refuse_other(path, _version(os.fstat(file.fileno())), version)
-        return maps.put(path, _Mapped(memoryview(mapping), version, getattr(mapping, "madvise", None)))
+        return maps.put(path, _MappedFile(memoryview(mapping), version, getattr(mapping, "madvise", None)))
 
     def _refuse_other(self, path: str, version: str, wanted: str | None) -> None:
         if wanted is not None and wanted != version:
@@ -129,3 +139,52 @@ class LocalStore:
 
 def _version(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+
+
+if sys.platform != "win32":
+    _C = ctypes.CDLL(None, use_errno=True)
+    _C.mmap.restype = ctypes.c_void_p
+    _C.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong]
+    _C.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def mapped(fd: int, nbytes: int) -> memoryview:
+    """The first bytes of a file, read-only; unmapped when the last view of them is gone.
+
+    The file may be closed and removed meanwhile: Python's own mapping keeps a descriptor. OSError where the process has
+    too many mappings.
+    """
+    if nbytes == 0:
+        return memoryview(b"")
+    address = _C.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    if address == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    memory = (ctypes.c_ubyte * nbytes).from_address(address)
+    weakref.finalize(memory, _C.munmap, address, nbytes).atexit = False
+    return memoryview(memory).cast("B").toreadonly()
+
+
+LOOK_EVERY_S = 0.1
+"""Seldom enough to cost nothing, even where a look is a question to a server."""
+
+
+class RecheckTimer:
+    """When something is due to be looked at; what was found wanting stays due. Pickles as new."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def due(self) -> bool:
+        """Whether it is time."""
+        return monotonic() >= self._next
+
+    def done(self) -> None:
+        """It was looked at, and nothing was wrong."""
+        self._next = monotonic() + LOOK_EVERY_S
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RecheckTimer, ()

@@ -13,6 +13,8 @@ from feedline.errors import ArgumentError, NotPicklableError
 
 _CREDENTIALS = re.compile("://[^/]*@|[?]")
 """In the address of a server."""
+
+
 _OPEN = frozenset(
     (
         "account_name",
@@ -61,7 +63,7 @@ class FromEnv:
             ) from None
 
 
-class Options(Mapping[str, Any]):
+class StoreOptions(Mapping[str, Any]):
     """The options of one store. Shows and pickles what is no secret, and names of environment variables."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
@@ -91,17 +93,17 @@ class Options(Mapping[str, Any]):
         """The values as they were given: variables of the environment are not looked up."""
         return self._values
 
-    def __reduce__(self) -> tuple[type[Options], tuple[dict[str, Any]]]:
+    def __reduce__(self) -> tuple[type[StoreOptions], tuple[dict[str, Any]]]:
         for name in self:
             if self._is_secret(name):
                 raise NotPicklableError(
                     f"the option {name!r} of a store may be a secret, which is not written into a pickle. Set the "
                     f"store's own environment variable instead, or options={{{name!r}: stores.FromEnv('VARIABLE')}}"
                 )
-        return Options, (self._values,)
+        return StoreOptions, (self._values,)
 
 
-def refuse_untyped(options: Options, root: str) -> None:
+def refuse_untyped(options: StoreOptions, root: str) -> None:
     """ArgumentError for a value of a type that obstore takes for nothing, such as a number."""
     for name, value in options.raw().items():
         if not isinstance(value, (str, bytes, bool, timedelta, os.PathLike, FromEnv)):

@@ -9,17 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from feedline import cancelling
-from feedline.errors import ArgumentError
-from feedline.store_counts import count
-from feedline.stores.problems import StoreUnavailableError, TransientError
+from feedline.core import threads
+from feedline.core.store_metrics import count
+from feedline.errors import ArgumentError, StoreUnavailableError, TransientError
 
 T = TypeVar("T")
 
+
 _log = logging.getLogger("feedline")
+
 
 _TOLD_AFTER_S, _TOLD_EVERY_S = 5.0, 60.0
 """A store that fails for so long is told of, and then no oftener than this."""
+
 
 _THROTTLED_S = 1.0
 """The shortest wait where a server asks for fewer requests: obstore does not show its Retry-After."""
@@ -81,7 +83,7 @@ class SystemClock:
         return time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        cancelling.sleep(seconds)
+        threads.sleep(seconds)
 
 
 _DRAWN = random.SystemRandom().random
@@ -108,7 +110,7 @@ class Attempts:
                 return attempt(last)
             except TransientError as failure:
                 last = failure
-            cancelling.check()
+            threads.check()
             failed += 1
             wait_s = self.retry.wait_s(failed, self._draw(), last)
             passed_s = self._clock.now() - start

@@ -1,8 +1,8 @@
 """Transforms of images with torchvision's names; randomness is fixed by the key of the sample."""
 
-from feedline.transforms.colour import ColorJitter, GaussianBlur, Grayscale, RandomGrayscale
+from feedline.transforms.base import Transform, plan
+from feedline.transforms.color import ColorJitter, GaussianBlur, Grayscale, RandomGrayscale
 from feedline.transforms.compose import Compose, RandomApply, RandomChoice
-from feedline.transforms.convert import Normalize, ToTensor
 from feedline.transforms.erasing import RandomErasing
 from feedline.transforms.foreign import OnArray
 from feedline.transforms.geometry import (
@@ -14,9 +14,15 @@ from feedline.transforms.geometry import (
     RandomVerticalFlip,
     Resize,
 )
-from feedline.transforms.planning import ImagePlan
-from feedline.transforms.presets import IMAGENET_MEAN, IMAGENET_STD, imagenet_eval, imagenet_train
-from feedline.transforms.transform import Transform, plan
+from feedline.transforms.plan import ImagePlan
+from feedline.transforms.to_tensor import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Normalize,
+    ToTensor,
+    imagenet_eval,
+    imagenet_train,
+)
 
 __all__ = [
     "IMAGENET_MEAN",

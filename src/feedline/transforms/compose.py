@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from feedline.core.rng import derive
 from feedline.errors import ArgumentError
-from feedline.rng import derive
-from feedline.transforms import arguments
-from feedline.transforms.arguments import settle
-from feedline.transforms.draws import Draws
+from feedline.transforms import _arguments
+from feedline.transforms._arguments import settle
+from feedline.transforms._random import Draws
+from feedline.transforms.base import Transform
 from feedline.transforms.foreign import Foreign
-from feedline.transforms.forms import Form
-from feedline.transforms.planning import ImagePlan, followed
-from feedline.transforms.steps import Path, Placed, Step
-from feedline.transforms.transform import Transform
+from feedline.transforms.plan import ImagePlan, followed
+from feedline.transforms.steps import ImageSpec, Path, PlannedStep, Step
 
 Part = Transform | Callable[..., Any]
 
@@ -36,7 +35,7 @@ class Compose(Transform):
         settle(self, transforms=_parts(self, transforms))
         _ = self.plan  # an order that cannot work is refused here
 
-    def placed(self, path: Path) -> tuple[Placed, ...]:
+    def placed(self, path: Path) -> tuple[PlannedStep, ...]:
         return tuple(step for place, part in enumerate(self.transforms) for step in part.placed((*path, place)))
 
     def __repr__(self) -> str:
@@ -52,11 +51,11 @@ class RandomApply(Transform):
 
     def __init__(self, transforms: Sequence[Part] | Transform, p: float = 0.5) -> None:
         listed = [transforms] if isinstance(transforms, Transform) else transforms
-        settle(self, transforms=_parts(self, listed), p=arguments.probability(self, "p", p))
+        settle(self, transforms=_parts(self, listed), p=_arguments.probability(self, "p", p))
         _ = self.plan
 
     def step(self) -> Step:
-        return Sometimes(Compose(self.transforms).plan, self.p)
+        return ApplyWithProbability(Compose(self.transforms).plan, self.p)
 
     def __repr__(self) -> str:
         return _listed(self, f", p={self.p}")
@@ -72,8 +71,8 @@ class RandomChoice(Transform):
     def __init__(self, transforms: Sequence[Part], p: Sequence[float] | None = None) -> None:
         settle(self, transforms=_parts(self, transforms))
         if not self.transforms:
-            raise arguments.refusal(self, "transforms", transforms, "there must be one to choose")
-        settle(self, p=None if p is None else arguments.weights(self, "p", p, len(self.transforms)))
+            raise _arguments.refusal(self, "transforms", transforms, "there must be one to choose")
+        settle(self, p=None if p is None else _arguments.weights(self, "p", p, len(self.transforms)))
         _ = self.plan
 
     def step(self) -> Step:
@@ -84,7 +83,7 @@ class RandomChoice(Transform):
 
 
 @dataclass(frozen=True, slots=True)
-class Sometimes:
+class ApplyWithProbability:
     """A plan that is carried out if the key says so."""
 
     plan: ImagePlan
@@ -97,7 +96,7 @@ class Sometimes:
     def apply(self, sample: Any, key: int) -> Any:
         return self.plan.apply(sample, derive(key, "applied")) if Draws(key).unit() < self.p else sample
 
-    def follow(self, form: Form | None) -> Form | None:
+    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
         return form if followed(self.plan.steps, form) == form else None
 
 
@@ -115,14 +114,14 @@ class OneOf:
     def apply(self, sample: Any, key: int) -> Any:
         return self.plans[Draws(key).weighted(self.weights)].apply(sample, derive(key, "chosen"))
 
-    def follow(self, form: Form | None) -> Form | None:
+    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
         forms = {followed(plan.steps, form) for plan in self.plans}
         return forms.pop() if len(forms) == 1 else None
 
 
 def _parts(owner: Transform, transforms: Iterable[Any]) -> tuple[Transform, ...]:
     if isinstance(transforms, Transform) or not isinstance(transforms, Iterable):
-        raise arguments.refusal(owner, "transforms", transforms, "give a list of transforms")
+        raise _arguments.refusal(owner, "transforms", transforms, "give a list of transforms")
     found = tuple(transforms)
     for place, part in enumerate(found):
         if isinstance(part, type) or not callable(part):

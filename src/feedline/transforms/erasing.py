@@ -11,19 +11,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feedline.core.rng import derive
 from feedline.errors import SampleError
-from feedline.rng import derive
-from feedline.transforms import arguments
-from feedline.transforms.arguments import Interval, settle
-from feedline.transforms.draws import Draws
-from feedline.transforms.forms import Form
-from feedline.transforms.pictures import Picture, pixels
-from feedline.transforms.steps import Step
-from feedline.transforms.transform import Transform
+from feedline.transforms import _arguments
+from feedline.transforms._arguments import Interval, settle
+from feedline.transforms._random import Draws
+from feedline.transforms.base import Transform
+from feedline.transforms.inputs import Picture, pixels
+from feedline.transforms.steps import ImageSpec, Step
 
 _ATTEMPTS = 10
 
+
 Value = float | tuple[float, ...] | str
+
+
 Part = tuple[slice, slice]
 """Rows and columns."""
 
@@ -55,9 +57,9 @@ class RandomErasing(Transform):
     ) -> None:
         settle(
             self,
-            p=arguments.probability(self, "p", p),
-            scale=arguments.interval(self, "scale", scale, 0.0, 1.0),
-            ratio=arguments.positive_interval(self, "ratio", ratio),
+            p=_arguments.probability(self, "p", p),
+            scale=_arguments.interval(self, "scale", scale, 0.0, 1.0),
+            ratio=_arguments.positive_interval(self, "ratio", ratio),
             value=_value(self, value),
         )
 
@@ -69,9 +71,9 @@ class RandomErasing(Transform):
             return self._in_tensor(sample, key)
         return self._in_picture(pixels(sample), key)
 
-    def follow(self, form: Form | None) -> Form | None:
+    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
         if form is not None and form.converted and form.layout != "CHW":
-            raise arguments.refusal(self, "value", self.value, "put it before ToTensor(layout='HWC')")
+            raise _arguments.refusal(self, "value", self.value, "put it before ToTensor(layout='HWC')")
         return form
 
     def _in_tensor(self, numbers: torch.Tensor, key: int) -> torch.Tensor:
@@ -117,7 +119,7 @@ class RandomErasing(Transform):
         assert not isinstance(self.value, str)
         each = self.value if isinstance(self.value, tuple) else (self.value,)
         if levels and not all(0 <= value <= 255 for value in each):
-            raise arguments.refusal(
+            raise _arguments.refusal(
                 self, "value", self.value, "levels lie between 0 and 255; or put it after Normalize"
             )
         if len(each) not in (1, channels):
@@ -134,7 +136,7 @@ def _noise(key: int, shape: tuple[int, ...], normal: bool) -> NDArray[Any]:
 
 def _value(owner: RandomErasing, value: Any) -> Value:
     if isinstance(value, str):
-        return str(arguments.one_of(owner, "value", value, ("random",)))
+        return str(_arguments.one_of(owner, "value", value, ("random",)))
     if isinstance(value, (int, float)):
-        return arguments.numbers(owner, "value", (value,), (1,))[0]
-    return arguments.numbers(owner, "value", value, (1, 3))
+        return _arguments.numbers(owner, "value", (value,), (1,))[0]
+    return _arguments.numbers(owner, "value", value, (1, 3))

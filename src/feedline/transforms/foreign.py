@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 import torch
 from PIL import Image
 
-from feedline.rng import SampleRng, takes_rng
-from feedline.transforms.forms import Form
-from feedline.transforms.pictures import opened, pixels
-from feedline.transforms.steps import Step
-from feedline.transforms.transform import Transform
+from feedline.core.rng import SampleRng, takes_rng
+from feedline.transforms.base import Transform
+from feedline.transforms.inputs import opened, pixels
+from feedline.transforms.steps import ImageSpec, Step
 
 Callee = Callable[..., Any]
 
@@ -33,7 +32,7 @@ class Call:
         given = self._given(sample)
         return self.fn(given, SampleRng(key)) if self.draws else self.fn(given)
 
-    def follow(self, form: Form | None) -> Form | None:  # noqa: ARG002 - it may give anything
+    def follow(self, form: ImageSpec | None) -> ImageSpec | None:  # noqa: ARG002 - it may give anything
         return None
 
     def _given(self, sample: Any) -> Any:

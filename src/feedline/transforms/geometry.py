@@ -8,15 +8,13 @@ import numpy as np
 
 from feedline.errors import SampleError
 from feedline.images import RandomBox, Recipe, WholeBox
-from feedline.transforms import arguments
-from feedline.transforms.arguments import Interval, Size, settle
-from feedline.transforms.borders import MODES, Border, cut
-from feedline.transforms.draws import Draws
-from feedline.transforms.forms import Form
-from feedline.transforms.pictures import Picture
-from feedline.transforms.steps import Step
-from feedline.transforms.transform import Pixelwise, Transform
-from feedline.transforms.windows import Centre, Mirror, Shorter, Window
+from feedline.transforms import _arguments
+from feedline.transforms._arguments import Interval, Size, settle
+from feedline.transforms._random import Draws
+from feedline.transforms.base import Pixelwise, Transform
+from feedline.transforms.inputs import Picture
+from feedline.transforms.native_steps import MODES, Border, CentralCrop, FlipStep, ResizeShortest, Window, cut
+from feedline.transforms.steps import ImageSpec, Step
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -41,10 +39,10 @@ class RandomResizedCrop(Transform):
     ) -> None:
         settle(
             self,
-            size=arguments.area(self, "size", size),
-            scale=arguments.positive_interval(self, "scale", scale),
-            ratio=arguments.positive_interval(self, "ratio", ratio),
-            interpolation=arguments.interpolation(self, interpolation),
+            size=_arguments.area(self, "size", size),
+            scale=_arguments.positive_interval(self, "scale", scale),
+            ratio=_arguments.positive_interval(self, "ratio", ratio),
+            interpolation=_arguments.interpolation(self, interpolation),
         )
 
     def step(self) -> Step:
@@ -59,17 +57,17 @@ class Resize(Transform):
     interpolation: str
 
     def __init__(self, size: Size, interpolation: str = "bilinear") -> None:
-        sides = arguments.area(self, "size", size)
+        sides = _arguments.area(self, "size", size)
         settle(
             self,
             size=sides if not isinstance(size, int) and len(size) == 2 else sides[0],
-            interpolation=arguments.interpolation(self, interpolation),
+            interpolation=_arguments.interpolation(self, interpolation),
         )
 
     def step(self) -> Step:
         if isinstance(self.size, tuple):
             return Window(Recipe(self.size, WholeBox(), interpolation=self.interpolation))
-        return Shorter(self.size, self.interpolation)
+        return ResizeShortest(self.size, self.interpolation)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -79,10 +77,10 @@ class CenterCrop(Transform):
     size: tuple[int, int]
 
     def __init__(self, size: Size) -> None:
-        settle(self, size=arguments.area(self, "size", size))
+        settle(self, size=_arguments.area(self, "size", size))
 
     def step(self) -> Step:
-        return Centre(self.size)
+        return CentralCrop(self.size)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -110,11 +108,11 @@ class RandomCrop(Pixelwise):
     ) -> None:
         settle(
             self,
-            size=arguments.area(self, "size", size),
-            padding=None if padding is None else arguments.border(self, "padding", padding),
+            size=_arguments.area(self, "size", size),
+            padding=None if padding is None else _arguments.border(self, "padding", padding),
             pad_if_needed=bool(pad_if_needed),
-            fill=arguments.levels(self, "fill", fill),
-            padding_mode=arguments.one_of(self, "padding_mode", padding_mode, MODES),
+            fill=_arguments.levels(self, "fill", fill),
+            padding_mode=_arguments.one_of(self, "padding_mode", padding_mode, MODES),
         )
 
     def change(self, picture: Picture, key: int) -> Picture:
@@ -129,7 +127,7 @@ class RandomCrop(Pixelwise):
         y, x = draws.below(height - self.size[0] + 1), draws.below(width - self.size[1] + 1)
         return cut(picture, y - top, x - left, self.size, Border(self.padding_mode, self.fill))
 
-    def follow(self, form: Form | None) -> Form | None:
+    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
         return form and replace(form, size=self.size)
 
     def _around(self, height: int, width: int) -> tuple[int, int, int, int]:
@@ -147,10 +145,10 @@ class RandomHorizontalFlip(Transform):
     p: float
 
     def __init__(self, p: float = 0.5) -> None:
-        settle(self, p=arguments.probability(self, "p", p))
+        settle(self, p=_arguments.probability(self, "p", p))
 
     def step(self) -> Step:
-        return Mirror(self.p)
+        return FlipStep(self.p)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -160,7 +158,7 @@ class RandomVerticalFlip(Pixelwise):
     p: float
 
     def __init__(self, p: float = 0.5) -> None:
-        settle(self, p=arguments.probability(self, "p", p))
+        settle(self, p=_arguments.probability(self, "p", p))
 
     def change(self, picture: Picture, key: int) -> Picture:
         return np.ascontiguousarray(picture[::-1]) if Draws(key).unit() < self.p else picture

@@ -1,4 +1,7 @@
-"""What a plan is made of: steps that know what they make of a sample, and where each finds its random key."""
+"""What a plan is made of: steps that know what they make of a sample, and where each finds its random key.
+
+What is known of a sample before it is made.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,37 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from feedline.rng import derive, derive_each
-from feedline.transforms.forms import Form
-from feedline.transforms.pictures import opened
+from feedline.core.rng import derive, derive_each
+from feedline.transforms.inputs import opened
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpec:
+    """Size (height, width) and channels of a sample, None where the picture decides; and whether it ended as numbers.
+
+    `dtype` and `layout` are those of a tensor, or of the levels: uint8, "HWC".
+    """
+
+    size: tuple[int, int] | None = None
+    channels: int | None = 3
+    converted: bool = False
+    dtype: torch.dtype = torch.uint8
+    layout: str = "HWC"
+
+    @property
+    def shape(self) -> tuple[int, int, int] | None:
+        """Of the sample, if it is known."""
+        if self.size is None or self.channels is None:
+            return None
+        return (*self.size, self.channels) if self.layout == "HWC" else (self.channels, *self.size)
+
 
 Keys = NDArray[np.uint64]
+
+
 Path = tuple[int, ...]
 """The places on the way from the outermost `Compose` to a step."""
 
@@ -34,12 +61,12 @@ class Step(Protocol):
     def apply(self, sample: Any, key: int) -> Any:
         """The sample changed."""
 
-    def follow(self, form: Form | None) -> Form | None:
+    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
         """What is known of the sample afterwards; None for nothing at all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlannedStep:
     """A step at its place; `name` is that of the transform it came from."""
 
     step: Step
@@ -61,12 +88,12 @@ class Placed:
         return keys
 
 
-def first_form(steps: Sequence[Placed], source: Any) -> Any:
+def first_form(steps: Sequence[PlannedStep], source: Any) -> Any:
     """What the first step takes of an image of any kind."""
     return source if steps[0].step.reads else opened(source)
 
 
-def run(steps: Sequence[Placed], sample: Any, keys: Sequence[int]) -> Any:
+def run(steps: Sequence[PlannedStep], sample: Any, keys: Sequence[int]) -> Any:
     """The sample after the steps, each of which has its own key."""
     for placed, key in zip(steps, keys, strict=True):
         sample = placed.step.apply(sample, key)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Self
 
-from feedline.builder import Built, restored_globals
-from feedline.rows import Empty, torch_empty
-from feedline.workers.pool import Builder, PoolStatistics
+from feedline.core.batch import BatchResult
+from feedline.core.rng_globals import restored_globals
+from feedline.core.tensors import Allocator, allocate_tensor
+from feedline.workers.base import Builder, PoolStatistics
 
 
-class InlineTicket:
+class InlineFuture:
     """A request that is built when its result is asked for."""
 
     __slots__ = ("_pool", "request")
@@ -22,7 +23,7 @@ class InlineTicket:
         """Always: the work happens in `result`."""
         return True
 
-    def result(self) -> Built:
+    def result(self) -> BatchResult:
         """Build the batch now."""
         return self._pool.build(self.request)
 
@@ -36,21 +37,21 @@ class InlinePool:
     `isolate` puts the training process's own random generators back after each batch: for builders that reseed.
     """
 
-    def __init__(self, builder: Builder, *, isolate: bool = False, empty: Empty = torch_empty) -> None:
+    def __init__(self, builder: Builder, *, isolate: bool = False, empty: Allocator = allocate_tensor) -> None:
         self._builder, self._isolate, self._empty = builder, isolate, empty
 
-    def submit(self, request: Any) -> InlineTicket:
+    def submit(self, request: Any) -> InlineFuture:
         """A ticket; nothing happens yet."""
-        return InlineTicket(self, request)
+        return InlineFuture(self, request)
 
-    def build(self, request: Any) -> Built:
+    def build(self, request: Any) -> BatchResult:
         """The batch of a request, on the calling thread."""
         if not self._isolate:
             return self._builder(request, self._empty)
         with restored_globals():
             return self._builder(request, self._empty)
 
-    def wait_any(self, tickets: Iterable[InlineTicket]) -> InlineTicket:
+    def wait_any(self, tickets: Iterable[InlineFuture]) -> InlineFuture:
         """The oldest ticket."""
         return next(iter(tickets))
 

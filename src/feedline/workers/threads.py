@@ -1,11 +1,16 @@
-"""Worker threads: for datasets that several threads may read at once, and for work that releases the GIL."""
+"""Worker threads: for datasets that several threads may read at once, and for work that releases the GIL.
+
+Notices transforms that draw from generators which all threads share: with threads, no seed makes them repeatable.
+"""
 
 from __future__ import annotations
 
 import logging
+import random
 import sys
 import threading
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -15,17 +20,20 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Self
 
-from feedline import telemetry
-from feedline.builder import Built
-from feedline.cancelling import WAKE_S, CancelScope
+import numpy as np
+import torch
+
+from feedline.core import telemetry
+from feedline.core.batch import BatchResult
+from feedline.core.tensors import Allocator, allocate_tensor
+from feedline.core.threads import WAKE_S, CancelScope
 from feedline.errors import WorkerStalledError
-from feedline.rows import Empty, torch_empty
-from feedline.workers.pool import Builder, PoolStatistics
+from feedline.workers.base import Builder, PoolStatistics
 
 _log = logging.getLogger("feedline")
 
 
-class ThreadTicket:
+class ThreadFuture:
     """A request on its way through the threads; its lock is held until the result is there."""
 
     __slots__ = ("_built", "_cancelled", "_error", "_gate", "_pool", "request")
@@ -35,11 +43,11 @@ class ThreadTicket:
         self.request = request
         self._gate = threading.Lock()
         self._gate.acquire()
-        self._built: Built | None = None
+        self._built: BatchResult | None = None
         self._error: BaseException | None = None
         self._cancelled = False
 
-    def run(self, builder: Builder, empty: Empty) -> None:
+    def run(self, builder: Builder, empty: Allocator) -> None:
         """Build on the calling thread, and open the gate."""
         try:
             if not self._cancelled:
@@ -53,7 +61,7 @@ class ThreadTicket:
         """Whether the gate is open."""
         return not self._gate.locked()
 
-    def result(self) -> Built:
+    def result(self) -> BatchResult:
         """Wait for the gate; see `Ticket`."""
         if self._gate.locked():
             self._pool._wait(self)
@@ -83,14 +91,14 @@ class ThreadPool:
         builder: Builder,
         num_workers: int,
         *,
-        empty: Empty = torch_empty,
+        empty: Allocator = allocate_tensor,
         pinned: bool = False,
         timeout_s: float = 0,
         stall_s: float = 60,
     ) -> None:
         self._builder, self._empty = builder, empty
         self._timeout_s, self._stall_s = timeout_s, stall_s
-        self._queues: list[SimpleQueue[ThreadTicket | None]] = [SimpleQueue()]
+        self._queues: list[SimpleQueue[ThreadFuture | None]] = [SimpleQueue()]
         self._pinned = pinned
         self._wanted = 0
         self._threads: list[threading.Thread] = []
@@ -99,17 +107,17 @@ class ThreadPool:
         self._finalizer = weakref.finalize(self, _stop, self._threads, self._queues, self._scope)
         self.resize(num_workers)
 
-    def submit(self, request: Any) -> ThreadTicket:
+    def submit(self, request: Any) -> ThreadFuture:
         """Queue the request for the first idle thread, or for its lane's."""
-        ticket = ThreadTicket(self, request)
+        ticket = ThreadFuture(self, request)
         lane = request.lane if self._pinned else 0
         self._queues[lane % len(self._queues)].put(ticket)
         return ticket
 
-    def wait_any(self, tickets: Iterable[ThreadTicket]) -> ThreadTicket:
+    def wait_any(self, tickets: Iterable[ThreadFuture]) -> ThreadFuture:
         """The first of these tickets that is done."""
         tickets = list(tickets)
-        done: list[ThreadTicket] = []
+        done: list[ThreadFuture] = []
 
         def wait(limit_s: float) -> bool:
             self._finished.clear()
@@ -161,7 +169,7 @@ class ThreadPool:
         self._threads.append(thread)
         thread.start()
 
-    def _wait(self, ticket: ThreadTicket) -> None:
+    def _wait(self, ticket: ThreadFuture) -> None:
         def wait(limit_s: float) -> bool:
             opened = ticket._gate.acquire(timeout=limit_s)
             if opened:
@@ -197,11 +205,11 @@ class ThreadPool:
 
 
 def _serve(
-    queue: SimpleQueue[ThreadTicket | None],
+    queue: SimpleQueue[ThreadFuture | None],
     finished: threading.Event,
     scope: CancelScope,
     builder: Builder,
-    empty: Empty,
+    empty: Allocator,
     number: int,
 ) -> None:
     telemetry.work_as(number)
@@ -212,7 +220,7 @@ def _serve(
             del ticket  # a result that nobody holds any more is freed now, not with the next request
 
 
-def _stop(threads: list[threading.Thread], queues: list[SimpleQueue[ThreadTicket | None]], scope: CancelScope) -> None:
+def _stop(threads: list[threading.Thread], queues: list[SimpleQueue[ThreadFuture | None]], scope: CancelScope) -> None:
     for queue in queues:
         with suppress(QueueEmpty):
             while True:
@@ -226,3 +234,36 @@ def _stop(threads: list[threading.Thread], queues: list[SimpleQueue[ThreadTicket
         if thread is not threading.current_thread():
             thread.join()
     threads.clear()
+
+
+class GlobalRngCheck:
+    """The builder, whose first batch is watched for draws from `random`, `numpy.random` and torch; warns once."""
+
+    def __init__(self, builder: Builder, dataset: object) -> None:
+        self._builder, self._dataset = builder, dataset
+        self._first = threading.Lock()
+
+    def __call__(self, request: Any, empty: Allocator) -> BatchResult:
+        """As the builder. Only the very first call is watched: others run beside it."""
+        if not self._first.acquire(blocking=False):
+            return self._builder(request, empty)
+        before = _states()
+        built = self._builder(request, empty)
+        drawn = [name for name, state in _states().items() if state != before[name]]
+        if drawn:
+            warnings.warn(
+                f"{type(self._dataset).__name__} draws from {' and '.join(drawn)}, which all worker threads share: "
+                "its random numbers are not fixed by seed=. Draw from feedline.sample_rng(), or use "
+                "worker_method='process'.",
+                stacklevel=2,
+            )
+        return built
+
+
+def _states() -> dict[str, object]:
+    numpy_state: Any = np.random.get_state()  # noqa: NPY002 - it is the legacy generator that such transforms use
+    return {
+        "random": random.getstate(),
+        "numpy.random": (numpy_state[1].tobytes(), *numpy_state[2:]),
+        "torch": torch.get_rng_state().numpy().tobytes(),
+    }

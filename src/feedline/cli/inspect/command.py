@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feedline.cli.inspect import sheet, show
-from feedline.cli.inspect.formats import Format, format_of
+from feedline.cli.inspect import contact_sheet, show
+from feedline.cli.inspect.formats import InspectedFormat, format_of
 from feedline.cli.inspect.order import Ordered, ordered
 from feedline.cli.inspect.shards import Shards, of_tars, shards_in, unsharded
 from feedline.cli.inspect.survey import survey
@@ -32,7 +32,7 @@ class Wanted:
 def run(sources: Sequence[str], wanted: Wanted, console: Console) -> tuple[dict[str, Any], bool]:
     """Survey, show, and draw; gives the summary, and whether all that was looked at can be read."""
     format_ = format_of(sources)
-    if format_ in (Format.FILES, Format.TAR):
+    if format_ in (InspectedFormat.FILES, InspectedFormat.TAR):
         return _surveyed(sources, wanted, console)
     if wanted.sheet is not None:
         raise ArgumentError(
@@ -48,13 +48,13 @@ def _surveyed(sources: Sequence[str], wanted: Wanted, console: Console) -> tuple
     with bars(console) as step:
         found = survey(sources, wanted.limit, step)
     sizes = found.listing.shards
-    shards = of_tars(sizes, found.nbytes) if sizes else unsharded(Format.FILES, len(found.listing.samples))
+    shards = of_tars(sizes, found.nbytes) if sizes else unsharded(InspectedFormat.FILES, len(found.listing.samples))
     order = _ordered(shards, wanted)
     if wanted.order and shards.note:
         found.listing.notes.append(shards.note)
     console.print(show.shown(found, order))
     if wanted.sheet is not None:
-        number = sheet.write(found.listing, wanted.sheet, wanted.sheet_samples)
+        number = contact_sheet.write(found.listing, wanted.sheet, wanted.sheet_samples)
         console.print(f"{show.counted(number, 'sample')} on {wanted.sheet}", highlight=False)
     return show.summary(found, order), found.healthy
 

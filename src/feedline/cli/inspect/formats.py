@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
+from feedline.datasets.webdataset import is_image
 from feedline.errors import ArgumentError
-from feedline.shards import is_image
 from feedline.stores import open_store
-from feedline.stores.addresses import scheme_of
+from feedline.stores.urls import scheme_of
 
 _LOOKED_AT = 1000
 """So many names of a folder tell what it is."""
 
 
-class Format(enum.StrEnum):
+class InspectedFormat(enum.StrEnum):
     """What `feedline inspect` reads, as people are told."""
 
     FILES = "pictures"
@@ -39,37 +39,45 @@ class Format(enum.StrEnum):
 
 
 _SUFFIXES = {
-    ".tar": Format.TAR,
-    ".parquet": Format.PARQUET,
-    ".arrow": Format.ARROW,
-    ".feather": Format.ARROW,
-    ".tfrecord": Format.TFRECORD,
-    ".jsonl": Format.JSONL,
-    ".csv": Format.CSV,
-    ".h5": Format.HDF5,
-    ".hdf5": Format.HDF5,
-    ".zarr": Format.ZARR,
-    ".npy": Format.NPY,
-    ".lmdb": Format.LMDB,
-    ".mdb": Format.LMDB,
+    ".tar": InspectedFormat.TAR,
+    ".parquet": InspectedFormat.PARQUET,
+    ".arrow": InspectedFormat.ARROW,
+    ".feather": InspectedFormat.ARROW,
+    ".tfrecord": InspectedFormat.TFRECORD,
+    ".jsonl": InspectedFormat.JSONL,
+    ".csv": InspectedFormat.CSV,
+    ".h5": InspectedFormat.HDF5,
+    ".hdf5": InspectedFormat.HDF5,
+    ".zarr": InspectedFormat.ZARR,
+    ".npy": InspectedFormat.NPY,
+    ".lmdb": InspectedFormat.LMDB,
+    ".mdb": InspectedFormat.LMDB,
 }
-_NAMED_SUFFIXES = {**_SUFFIXES, ".txt": Format.LINES, ".bin": Format.TOKENS}
+
+
+_NAMED_SUFFIXES = {**_SUFFIXES, ".txt": InspectedFormat.LINES, ".bin": InspectedFormat.TOKENS}
 """Also what a file is only if it is given itself: beside others it may be a caption, or anything."""
+
+
 _MARKS = {
-    "zarr.json": Format.ZARR,
-    ".zgroup": Format.ZARR,
-    ".zarray": Format.ZARR,
-    "data.mdb": Format.LMDB,
+    "zarr.json": InspectedFormat.ZARR,
+    ".zgroup": InspectedFormat.ZARR,
+    ".zarray": InspectedFormat.ZARR,
+    "data.mdb": InspectedFormat.LMDB,
 }
-_FOLDERS = (Format.ZARR, Format.LMDB)
+
+
+_FOLDERS = (InspectedFormat.ZARR, InspectedFormat.LMDB)
 """A folder may be one of these by its name; of what else is in folders, the files tell."""
+
+
 _KNOWN = (
     "pictures in folders, .tar, .parquet, .arrow, .tfrecord, .jsonl, .csv, .txt, .h5, .zarr, .npy and .lmdb files, and"
     " folders of MDS and LitData"
 )
 
 
-def format_of(sources: Sequence[str]) -> Format:
+def format_of(sources: Sequence[str]) -> InspectedFormat:
     """The one format of all sources; ArgumentError where it is not known, or not one."""
     found = {source: _format_of(source) for source in sources}
     if len(set(found.values())) > 1:
@@ -78,7 +86,7 @@ def format_of(sources: Sequence[str]) -> Format:
     return next(iter(found.values()))
 
 
-def _format_of(source: str) -> Format:
+def _format_of(source: str) -> InspectedFormat:
     named, path = _by_name(source, _NAMED_SUFFIXES), Path(source.removeprefix("file://"))
     if named is not None and (named in _FOLDERS or not path.is_dir()):
         return named
@@ -93,39 +101,39 @@ def _format_of(source: str) -> Format:
     return found
 
 
-def _by_name(name: str, suffixes: dict[str, Format]) -> Format | None:
+def _by_name(name: str, suffixes: dict[str, InspectedFormat]) -> InspectedFormat | None:
     """By the suffix, which numbers may follow: `train.tfrecord-00000-of-00016`."""
     last = PurePosixPath(name).name.lower()
     if ".tfrecord" in last:
-        return Format.TFRECORD
-    return Format.ZARR if last.endswith(".zarr.zip") else suffixes.get(PurePosixPath(last).suffix)
+        return InspectedFormat.TFRECORD
+    return InspectedFormat.ZARR if last.endswith(".zarr.zip") else suffixes.get(PurePosixPath(last).suffix)
 
 
-def _marked(source: str, names: Sequence[str]) -> Format | None:
+def _marked(source: str, names: Sequence[str]) -> InspectedFormat | None:
     """By a file that only one format has."""
     if "index.json" in names:
         return _indexed(source)
     return next((_MARKS[name] for name in names if name in _MARKS), None)
 
 
-def _of_files(names: Sequence[str]) -> Format | None:
+def _of_files(names: Sequence[str]) -> InspectedFormat | None:
     """By the first file that tells; pictures may have a list beside them."""
     if any(is_image(PurePosixPath(name).suffix[1:].lower()) for name in names):
-        tars = any(_by_name(name, _SUFFIXES) is Format.TAR for name in names if "/" not in name)
-        return Format.TAR if tars else Format.FILES
+        tars = any(_by_name(name, _SUFFIXES) is InspectedFormat.TAR for name in names if "/" not in name)
+        return InspectedFormat.TAR if tars else InspectedFormat.FILES
     found = ((_by_name(name, _SUFFIXES), name) for name in names)
-    return next((each for each, name in found if each and (each is not Format.TAR or "/" not in name)), None)
+    return next((each for each, name in found if each and (each is not InspectedFormat.TAR or "/" not in name)), None)
 
 
-def _indexed(source: str) -> Format:
+def _indexed(source: str) -> InspectedFormat:
     if scheme_of(source) == "file":
         data = Path(source.removeprefix("file://"), "index.json").read_bytes()
     else:
         data = bytes(open_store(source.rstrip("/")).read("index.json"))
     try:
-        return Format.LITDATA if "chunks" in json.loads(data) else Format.MDS
+        return InspectedFormat.LITDATA if "chunks" in json.loads(data) else InspectedFormat.MDS
     except (ValueError, TypeError, RecursionError):
-        return Format.MDS  # whose reader says what is wrong with it
+        return InspectedFormat.MDS  # whose reader says what is wrong with it
 
 
 def _names(source: str) -> Iterator[str]:

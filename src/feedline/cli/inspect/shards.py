@@ -12,32 +12,39 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from feedline.cli.inspect.formats import Format
+from feedline.cli.inspect.formats import InspectedFormat
+from feedline.core.paths import user_cache
+from feedline.core.tree import leaves
 from feedline.datasets import CSV, HDF5, JSONL, ArrayFile, Arrow, Lines, TFRecord, Zarr
-from feedline.datasets.descriptions import place_of
-from feedline.datasets.indexed_folders import Found, IndexedFolder
-from feedline.datasets.kept_chunks import CACHE_NBYTES
-from feedline.datasets.kinds import pyarrow
-from feedline.datasets.litdata_index import index_of
-from feedline.datasets.mds_index import shards_of
-from feedline.datasets.parquet_files import StoredFiles
-from feedline.datasets.parquet_footers import Footers
+from feedline.datasets.indexes import place_of
 from feedline.datasets.paths import find
+from feedline.datasets.shards.folder import Found, IndexedFolder
+from feedline.datasets.shards.litdata import index_of
+from feedline.datasets.shards.mds import shards_of
+from feedline.datasets.tables.base import CACHE_NBYTES
+from feedline.datasets.tables.parquet_files import Footers, StoredFiles
+from feedline.datasets.tables.types import pyarrow
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, open_store
-from feedline.stores.addresses import absolute, scheme_of
-from feedline.stores.blobs import Blobs
-from feedline.tree import leaves
-from feedline.user_cache import user_cache
+from feedline.stores.files import FileSet
+from feedline.stores.urls import absolute, scheme_of
 
 _ARRAY_CACHE_NBYTES = 1 << 26
 """What `HDF5` and `Zarr` keep of chunks unless told otherwise."""
+
+
 _MACHINE = "the cache of this machine"
+
+
 _UNSHARDED = "there are no shards here: each sample is read by itself, in any order at one cost, so take shuffle=True"
+
+
 _FRAMED = (
     "samples are compressed some at a time: each lot is read once while the chunks of a window, decompressed, fit into"
     " 64 MiB in each process, else again"
 )
+
+
 _TOKENS = (
     "samples are the texts as they were written; LitDataTokens makes windows of their tokens, which lie in the same"
     " chunks, and mix as these do"
@@ -60,7 +67,7 @@ class Shards:
     sample is read by itself.
     """
 
-    format: Format
+    format: InspectedFormat
     unit: str
     sizes: Sequence[int]
     nbytes: Sequence[int]
@@ -78,7 +85,7 @@ class Shards:
         }
 
 
-def shards_in(format_: Format, sources: Sequence[str]) -> Shards:
+def shards_in(format_: InspectedFormat, sources: Sequence[str]) -> Shards:
     """The shards of all sources; MissingExtraError names the package that their format takes."""
     found = _READERS[format_](sources)
     if not sum(found.sizes) and found.note is None:
@@ -89,10 +96,12 @@ def shards_in(format_: Format, sources: Sequence[str]) -> Shards:
 def of_tars(sizes: Sequence[int], sample_nbytes: Sequence[int]) -> Shards:
     """Tars of which the samples are known: their bytes follow one another."""
     bounds = np.cumsum([0, *sizes]).tolist()
-    return Shards(Format.TAR, "tar", sizes, [sum(sample_nbytes[start:stop]) for start, stop in pairwise(bounds)])
+    return Shards(
+        InspectedFormat.TAR, "tar", sizes, [sum(sample_nbytes[start:stop]) for start, stop in pairwise(bounds)]
+    )
 
 
-def unsharded(format_: Format, samples: int = 0, nbytes: int = 0) -> Shards:
+def unsharded(format_: InspectedFormat, samples: int = 0, nbytes: int = 0) -> Shards:
     """Samples that lie each for itself."""
     return Shards(format_, "", [samples] if samples else [], [nbytes] if samples else [], note=_UNSHARDED)
 
@@ -106,7 +115,7 @@ def _parquet(sources: Sequence[str]) -> Shards:
     groups = [file.row_group(number) for file in described for number in range(file.num_row_groups)]
     stored = [sum(group.column(at).total_compressed_size for at in range(group.num_columns)) for group in groups]
     kept = Kept(CACHE_NBYTES, [group.total_byte_size for group in groups])
-    return Shards(Format.PARQUET, "row group", [group.num_rows for group in groups], stored, kept)
+    return Shards(InspectedFormat.PARQUET, "row group", [group.num_rows for group in groups], stored, kept)
 
 
 def _arrow(sources: Sequence[str]) -> Shards:
@@ -114,10 +123,10 @@ def _arrow(sources: Sequence[str]) -> Shards:
     blobs = find(sources, "**/*.arrow")
     nbytes = _divided(_total(blobs), sizes)
     kept = None if blobs.is_local else Kept(CACHE_NBYTES, nbytes)
-    return Shards(Format.ARROW, "record batch", sizes, nbytes, kept)
+    return Shards(InspectedFormat.ARROW, "record batch", sizes, nbytes, kept)
 
 
-def _records(format_: Format, dataset: Callable[..., Any], inside: str, sources: Sequence[str]) -> Shards:
+def _records(format_: InspectedFormat, dataset: Callable[..., Any], inside: str, sources: Sequence[str]) -> Shards:
     """Files whose records are found by an index, which is kept on this machine."""
     near = all(scheme_of(source) == "file" for source in sources)
     sizes = dataset(list(sources), index=user_cache("indexes") if near else None).shard_sizes.tolist()
@@ -136,7 +145,7 @@ def _mds(sources: Sequence[str]) -> Shards:
             stored.append(_stored(folder, file))
             whole.append(shard.raw.nbytes)
             zipped = zipped or file.name != shard.raw.name
-    return Shards(Format.MDS, "shard", sizes, stored, Kept(_room(), whole, _MACHINE) if zipped else None)
+    return Shards(InspectedFormat.MDS, "shard", sizes, stored, Kept(_room(), whole, _MACHINE) if zipped else None)
 
 
 def _litdata(sources: Sequence[str]) -> Shards:
@@ -151,10 +160,12 @@ def _litdata(sources: Sequence[str]) -> Shards:
             whole.append(shard.nbytes)
             zipped = zipped or shard.forms[file.name] is not None
         note = _TOKENS if index.tokens else _FRAMED if index.codec and index.wrapped == "batch" else note
-    return Shards(Format.LITDATA, "chunk", sizes, stored, Kept(_room(), whole, _MACHINE) if zipped else None, note)
+    return Shards(
+        InspectedFormat.LITDATA, "chunk", sizes, stored, Kept(_room(), whole, _MACHINE) if zipped else None, note
+    )
 
 
-def _arrays(format_: Format, dataset: Callable[..., Any], stores: Sequence[str]) -> Shards:
+def _arrays(format_: InspectedFormat, dataset: Callable[..., Any], stores: Sequence[str]) -> Shards:
     sizes, stored, whole = list[int](), list[int](), list[int]()
     for store in stores:
         arrays = dataset(store)
@@ -169,42 +180,42 @@ def _arrays(format_: Format, dataset: Callable[..., Any], stores: Sequence[str])
 
 
 def _hdf5(sources: Sequence[str]) -> Shards:
-    return _arrays(Format.HDF5, HDF5, find(sources, "**/*.h5").names)
+    return _arrays(InspectedFormat.HDF5, HDF5, find(sources, "**/*.h5").names)
 
 
 def _npy(sources: Sequence[str]) -> Shards:
     blobs = find(sources, "**/*.npy")
     sizes = [ArrayFile(name).shard_sizes.tolist() for name in blobs.names]
     if blobs.is_local:
-        return unsharded(Format.NPY, sum(map(sum, sizes)), _total(blobs))
+        return unsharded(InspectedFormat.NPY, sum(map(sum, sizes)), _total(blobs))
     nbytes = [_divided(blobs.info(number).size, mine) for number, mine in enumerate(sizes)]
-    return Shards(Format.NPY, "run of rows", [*chain(*sizes)], [*chain(*nbytes)])
+    return Shards(InspectedFormat.NPY, "run of rows", [*chain(*sizes)], [*chain(*nbytes)])
 
 
-def _unknown(format_: Format, inside: str, sources: Sequence[str]) -> Shards:
+def _unknown(format_: InspectedFormat, inside: str, sources: Sequence[str]) -> Shards:
     """Samples whose number only a dataset with more arguments tells."""
     find(sources, inside)
     return unsharded(format_)
 
 
-_READERS: dict[Format, Callable[[Sequence[str]], Shards]] = {
-    Format.PARQUET: _parquet,
-    Format.ARROW: _arrow,
-    Format.TFRECORD: partial(_records, Format.TFRECORD, TFRecord, "*.tfrecord*"),
-    Format.JSONL: partial(_records, Format.JSONL, JSONL, "**/*.jsonl"),
-    Format.CSV: partial(_records, Format.CSV, CSV, "**/*.csv"),
-    Format.LINES: partial(_records, Format.LINES, Lines, "**/*.txt"),
-    Format.MDS: _mds,
-    Format.LITDATA: _litdata,
-    Format.HDF5: _hdf5,
-    Format.ZARR: partial(_arrays, Format.ZARR, Zarr),
-    Format.NPY: _npy,
-    Format.TOKENS: partial(_unknown, Format.TOKENS, "*"),
-    Format.LMDB: partial(_unknown, Format.LMDB, "*"),
+_READERS: dict[InspectedFormat, Callable[[Sequence[str]], Shards]] = {
+    InspectedFormat.PARQUET: _parquet,
+    InspectedFormat.ARROW: _arrow,
+    InspectedFormat.TFRECORD: partial(_records, InspectedFormat.TFRECORD, TFRecord, "*.tfrecord*"),
+    InspectedFormat.JSONL: partial(_records, InspectedFormat.JSONL, JSONL, "**/*.jsonl"),
+    InspectedFormat.CSV: partial(_records, InspectedFormat.CSV, CSV, "**/*.csv"),
+    InspectedFormat.LINES: partial(_records, InspectedFormat.LINES, Lines, "**/*.txt"),
+    InspectedFormat.MDS: _mds,
+    InspectedFormat.LITDATA: _litdata,
+    InspectedFormat.HDF5: _hdf5,
+    InspectedFormat.ZARR: partial(_arrays, InspectedFormat.ZARR, Zarr),
+    InspectedFormat.NPY: _npy,
+    InspectedFormat.TOKENS: partial(_unknown, InspectedFormat.TOKENS, "*"),
+    InspectedFormat.LMDB: partial(_unknown, InspectedFormat.LMDB, "*"),
 }
 
 
-def _total(blobs: Blobs) -> int:
+def _total(blobs: FileSet) -> int:
     return sum(blobs.info(number).size for number in range(len(blobs)))
 
 

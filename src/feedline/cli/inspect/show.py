@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from feedline.cli.inspect.formats import Format
+from feedline.cli.inspect.formats import InspectedFormat
 from feedline.cli.progress import told_bytes
 
 if TYPE_CHECKING:
@@ -21,9 +21,16 @@ if TYPE_CHECKING:
     from feedline.cli.inspect.shards import Shards
     from feedline.cli.inspect.survey import Survey
 
+
 _MOST_SHOWN = 10
+
+
 _BAR = 20
+
+
 _QUANTILES = {"smallest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "largest": 1.0}
+
+
 _SIDES = (0, 64, 128, 224, 256, 384, 512, 768, 1024, 2048, 4096)
 """Bounds of the histogram of shorter sides: what people resize to."""
 
@@ -32,7 +39,7 @@ def summary(found: Survey, order: Ordered | None) -> dict[str, Any]:
     """As JSON holds it; `headers` is about the samples that were looked into."""
     pictures = found.pictures
     return {
-        "format": Format.TAR if found.listing.shards or found.unreadable else Format.FILES,
+        "format": InspectedFormat.TAR if found.listing.shards or found.unreadable else InspectedFormat.FILES,
         "samples": len(found.listing.samples),
         "shards": found.listing.shards,
         "nbytes": sum(found.nbytes),

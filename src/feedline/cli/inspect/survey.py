@@ -1,4 +1,9 @@
-"""What is in folders or shards: counted over all samples, and looked at in the headers of some."""
+"""What is in folders or shards: counted over all samples, and looked at in the headers of some.
+
+Samples of tars in stores: listed through their indexes, and what is looked at of many of them fetched at once.
+
+What is wrong with one of many, in a line.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +13,152 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from feedline import images
-from feedline.cli.inspect import far
-from feedline.cli.inspect.problems import problem
-from feedline.cli.tars import is_far
-from feedline.errors import SampleError
+from feedline.cli.index import RemoteTar, TarTarget, is_far, tars_at
+from feedline.cli.pack import listed, tars_of
+from feedline.cli.pack.sources import CLASSES, MemberSource, Readable, Sample, SampleList, samples_in
+from feedline.cli.pack.sources import list_tars as tars_listed
+from feedline.core.threads import DaemonPool, WorkAhead
+from feedline.datasets.webdataset import is_image
+from feedline.errors import FeedlineError, SampleError
 from feedline.images import Header
-from feedline.packing import listed, tars_of
-from feedline.packing.samples import Listing, Part, Sample
-from feedline.packing.tars import listed as tars_listed
-from feedline.shards import is_image
+from feedline.stores import AccessDeniedError, ObjectNotFoundError
+
+
+def problem(name: str, error: Exception) -> str:
+    """What is wrong with something of this name, which feedline's own messages say already."""
+    told = str(error) if isinstance(error, FeedlineError) else f"{type(error).__name__}: {error}"
+    return told if name in told else f"{name}: {told}"
+
 
 Step = Callable[[str, int, int], None]
 
-_HEADER_NBYTES = (far.BEGINNING_NBYTES, 1 << 16)
+
+BEGINNING_NBYTES = 16 << 10
+"""What is fetched of a picture at first."""
+
+
+_INDEXED_AT_ONCE = 8
+
+
+_READ_AT_ONCE = 32
+
+
+_SAMPLES_AT_ONCE = 1024
+
+
+def list_remote_tars(sources: Sequence[str], step: Step) -> tuple[SampleList, list[str]]:
+    """The samples of the tars that can be read, and what is wrong with those that cannot."""
+    tars, groups, unreadable = tars_at(sources), list[list[Sample]](), list[str]()
+    with WorkAhead(_samples_in, tars, _INDEXED_AT_ONCE) as results:
+        for number, result in enumerate(results, 1):
+            if isinstance(result, str):
+                unreadable.append(result)
+            else:
+                groups.append(result)
+            step("shards", number, len(tars))
+    samples = [sample for group in groups for sample in group]
+    try:
+        classes = _classes(tars[0])
+    except Exception as error:  # noqa: BLE001 - as of a tar
+        classes = None
+        unreadable.append(problem(f"{CLASSES} beside {tars[0].name}", error))
+    return SampleList(samples, classes, shards=list(map(len, groups))).with_unique_keys(), unreadable
+
+
+def fetched(samples: Sequence[Sample]) -> Iterator[Sample]:
+    """The samples, with what tells of their pictures and classes in memory, of many at a time."""
+    for first in range(0, len(samples), _SAMPLES_AT_ONCE):
+        yield from _held(samples[first : first + _SAMPLES_AT_ONCE])
+
+
+class _PartlyHeld:
+    """A blob of which some bytes are in memory."""
+
+    def __init__(self, blob: Readable, start: int, data: memoryview) -> None:
+        self._blob, self._start, self._data = blob, start, data
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """One view for each span."""
+        return [
+            self._data[start - self._start : stop - self._start]
+            if self._start <= start and stop <= self._start + len(self._data)
+            else self._blob.read([(start, stop)])[0]
+            for start, stop in spans
+        ]
+
+
+def _samples_in(tar: TarTarget) -> list[Sample] | str:
+    """The samples of a tar, or what is wrong with it."""
+    try:
+        tar.head()  # which brings the index here from beside an object, for the next time too
+        index = tar.index() or tar.make(checksum=False)
+        return samples_in(index, tar.blob if isinstance(tar, RemoteTar) else None)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with one is told, and the others are surveyed
+        return problem(tar.name, error)
+
+
+def _classes(tar: TarTarget) -> list[str] | None:
+    """The class names that lie beside a tar."""
+    if not isinstance(tar, RemoteTar):
+        return None
+    folder = tar.blob.path.rpartition("/")[0]
+    try:
+        return list(map(str, json.loads(bytes(tar.blob.store.read(f"{folder}/{CLASSES}".lstrip("/"))))))
+    except (ObjectNotFoundError, AccessDeniedError):
+        return None
+
+
+def _held(samples: Sequence[Sample]) -> list[Sample]:
+    wanted: dict[Readable, list[tuple[int, int]]] = {}
+    for sample in samples:
+        for part in sample.parts:
+            if part.blob is not None and _looked_at(part):
+                wanted.setdefault(part.blob, []).append(_beginning(part))
+    with DaemonPool(_READ_AT_ONCE, "feedline-inspect") as pool:
+        views = dict(zip(wanted, pool.map(_read, wanted.items()), strict=True))
+    held = {
+        (blob, *span): _PartlyHeld(blob, span[0], view)
+        for blob, spans in wanted.items()
+        for span, view in zip(spans, views[blob], strict=bool(views[blob]))
+    }
+    return [
+        sample._replace(
+            parts=tuple(
+                part._replace(blob=held.get((part.blob, *_beginning(part)), part.blob)) if part.blob else part
+                for part in sample.parts
+            )
+        )
+        for sample in samples
+    ]
+
+
+def _read(wanted: tuple[Readable, list[tuple[int, int]]]) -> list[memoryview]:
+    """One view for each span of a blob, or none if it cannot be read: each part tells of that when it is looked at."""
+    blob, spans = wanted
+    try:
+        return blob.read(spans)
+    except Exception:  # noqa: BLE001 - the same comes again, and is told then
+        return []
+
+
+def _looked_at(part: MemberSource) -> bool:
+    return is_image(part.field) or part.field in ("cls", "json")
+
+
+def _beginning(part: MemberSource) -> tuple[int, int]:
+    return part.start, part.start + (min(part.size, BEGINNING_NBYTES) if is_image(part.field) else part.size)
+
+
+_HEADER_NBYTES = (BEGINNING_NBYTES, 1 << 16)
 """What is read of a picture in a tar at first; headers with large profiles need all of it."""
+
 
 _MOST_DIGITS = 18
 """No class has a longer number."""
 
 
 @dataclass(slots=True)
-class Pictures:
+class ImageHeaders:
     """What headers say of those pictures that were looked at; sizes are (width, height) as stored."""
 
     sizes: list[tuple[int, int]] = field(default_factory=list)
@@ -50,13 +180,13 @@ class Pictures:
 class Survey:
     """All samples of the sources; `looked_at` of them, spread evenly, were looked into: their headers and classes."""
 
-    listing: Listing
+    listing: SampleList
     unreadable: list[str] = field(default_factory=list)
     fields: Counter[str] = field(default_factory=Counter)
     nbytes: list[int] = field(default_factory=list)
     picture_nbytes: list[int] = field(default_factory=list)
     grids: int = 0
-    pictures: Pictures = field(default_factory=Pictures)
+    pictures: ImageHeaders = field(default_factory=ImageHeaders)
     classes: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
     """Samples whose class cannot be told."""
@@ -73,7 +203,7 @@ def survey(sources: Sequence[str], limit: int, step: Step) -> Survey:
     found = _counted(sources, step)
     samples = found.listing.samples
     chosen = spread(len(samples), limit or len(samples))
-    for number, sample in enumerate(far.fetched([samples[at] for at in chosen]), 1):
+    for number, sample in enumerate(fetched([samples[at] for at in chosen]), 1):
         _look(sample, found)
         if number % 64 == 0 or number == len(chosen):
             step("headers", number, len(chosen))
@@ -98,11 +228,11 @@ def _counted(sources: Sequence[str], step: Step) -> Survey:
     return found
 
 
-def _listing(sources: Sequence[str], step: Step) -> tuple[Listing, list[str]]:
+def _listing(sources: Sequence[str], step: Step) -> tuple[SampleList, list[str]]:
     """The samples of all that can be read, and what is wrong with the tars that cannot."""
     if is_far(sources):
-        return far.listed(sources, step)
-    tars, groups, unreadable = tars_of(sources), list[Listing](), list[str]()
+        return list_remote_tars(sources, step)
+    tars, groups, unreadable = tars_of(sources), list[SampleList](), list[str]()
     if not tars:
         return listed(sources), []
     for number, tar in enumerate(tars, 1):
@@ -114,7 +244,7 @@ def _listing(sources: Sequence[str], step: Step) -> tuple[Listing, list[str]]:
     samples = [sample for group in groups for sample in group.samples]
     named = [group.classes for group in groups if group.classes]
     shards = [size for group in groups for size in group.shards]
-    return Listing(samples, named[0] if named else None, shards=shards).with_unique_keys(), unreadable
+    return SampleList(samples, named[0] if named else None, shards=shards).with_unique_keys(), unreadable
 
 
 def _look(sample: Sample, found: Survey) -> None:
@@ -132,7 +262,7 @@ def _look(sample: Sample, found: Survey) -> None:
                 found.pictures.broken.append(problem(part.name, error))
 
 
-def _header(part: Part) -> Header:
+def _header(part: MemberSource) -> Header:
     if part.member is None:
         return images.probe(part.path)
     for nbytes in _HEADER_NBYTES:

@@ -4,10 +4,9 @@
 reads through them, `orders` what reads ahead, and `prefetch` that as a block.
 """
 
-from feedline.stores.cache.cached import CachedStore
-from feedline.stores.cache.orders import Want
-from feedline.stores.cache.pieces import MissingPieceError, Pieces
-from feedline.stores.cache.prefetch import Prefetch
+from feedline.stores.cache.entries import MissingPieceError, Pieces
+from feedline.stores.cache.prefetch import ObjectRange, Prefetch
 from feedline.stores.cache.settings import Cache
+from feedline.stores.cache.store import CachedStore
 
-__all__ = ["Cache", "CachedStore", "MissingPieceError", "Pieces", "Prefetch", "Want"]
+__all__ = ["Cache", "CachedStore", "MissingPieceError", "ObjectRange", "Pieces", "Prefetch"]

@@ -1,4 +1,7 @@
-"""One file of the cache: a piece of an object, and at its end what tells that it is all there."""
+"""One file of the cache: a piece of an object, and at its end what tells that it is all there.
+
+Pieces of an object that are in memory.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,23 @@ import hashlib
 import os
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from feedline._kernels import crc32
-from feedline.stores.cache.descriptors import close_own, open_own
-from feedline.stores.mapping import mapped
+from feedline.core.kernels import crc32
+from feedline.stores.cache.locks import close_own, open_own
+from feedline.stores.local import mapped
+from feedline.stores.requests import joined
 
 if sys.platform != "win32":
     import fcntl
 
+
 _FOOTER = struct.Struct("<8sQI")
+
+
 _MAGIC = b"feedlin1"
 
 
@@ -42,7 +49,7 @@ def _name(key: Key) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
 
 
-class DamagedError(Exception):
+class DamagedEntryError(Exception):
     """A file of the cache is not what was written into it. It never leaves the package."""
 
 
@@ -58,12 +65,12 @@ def opened(file: BinaryIO, *, trusted: bool) -> memoryview:
     """
     size = os.fstat(file.fileno()).st_size
     if size < _FOOTER.size:
-        raise DamagedError
+        raise DamagedEntryError
     content = _content(file, size)
     data = content[: -_FOOTER.size]
     magic, nbytes, promised = _FOOTER.unpack(content[-_FOOTER.size :])
     if (magic, nbytes) != (_MAGIC, data.nbytes) or not (trusted or checksum(data) == promised):
-        raise DamagedError
+        raise DamagedEntryError
     return data
 
 
@@ -124,3 +131,38 @@ def abandoned(path: Path) -> bool:
     finally:
         close_own(fd)
     return True
+
+
+class MissingPieceError(Exception):
+    """A piece is not in memory. Whoever asked for it reads it instead."""
+
+
+class Pieces:
+    """Pieces of `piece_nbytes` bytes, fewer at the end of the object, as `find` gives them by number; None for others.
+
+    Those that were found are held. For one thread.
+    """
+
+    def __init__(self, find: Callable[[int], memoryview | None], piece_nbytes: int) -> None:
+        self._find, self._piece_nbytes = find, piece_nbytes
+        self._found: dict[int, memoryview] = {}
+
+    def cut(self, start: int, stop: int) -> memoryview:
+        """The bytes from `start` up to `stop`, within the object: a view if they lie in one piece, else a copy."""
+        if start == stop:
+            return memoryview(b"")
+        size = self._piece_nbytes
+        first, last = start // size, (stop - 1) // size
+        if first == last:
+            return self._piece(first)[start - first * size : stop - first * size]
+        parts = [self._piece(number) for number in range(first, last + 1)]
+        return joined([parts[0][start - first * size :], *parts[1:-1], parts[-1][: stop - last * size]])
+
+    def _piece(self, number: int) -> memoryview:
+        data = self._found.get(number)
+        if data is None:
+            data = self._find(number)
+            if data is None:
+                raise MissingPieceError
+            self._found[number] = data
+        return data

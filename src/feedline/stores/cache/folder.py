@@ -14,10 +14,11 @@ from time import monotonic, time_ns
 from typing import NamedTuple
 from uuid import uuid4
 
-from feedline.store_counts import count
-from feedline.stores.cache.claims import Claims
+from feedline.core.caches import LRUCache
+from feedline.core.store_metrics import count
+from feedline.errors import CacheWarning
 from feedline.stores.cache.entries import (
-    DamagedError,
+    DamagedEntryError,
     Key,
     abandoned,
     checksum,
@@ -28,20 +29,29 @@ from feedline.stores.cache.entries import (
     temporary,
     write,
 )
-from feedline.stores.cache.ledger import Account, Ledger, LedgerHeldError
+from feedline.stores.cache.locks import Account, Claims, Ledger, LedgerHeldError
 from feedline.stores.cache.settings import Cache
-from feedline.stores.problems import CacheWarning
-from feedline.stores.recent import Recent
 
 _log = logging.getLogger("feedline")
 
+
 _LAYOUT = "v1"
+
+
 _MAPPED, _MAPPED_NBYTES, _MAPPED_SHARE = 4096, 4 << 30, 4
 """Pieces that stay mapped, at most so many, so many bytes, and this part of the limit: what is evicted takes room on
 the disk for as long as anybody has it mapped."""
+
+
 _TOUCHED_EVERY_S = 60.0
+
+
 _TRUSTED = 1 << 16
+
+
 _CLOCKS_DIFFER_NS = 3600 * 10**9
+
+
 _SPARE = 16
 """When room is made, one part in so many is made beyond what is needed: counting the files is not done for each."""
 
@@ -54,7 +64,7 @@ class _NoRoomError(OSError):
     """More is being written at this moment than may be kept at all."""
 
 
-class _Mapped(NamedTuple):
+class _MappedEntry(NamedTuple):
     data: memoryview
     touched_s: float
 
@@ -79,7 +89,7 @@ class Folder:
         self._temporary = self._root / "temporary"
         self._piece_nbytes, self._limit_nbytes = cache.piece_nbytes, 0
         self._writable = True
-        self._trusted: Recent[str, int] = Recent(_TRUSTED)
+        self._trusted: LRUCache[str, int] = LRUCache(_TRUSTED)
         self._told: set[str] = set()
         try:
             self._prepare()
@@ -89,7 +99,7 @@ class Folder:
             self._stop_writing(error)
         share = self._limit_nbytes // _MAPPED_SHARE if self._writable else _MAPPED_NBYTES
         mapped_nbytes = min(_MAPPED_NBYTES, share)
-        self._maps: Recent[str, _Mapped] = Recent(max(8, min(_MAPPED, mapped_nbytes // cache.piece_nbytes)))
+        self._maps: LRUCache[str, _MappedEntry] = LRUCache(max(8, min(_MAPPED, mapped_nbytes // cache.piece_nbytes)))
 
     def _prepare(self) -> None:
         for part in ("temporary", *(f"objects/{number:02x}" for number in range(256))):
@@ -184,7 +194,7 @@ class Folder:
                 data = opened(file, trusted=self._trusted.get(name) == inode)
         except FileNotFoundError:
             return None
-        except DamagedError:
+        except DamagedEntryError:
             _log.warning("%s of the cache is damaged; it is removed and fetched again", path)
             count(cache_damaged=1)
             with suppress(OSError):
@@ -201,7 +211,7 @@ class Folder:
         """Note that the piece was used just now."""
         with suppress(OSError):  # evicted meanwhile, or a folder that cannot be written to
             os.utime(self._path(name))
-        self._maps.put(name, _Mapped(data, monotonic()))
+        self._maps.put(name, _MappedEntry(data, monotonic()))
 
     def _write(self, name: str, nbytes: int, fill: Fill) -> None:
         try:

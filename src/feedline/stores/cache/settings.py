@@ -8,10 +8,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from feedline.core.units import nbytes_of
 from feedline.errors import ArgumentError
-from feedline.sizes import nbytes_of
 
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]*:/")
+
+
 _SHARE = re.compile(r"(\d+(?:\.\d+)?) *%")
 
 

@@ -1,0 +1,362 @@
+"""`default`: torch's `default_collate`, faster, and into memory of the caller's choice.
+
+The leaves of default collate: equal tensors, arrays or numbers become one tensor, written where `empty` says.
+
+Each function has a fast path for samples that are all of one kind, and hands everything else to torch, so that odd
+input gives what torch gives: the same promotion of dtypes, the same exceptions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data._utils import collate as torchs
+from torch.utils.data._utils.collate import collate_numpy_array_fn, collate_tensor_fn
+
+from feedline.core.tensors import Allocator, allocate_tensor, torch_dtype, wants
+
+_dtype_of = attrgetter("dtype")
+
+
+_shape_of = attrgetter("shape")
+
+
+_strides_of = attrgetter("strides")
+
+
+_ARRAY_TYPES = {np.ndarray, np.memmap}
+
+
+# np.uint64 is missing: torch takes no list of such scalars, and raises.
+_SCALAR_TYPES = {
+    *(np.bool_, np.uint8, np.uint16, np.uint32, np.int8, np.int16, np.int32, np.int64),
+    *(np.float16, np.float32, np.float64, np.complex64, np.complex128),
+}
+
+
+def stack_tensors(batch: Sequence[torch.Tensor], empty: Allocator | None) -> torch.Tensor:
+    """`torch.stack`, into memory from `empty` where the result is plain CPU data without a gradient."""
+    elem = batch[0]
+    if elem.is_nested or elem.layout is not torch.strided:
+        return collate_tensor_fn(batch)  # type: ignore[no-any-return]  # it raises
+    if wants(empty, elem.nbytes * len(batch)) and _is_plain(batch):
+        assert empty is not None
+        out = empty((len(batch), *elem.shape), elem.dtype)
+        try:
+            return torch.stack(batch, out=out)  # type: ignore[arg-type]
+        except RuntimeError:  # unequal shapes, or a gradient: torch decides below, without `out`
+            pass
+    return torch.stack(batch)  # type: ignore[arg-type]
+
+
+def _is_plain(batch: Sequence[torch.Tensor]) -> bool:
+    elem = batch[0]
+    return (
+        elem.is_cpu
+        and not elem.is_quantized
+        and set(map(type, batch)) == {torch.Tensor}
+        and len(set(map(_dtype_of, batch))) == 1
+    )
+
+
+def stack_arrays(batch: Sequence[NDArray[Any]], empty: Allocator | None) -> torch.Tensor:
+    """One tensor of equal arrays; the same as stacking a tensor made from each."""
+    elem = batch[0]
+    dtype = torch_dtype(elem.dtype)
+    if dtype is None and elem.dtype.kind in "SUO":
+        return collate_numpy_array_fn(batch)  # type: ignore[no-any-return]  # it raises
+    if dtype is None or not _are_alike(batch):
+        return stack_tensors([torch.as_tensor(array) for array in batch], empty)
+    out = (empty or allocate_tensor)((len(batch), *elem.shape), dtype)
+    # Joining along the first dimension fills the same memory as stacking does, and saves one view per sample.
+    np.concatenate(batch, out=out.numpy().reshape(len(batch) * elem.shape[0], *elem.shape[1:]))
+    return out
+
+
+def _are_alike(batch: Sequence[NDArray[Any]]) -> bool:
+    return (
+        batch[0].ndim > 0
+        and set(map(type, batch)) <= _ARRAY_TYPES
+        and len(set(map(_dtype_of, batch))) == 1
+        and len(set(map(_shape_of, batch))) == 1
+        # torch refuses negative strides
+        and all(min(strides) >= 0 for strides in set(map(_strides_of, batch)))
+    )
+
+
+def stack_ints(batch: Sequence[int], empty: Allocator | None) -> torch.Tensor:
+    """int64, or bool where all are bool; int subclasses and mixtures as torch infers them."""
+    if set(map(type, batch)) in ({int}, {bool}):
+        numbers = np.array(batch)
+        if numbers.dtype.kind in "bi":  # a number beyond 64 bits: torch raises below
+            return _placed(numbers, empty)
+    return torch.tensor(batch)
+
+
+def stack_floats(batch: Sequence[float], empty: Allocator | None) -> torch.Tensor:
+    """float64, whatever the following samples are."""
+    if set(map(type, batch)) == {float}:
+        return _placed(np.array(batch), empty)
+    return torch.tensor(batch, dtype=torch.float64)
+
+
+def stack_scalars(batch: Sequence[np.generic], empty: Allocator | None) -> torch.Tensor:
+    """NumPy scalars keep their dtype."""
+    kind = type(batch[0])
+    if kind in _SCALAR_TYPES and set(map(type, batch)) == {kind}:
+        return _placed(np.array(batch), empty)
+    return torch.as_tensor(batch)
+
+
+def _placed(numbers: NDArray[Any], empty: Allocator | None) -> torch.Tensor:
+    if empty is None or not wants(empty, numbers.nbytes):
+        return torch.from_numpy(numbers)
+    dtype = torch_dtype(numbers.dtype)
+    assert dtype is not None
+    out = empty(numbers.shape, dtype)
+    out.numpy()[...] = numbers
+    return out
+
+
+def unchanged(batch: Sequence[Any], _: Allocator | None) -> Sequence[Any]:
+    """Strings and bytes stay what they are."""
+    return batch
+
+
+Path = tuple[Any, ...]
+
+
+Leaf = Callable[[Any, Allocator | None], Any]
+
+
+Handler = Callable[["BatchWalk", Any, Path], Any]
+
+
+def default(samples: Sequence[Any], *, empty: Allocator | None = None) -> Any:
+    """What `torch.utils.data.default_collate` gives: the same containers, values, dtypes and types of exceptions.
+
+    Tensors, arrays and numbers are written into memory from `empty`, where it is given. Types that the user registered
+    in torch's `default_collate_fn_map` are collated by their own functions. Errors carry a note that names the place
+    in the sample, as in `batch[0]['image']`.
+    """
+    return BatchWalk(empty)(samples)
+
+
+def is_standard() -> bool:
+    """Whether torch's registry of collate functions is as torch ships it."""
+    return torchs.default_collate_fn_map == _SHIPPED
+
+
+def place(path: Path) -> str:
+    """A path as it is written in Python: `batch['image'][0]`."""
+    return "batch" + "".join(f"[{key!r}]" for key in path)
+
+
+class BatchWalk:
+    """Descends the samples of one batch in step; a batch is walked once, so a walk is used once."""
+
+    __slots__ = ("_registry", "empty", "standard")
+
+    def __init__(self, empty: Allocator | None) -> None:
+        self.empty = empty
+        self._registry = torchs.default_collate_fn_map
+        self.standard = is_standard()
+
+    def __call__(self, batch: Sequence[Any], path: Path = ()) -> Any:
+        """The collation of what lies at `path` in each sample."""
+        elem = batch[0]
+        handler = _EXACT.get(type(elem)) if self.standard else None
+        return (handler or self._handler(elem))(self, batch, path)
+
+    def _handler(self, elem: Any) -> Handler:
+        registered = self._registered(elem)
+        if registered is not None:
+            return registered
+        if isinstance(elem, Mapping):
+            return _mapping
+        if isinstance(elem, tuple) and hasattr(elem, "_fields"):
+            return _named_tuple
+        return _sequence if isinstance(elem, Sequence) else _unknown
+
+    def _registered(self, elem: Any) -> Handler | None:
+        kinds = [type(elem)] if type(elem) in self._registry else self._registry
+        for kind in kinds:
+            if isinstance(elem, kind):
+                return _handler_of(self._registry[kind])
+        return None
+
+    def functions(self, path: Path) -> dict[Any, Callable[..., Any]]:
+        """The registry for a function of the user's that collates its parts with it: ours in place of torch's."""
+        return {kind: partial(_as_registered, self, path, fn) for kind, fn in self._registry.items()}
+
+
+def _as_registered(walk: BatchWalk, path: Path, fn: Callable[..., Any], batch: Any, **_: Any) -> Any:
+    # torch's `collate` passes the registry on as `collate_fn_map`: the walk has its own
+    return _handler_of(fn)(walk, batch, path)
+
+
+def _handler_of(fn: Callable[..., Any]) -> Handler:
+    for torchs_own, handler in _OWN:
+        if fn is torchs_own:
+            return handler
+    return partial(_by_user, fn)
+
+
+def _by_user(fn: Callable[..., Any], walk: BatchWalk, batch: Any, path: Path) -> Any:
+    return fn(batch, collate_fn_map=walk.functions(path))
+
+
+def _mapping(walk: BatchWalk, batch: Sequence[Mapping[Any, Any]], path: Path) -> Any:
+    elem = batch[0]
+    items = {key: walk(_column(batch, key, path), (*path, key)) for key in elem}
+    if type(elem) is dict:
+        return items
+    try:
+        if not isinstance(elem, MutableMapping):
+            return type(elem)(items)  # type: ignore[call-arg]
+        clone = copy.copy(elem)  # keeps what the type holds beside its items
+        clone.update(items)
+    except TypeError:
+        return items
+    return clone
+
+
+def _column(batch: Sequence[Mapping[Any, Any]], key: Any, path: Path) -> list[Any]:
+    try:
+        return [sample[key] for sample in batch]
+    except KeyError as error:
+        number = next((i for i, sample in enumerate(batch) if key not in sample), None)
+        error.add_note(f"{place((*path, key))}: sample {number} of the batch lacks this key, sample 0 has it")
+        raise
+
+
+def _named_tuple(walk: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
+    elem = batch[0]
+    columns = zip(elem._fields, zip(*batch, strict=False), strict=False)
+    return type(elem)(*(walk(column, (*path, name)) for name, column in columns))
+
+
+def _tuple(walk: BatchWalk, batch: Sequence[Any], path: Path) -> list[Any]:
+    """A list, as ever in torch."""
+    _refuse_unequal(batch, path)
+    return [walk(column, (*path, i)) for i, column in enumerate(zip(*batch, strict=False))]
+
+
+def _sequence(walk: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
+    elem = batch[0]
+    items = _tuple(walk, batch, path)
+    if isinstance(elem, tuple) or type(elem) is list:
+        return items
+    try:
+        if not isinstance(elem, MutableSequence):
+            return type(elem)(items)
+        clone = copy.copy(elem)
+        for i, item in enumerate(items):
+            clone[i] = item
+    except TypeError:
+        return items
+    return clone
+
+
+def _refuse_unequal(batch: Sequence[Any], path: Path) -> None:
+    sizes = list(map(len, batch))
+    if len(set(sizes)) > 1:
+        error = RuntimeError("each element in list of batch should be of equal size")
+        error.add_note(_difference(path, "length", sizes))
+        raise error
+
+
+def _difference(path: Path, what: str, values: Sequence[Any]) -> str:
+    number, other = next((i, value) for i, value in enumerate(values) if value != values[0])
+    return (
+        f"{place(path)}: sample 0 of the batch has {what} {values[0]}, sample {number} has {other}. Make them equal "
+        f"(for images a Resize or a crop), or pass collate_fn=feedline.collate.pad(), or ragged() to keep them apart."
+    )
+
+
+def _unknown(_: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
+    error = TypeError(torchs.default_collate_err_msg_format.format(type(batch[0])))
+    error.add_note(f"{place(path)} is such an object. Leave it out of the sample, or pass a collate_fn that knows it.")
+    raise error
+
+
+def _leaf(collated: Leaf, walk: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
+    try:
+        return collated(batch, walk.empty)
+    except (RuntimeError, TypeError, ValueError) as error:
+        shapes = [_shape(sample) for sample in batch]
+        if len(set(shapes)) > 1:
+            error.add_note(_difference(path, "shape", shapes))
+        else:
+            error.add_note(f"while collating {place(path)} of {len(batch)} samples")
+        raise
+
+
+def _shape(sample: Any) -> tuple[int, ...]:
+    # a nested tensor has an attribute `shape` that raises
+    return () if getattr(sample, "is_nested", False) else tuple(getattr(sample, "shape", ()))
+
+
+def _arrays(walk: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
+    if walk.standard:
+        return _leaf(stack_arrays, walk, batch, path)
+    return walk([torch.as_tensor(array) for array in batch], path)  # the user may have a say in tensors
+
+
+_tensors: Handler = partial(_leaf, stack_tensors)
+
+
+_scalars: Handler = partial(_leaf, stack_scalars)
+
+
+_floats: Handler = partial(_leaf, stack_floats)
+
+
+_ints: Handler = partial(_leaf, stack_ints)
+
+
+_text: Handler = partial(_leaf, unchanged)
+
+
+_OWN: tuple[tuple[Callable[..., Any], Handler], ...] = (
+    (torchs.collate_tensor_fn, _tensors),
+    (torchs.collate_numpy_array_fn, _arrays),
+    (torchs.collate_numpy_scalar_fn, _scalars),
+    (torchs.collate_float_fn, _floats),
+    (torchs.collate_int_fn, _ints),
+    (torchs.collate_str_fn, _text),
+)
+
+
+_SHIPPED = {
+    torch.Tensor: torchs.collate_tensor_fn,
+    np.ndarray: torchs.collate_numpy_array_fn,
+    (np.bool_, np.number, np.object_): torchs.collate_numpy_scalar_fn,
+    float: torchs.collate_float_fn,
+    int: torchs.collate_int_fn,
+    str: torchs.collate_str_fn,
+    bytes: torchs.collate_str_fn,
+}
+
+
+# What a standard registry comes to for the types that most samples are made of, without asking it.
+_EXACT: dict[type, Handler] = {
+    torch.Tensor: _tensors,
+    np.ndarray: _arrays,
+    np.memmap: _arrays,
+    float: _floats,
+    int: _ints,
+    bool: _ints,
+    str: _text,
+    bytes: _text,
+    dict: _mapping,
+    tuple: _tuple,
+    list: _sequence,
+}

@@ -1,0 +1,114 @@
+"""`pad`: sequences of different lengths as one tensor, with their lengths and a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from feedline.collate.base import (
+    Collator,
+    FieldWalk,
+    Fill,
+    Key,
+    are_sequences,
+    as_rows,
+    checked_keys,
+    cut,
+    fill_for,
+    joined,
+)
+from feedline.collate.default import Path
+from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
+from feedline.errors import ArgumentError
+
+Side = Literal["right", "left"]
+
+
+class Padded(NamedTuple):
+    """Sequences as rows of one tensor: `values` (B, T, ...), `lengths` int64 (B,), `mask` bool (B, T), True on data.
+
+    `mask` is None when `pad` was told not to make it.
+    """
+
+    values: torch.Tensor
+    lengths: torch.Tensor
+    mask: torch.Tensor | None
+
+
+def pad(
+    value: Fill = 0,
+    *,
+    side: Side = "right",
+    multiple_of: int = 1,
+    max_length: int | None = None,
+    keys: Sequence[Key] | None = None,
+    mask: bool = True,
+) -> PadCollator:
+    """A collate function that pads sequences along their first dimension and stacks all else as `default` does.
+
+    Every tensor or array with a first dimension, and every list of plain numbers, becomes a `Padded`; `keys` narrows
+    this to the fields of those names. Which fields are padded never depends on the lengths that a batch happens to
+    have. `value` may be a mapping from field to value, such as `{"input_ids": 50256, "labels": -100}`. Sequences
+    longer than `max_length` lose their end; the padded length is a multiple of `multiple_of`.
+    """
+    if side not in ("right", "left"):
+        raise ArgumentError(f"side must be 'right' or 'left', not {side!r}")
+    if multiple_of < 1:
+        raise ArgumentError(f"multiple_of must be at least 1, not {multiple_of}")
+    if max_length is not None and (max_length < 1 or max_length % multiple_of):
+        raise ArgumentError(f"max_length={max_length} must be positive and a multiple of multiple_of={multiple_of}")
+    return PadCollator(value, side, multiple_of, max_length, checked_keys(keys), mask)
+
+
+@dataclass(frozen=True, slots=True)
+class PadCollator(Collator):
+    """What `pad` returns."""
+
+    value: Fill
+    side: Side
+    multiple_of: int
+    max_length: int | None
+    keys: frozenset[Key] | None
+    mask: bool
+
+    def __call__(self, samples: Sequence[Any], *, empty: Allocator | None = None) -> Any:
+        """The batch, with a `Padded` in place of every padded field."""
+        return _PadWalk(self, empty)(samples)
+
+    def padded_length(self, longest: int) -> int:
+        """The length of every row when the longest sequence has this one."""
+        return -(-longest // self.multiple_of) * self.multiple_of
+
+
+class _PadWalk(FieldWalk):
+    __slots__ = ("_recipe",)
+
+    def __init__(self, recipe: PadCollator, empty: Allocator | None) -> None:
+        super().__init__(recipe.keys, empty)
+        self._recipe = recipe
+
+    def is_field(self, batch: Sequence[Any]) -> bool:
+        return are_sequences(batch)
+
+    def collate_field(self, batch: Sequence[Any], path: Path) -> Padded:
+        recipe, empty = self._recipe, self.empty or allocate_tensor
+        rows = cut(as_rows(batch, path), recipe.max_length)
+        flat = joined(rows, path)
+        lengths = empty((len(rows),), torch.int64).copy_(torch.tensor([row.size(0) for row in rows]))
+        longest = recipe.padded_length(int(lengths.max()))
+        mask = _mask(lengths, longest, recipe.side, empty if recipe.mask else allocate_tensor)
+        values = empty((*mask.shape, *flat.shape[1:]), flat.dtype).fill_(fill_for(recipe.value, path))
+        # One scatter of all rows is several times cheaper than a slice for each.
+        numpy_view(values)[mask.numpy()] = numpy_view(flat)
+        return Padded(values, lengths, mask if recipe.mask else None)
+
+
+def _mask(lengths: torch.Tensor, longest: int, side: Side, empty: Allocator) -> torch.Tensor:
+    places = torch.arange(longest)
+    out = empty((len(lengths), longest), torch.bool)
+    if side == "right":
+        return torch.lt(places, lengths[:, None], out=out)
+    return torch.ge(places, longest - lengths[:, None], out=out)

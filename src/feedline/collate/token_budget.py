@@ -1,0 +1,156 @@
+"""`token_budget`: sequences packed into rows of a fixed number of tokens, so that little is padding."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.collate.base import Collator, Fill, as_rows, cut, fill_for, joined
+from feedline.collate.default import Path, place
+from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
+from feedline.errors import ArgumentError, CollateError
+
+
+class Packed(NamedTuple):
+    """Several sequences in each row of `values` (R, max_tokens); a dict of such tensors for samples that are dicts.
+
+    `positions` int64 (R, max_tokens): place within its own sequence, 0 on padding.
+    `segments` int64 (R, max_tokens): 1, 2, ... for the sequences of a row, 0 on padding.
+    `cu_seqlens` int32: bounds of the segments in `values.flatten()`, as variable-length attention takes them; the
+    padding at the end of a row is a segment of its own, so the last bound is R * max_tokens, and empty sequences have
+    none.
+    `order` int64 (B,): which sample each sequence is, in the order of the rows.
+    """
+
+    values: Any
+    positions: torch.Tensor
+    segments: torch.Tensor
+    cu_seqlens: torch.Tensor
+    order: torch.Tensor
+
+
+def token_budget(max_tokens: int, *, value: Fill = 0, cut: bool = False) -> PackCollator:
+    """A collate function that packs 1-D sequences into rows of `max_tokens`, best fit, longest first.
+
+    Samples are sequences, or dicts of sequences of one length (`input_ids`, `labels`), which are packed alike. `value`
+    fills the rest of a row, and may be a mapping from field to value. A sequence longer than a row raises, or with
+    `cut` loses its end.
+    """
+    if max_tokens < 1:
+        raise ArgumentError(f"max_tokens must be at least 1, not {max_tokens}")
+    return PackCollator(max_tokens, value, cut)
+
+
+@dataclass(frozen=True, slots=True)
+class PackCollator(Collator):
+    """What `token_budget` returns."""
+
+    max_tokens: int
+    value: Fill
+    cut: bool
+
+    def __call__(self, samples: Sequence[Any], *, empty: Allocator | None = None) -> Packed:
+        """All samples, in as few rows as best fit finds."""
+        fields = {path: self._fitting(column, path) for path, column in _fields(samples).items()}
+        plan = _PackPlan(_common_lengths(fields), self.max_tokens, empty or allocate_tensor)
+        values = {path: plan.packed(rows, path, fill_for(self.value, path)) for path, rows in fields.items()}
+        packed = values[()] if () in values else {path[-1]: value for path, value in values.items()}
+        return Packed(packed, plan.positions(), plan.segments(), plan.bounds(), plan.order)
+
+    def _fitting(self, column: Sequence[Any], path: Path) -> Sequence[torch.Tensor]:
+        rows = as_rows(column, path)
+        for number, row in enumerate(rows):
+            if row.ndim != 1:
+                raise CollateError(f"{place(path)}: token_budget packs 1-D sequences, not shape {tuple(row.shape)}")
+            if not self.cut and row.size(0) > self.max_tokens:
+                raise CollateError(
+                    f"{place(path)}: sample {number} of the batch has {row.size(0)} tokens, more than max_tokens="
+                    f"{self.max_tokens}. Raise it, split such sequences, or pass cut=True to drop their ends."
+                )
+        return cut(rows, self.max_tokens)
+
+
+def _fields(samples: Sequence[Any]) -> dict[Path, Sequence[Any]]:
+    """The columns that are packed alike: of every key, or of the samples themselves, at the path ()."""
+    elem = samples[0]
+    if not isinstance(elem, Mapping):
+        return {(): samples}
+    if not elem:
+        raise CollateError("token_budget needs samples with at least one field")
+    return {(key,): [sample[key] for sample in samples] for key in elem}
+
+
+def _common_lengths(fields: Mapping[Path, Sequence[torch.Tensor]]) -> list[int]:
+    (first, rows), *others = fields.items()
+    lengths = [row.size(0) for row in rows]
+    for path, column in others:
+        number = next((i for i, row in enumerate(column) if row.size(0) != lengths[i]), None)
+        if number is not None:
+            raise CollateError(
+                f"sample {number} of the batch has {lengths[number]} tokens in {place(first)}, but "
+                f"{column[number].size(0)} in {place(path)}; fields that are packed together have one length"
+            )
+    return lengths
+
+
+def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Which sequences share a row: each goes, longest first, into the fullest row that still holds it.
+
+    Best fit decreasing needs at most 11/9 of the fewest possible rows (Johnson, "Near-optimal bin packing algorithms",
+    1973). Ties keep the order of the samples, so the result is a function of the lengths.
+    """
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (free tokens, row), sorted
+    for sample in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        at = bisect_left(room, (lengths[sample], -1))
+        free, row = room.pop(at) if at < len(room) else (capacity, len(rows))
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(sample)
+        insort(room, (free - lengths[sample], row))
+    return rows
+
+
+class _PackPlan:
+    """Where each sequence lies, and tensors laid out that way: rows are filled from the left, without gaps."""
+
+    def __init__(self, lengths: Sequence[int], width: int, empty: Allocator) -> None:
+        rows = best_fit(lengths, width)
+        self._empty = empty
+        self._shape = (len(rows), width)
+        self._segment_of = np.array([i + 1 for row in rows for i in range(len(row))], np.int64)
+        order = np.array([sample for row in rows for sample in row], np.int64)
+        self._lengths = np.array(lengths, np.int64)[order]
+        used = np.array([sum(lengths[sample] for sample in row) for row in rows])
+        self._mask = np.arange(width) < used[:, None]
+        self.order = torch.from_numpy(order)
+
+    def packed(self, sequences: Sequence[torch.Tensor], path: Path, fill: float) -> torch.Tensor:
+        flat = joined([sequences[sample] for sample in self.order.tolist()], path)
+        values = self._empty(self._shape, flat.dtype).fill_(fill)
+        numpy_view(values)[self._mask] = numpy_view(flat)
+        return values
+
+    def positions(self) -> torch.Tensor:
+        starts = np.cumsum(self._lengths) - self._lengths
+        return self._laid_out(np.arange(self._lengths.sum()) - np.repeat(starts, self._lengths))
+
+    def segments(self) -> torch.Tensor:
+        return self._laid_out(np.repeat(self._segment_of, self._lengths))
+
+    def _laid_out(self, numbers: NDArray[np.int64]) -> torch.Tensor:
+        out = self._empty(self._shape, torch.int64).zero_()
+        out.numpy()[self._mask] = numbers
+        return out
+
+    def bounds(self) -> torch.Tensor:
+        rows, width = self._shape
+        stops = np.flatnonzero(self._mask)[np.cumsum(self._lengths[self._lengths > 0]) - 1] + 1
+        ends = np.arange(rows + 1) * width
+        return torch.from_numpy(np.union1d(stops, ends).astype(np.int32))

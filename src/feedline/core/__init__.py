@@ -1,0 +1,1 @@
+"""Values and tools without policy."""

@@ -1,0 +1,200 @@
+"""The native kernels where they were built, else the same results from NumPy (said once)."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+Int64s = NDArray[np.int64]
+
+
+_ROUNDS = 8
+
+
+class SlowKernelsWarning(RuntimeWarning):
+    """The native kernels are not there: results are the same, but come several times slower."""
+
+
+native: ModuleType | None
+
+
+try:
+    from feedline import _native
+except ImportError:
+    native = None
+else:
+    native = _native
+
+
+crc32: Callable[[memoryview], int] = getattr(native, "crc32", zlib.crc32)
+"""The CRC-32 of bytes without gaps, as zlib's, without the interpreter's lock."""
+
+
+def permuted(key: int, length: int, start: int, stop: int) -> Int64s:
+    """Places [start, stop) of the permutation of `range(length)` that `key` names; see `rng.permuted`."""
+    if native is None:
+        _say_slow()
+        return _permuted_numpy(key, length, start, stop)
+    out = np.empty(stop - start, np.int64)
+    native.permuted(key, length, start, out)
+    return out
+
+
+def permuted_at(key: int, length: int, places: Int64s) -> Int64s:
+    """The elements at scattered `places`, each in [0, length), of the same permutation."""
+    places = _int64s(places)
+    if native is None:
+        _say_slow()
+        return _permuted_at_numpy(key, length, places)
+    out = np.empty(len(places), np.int64)
+    native.permuted_at(key, length, places, out)
+    return out
+
+
+def gather_rows(array: Array, indices: Int64s, out: Array | None = None, threads: int = 1) -> Array:
+    """`array[indices]`, written into `out` where given: shape `(len(indices), *array.shape[1:])`, the array's dtype.
+
+    Negative indices count from the end; one that is out of range raises `IndexError` before anything is written.
+    `out` must not overlap `array`. Holds no lock of the interpreter; `threads` is an upper bound, and batches below a
+    megabyte use one.
+    """
+    indices = _int64s(indices)
+    if out is None:
+        out = np.empty((len(indices), *array.shape[1:]), array.dtype)
+    elif out.dtype != array.dtype:
+        raise TypeError(f"out has dtype {out.dtype}, the array {array.dtype}")
+    if native is None:
+        _say_slow()
+    elif not array.dtype.hasobject and native.gather_rows(array, indices, out, threads):
+        return out
+    _gather_rows_numpy(array, indices, out)
+    return out
+
+
+def gather_windows(items: Array, offsets: Int64s, out: Array, threads: int = 1) -> Array:
+    """`out[i] = items[offsets[i] : offsets[i] + out.shape[1]]` over one axis of numbers; gives `out`.
+
+    A wider `out` converts on the way; uint8, uint16, uint32 and int32 to int64 in the same pass. A window that does
+    not lie within the items raises `IndexError` before anything is written.
+    """
+    offsets = _int64s(offsets)
+    widen = 0 if items.dtype == out.dtype else _widening(items.dtype, out.dtype)
+    if native is None:
+        _say_slow()
+    elif widen is not None and not items.dtype.hasobject and native.gather_windows(items, offsets, out, widen, threads):
+        return out
+    _gather_windows_numpy(items, offsets, out)
+    return out
+
+
+_WIDEN = {np.dtype(name): number for number, name in enumerate(("uint8", "uint16", "int32", "uint32"), start=1)}
+"""As `enum class Widen` in native/gather.h."""
+
+
+def _widening(source: np.dtype[Any], target: np.dtype[Any]) -> int | None:
+    number = _WIDEN.get(source) if target == np.int64 else None
+    if number is None and not np.can_cast(source, target):
+        raise TypeError(f"out has dtype {target}, which does not hold every {source}")
+    return number
+
+
+def _int64s(values: NDArray[Any]) -> Int64s:
+    if values.dtype != np.int64:
+        values = values.astype(np.int64, casting="same_kind")
+    return np.ascontiguousarray(values)
+
+
+@cache
+def _say_slow() -> None:
+    warnings.warn(
+        "feedline runs without its native kernels: results are the same, but shuffling and gathering are several times"
+        " slower. Install a C++ compiler and the Python headers, then reinstall feedline.",
+        SlowKernelsWarning,
+        stacklevel=3,
+    )
+
+
+def _permuted_numpy(key: int, length: int, start: int, stop: int) -> Int64s:
+    return _permuted_at_numpy(key, length, np.arange(start, stop, dtype=np.int64))
+
+
+def _permuted_at_numpy(key: int, length: int, places: Int64s) -> Int64s:
+    _check_range(places, 0, length, f"place {{}} is out of range for {length} permuted elements")
+    bits = max(8, (length - 1).bit_length())
+    low_bits = bits // 2
+    high_bits = bits - low_bits
+    keys = _round_keys(key)
+    out = places.astype(np.uint64)
+    todo = np.arange(len(out))
+    values = out
+    while len(todo):
+        high, low = values >> np.uint64(low_bits), values & np.uint64((1 << low_bits) - 1)
+        widths = [high_bits, low_bits]
+        for round_key in keys:
+            mask = np.uint64((1 << widths[0]) - 1)
+            high, low = low, (high ^ _hash32(low, round_key)) & mask
+            widths.reverse()
+        values = high << np.uint64(low_bits) | low
+        out[todo] = values
+        outside = values >= length
+        todo, values = todo[outside], values[outside]
+    return out.astype(np.int64)
+
+
+def _round_keys(key: int) -> list[int]:
+    mask = (1 << 64) - 1
+    keys = []
+    for i in range(_ROUNDS):
+        z = key + (i + 1) * 0x9E3779B97F4A7C15 & mask
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
+        keys.append((z ^ z >> 31) & 0xFFFFFFFF)
+    return keys
+
+
+def _hash32(x: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """A bijective 32-bit mix with low bias (constants: C. Wellons, "Prospecting for hash functions", 2018)."""
+    mask = np.uint64(0xFFFFFFFF)
+    x = (x + np.uint64(key)) & mask
+    x = (x ^ x >> np.uint64(16)) * np.uint64(0x7FEB352D) & mask
+    x = (x ^ x >> np.uint64(15)) * np.uint64(0x846CA68B) & mask
+    return x ^ x >> np.uint64(16)
+
+
+def _gather_rows_numpy(array: Array, indices: Int64s, out: Array) -> None:
+    if out.shape != (len(indices), *array.shape[1:]):
+        raise ValueError(f"out has shape {out.shape}, the result {(len(indices), *array.shape[1:])}")
+    _check_range(indices, -len(array), len(array), f"index {{}} is out of range for {len(array)} rows")
+    if array.flags.c_contiguous and array.flags.aligned:
+        # "wrap" serves negative indices and writes straight into `out`; "raise" would go through a buffer.
+        np.take(array, indices, axis=0, out=out, mode="wrap")
+    else:
+        out[...] = array[indices]  # np.take would copy the whole array first
+
+
+def _gather_windows_numpy(items: Array, offsets: Int64s, out: Array) -> None:
+    if items.ndim != 1 or out.ndim != 2 or len(out) != len(offsets):
+        raise ValueError(
+            "windows are cut from one axis of items into a row each:"
+            f" got items {items.shape}, {len(offsets)} offsets and out {out.shape}"
+        )
+    window = out.shape[1]
+    _check_range(offsets, 0, len(items) - window + 1, f"window {{}} is out of range for {len(items)} items")
+    if len(offsets) and window:
+        out[...] = np.lib.stride_tricks.sliding_window_view(items, window)[offsets]
+
+
+def _check_range(values: Int64s, low: int, high: int, message: str) -> None:
+    outside = (values < low) | (values >= high)
+    if outside.any():
+        raise IndexError(message.format(values[outside.argmax()]))

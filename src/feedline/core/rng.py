@@ -1,0 +1,179 @@
+"""Randomness that is addressed, not consumed: keys from (seed, epoch, position), and what is made from keys."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import threading
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.core import kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+_MASK64 = (1 << 64) - 1
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def derive(*parts: int | str) -> int:
+    """A 64-bit key for an address such as `derive(seed, epoch, position, "crop")`.
+
+    Every part is mixed in, never added: neighbouring seeds, epochs or positions give unrelated keys. Source of the
+    mixing function: splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+    """
+    key = 0
+    for part in parts:
+        key = _mix((key ^ (part if type(part) is int else _number(part))) + _GOLDEN & _MASK64)
+    return key
+
+
+def derive_each(parts: Sequence[int | str], places: NDArray[Any], *more: int | str) -> NDArray[np.uint64]:
+    """`derive(*parts, place, *more)` for every place, as uint64, in one pass."""
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is meant
+        keys = _mix_each((np.uint64(derive(*parts)) ^ places.astype(np.uint64, copy=False)) + np.uint64(_GOLDEN))
+        for part in more:
+            keys = _mix_each((keys ^ np.uint64(_number(part) & _MASK64)) + np.uint64(_GOLDEN))
+    return keys
+
+
+def _mix_each(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return z ^ z >> np.uint64(31)
+
+
+def _mix(z: int) -> int:
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK64
+    return z ^ z >> 31
+
+
+@lru_cache(maxsize=1024)
+def _text_number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _number(part: Any) -> int:
+    return _text_number(part) if isinstance(part, str) else int(part)
+
+
+def permuted(key: int, length: int, start: int, stop: int) -> NDArray[np.int64]:
+    """Places [start, stop) of the permutation of `range(length)` that `key` names, as int64; O(stop - start).
+
+    A Feistel network over the smallest sufficient power of two, walked until it lands below `length`
+    (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). `length` may be anything below 2**62.
+    """
+    if not 0 <= start <= stop <= length:
+        raise ValueError(f"the places [{start}, {stop}) do not lie within a permutation of {length} elements")
+    return kernels.permuted(key & _MASK64, length, start, stop)
+
+
+class SampleRng:
+    """A `numpy.random.Generator` that is created when its first method is looked up; fixed by `key`."""
+
+    __slots__ = ("_generator", "_key")
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self._generator: np.random.Generator | None = None
+
+    @property
+    def key(self) -> int:
+        """The 64 bits that everything of this sample is derived from: `derive(rng.key, "crop")`."""
+        return self._key
+
+    @property
+    def generator(self) -> np.random.Generator:
+        """The generator itself, for code that checks its type."""
+        if self._generator is None:
+            self._generator = np.random.Generator(np.random.Philox(key=self._key))
+        return self._generator
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copy and pickle look for methods of ours before there is a generator
+            raise AttributeError(name)
+        return getattr(self.generator, name)
+
+
+class Address(threading.local):
+    """Which sample this thread is working on."""
+
+    keys: Sequence[int] | None = None
+    row: int | None = 0
+    """None while a dataset fetches many at once, and has not said which one it is at."""
+    calls: int = 0
+
+    def next_key(self, keys: Sequence[int]) -> int:
+        """Of an unnamed sample: the n-th call is taken for the n-th sample; no two calls are given the same key."""
+        turn, row = divmod(self.calls, len(keys))
+        self.calls += 1
+        return derive(keys[row], turn) if turn else keys[row]
+
+
+_address = Address()
+
+
+class addressed:  # noqa: N801 - reads as a verb in a `with` statement
+    """Within the block, `sample_rng(row)` on this thread draws from `keys[row]`; `.row` is the default row.
+
+    `keys=None` leaves the randomness to torch's global generator.
+    """
+
+    __slots__ = ("_keys", "_outer")
+
+    def __init__(self, keys: Sequence[int] | None) -> None:
+        self._keys = keys
+
+    def __enter__(self) -> Address:
+        self._outer = _address.keys, _address.row, _address.calls
+        _address.keys, _address.row, _address.calls = self._keys, 0, 0
+        return _address
+
+    def __exit__(self, *_: object) -> None:
+        _address.keys, _address.row, _address.calls = self._outer
+
+
+def sample_rng(row: int | None = None) -> SampleRng:
+    """The generator of the sample that is being fetched on this thread, fixed by (seed, epoch, position).
+
+    For use inside `__getitem__` or a transform. `row` picks another sample of the same batch, for datasets that
+    fetch many at once; if such a one does not name it, its first call is for the first sample, and so on. Outside a
+    loader, or without `seed`, it is seeded from torch's global generator.
+    """
+    keys = _address.keys
+    if keys is None:
+        return SampleRng(_torch_key())
+    if row is None:
+        row = _address.row
+    return SampleRng(_address.next_key(keys) if row is None else keys[row])
+
+
+def takes_rng(fn: Callable[..., Any]) -> bool:
+    """Whether a callable wants the sample's generator: it needs a second argument, or has one named rng."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except ValueError:  # a built-in without a signature takes the sample alone
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "rng")
+
+
+def torch_keys(count: int) -> NDArray[np.uint64]:
+    """Keys for `count` samples of a loader without `seed`: what as many `sample_rng()` would draw, one by one."""
+    import torch
+
+    return torch.empty(count, dtype=torch.int64).random_().numpy().view(np.uint64)
+
+
+def _torch_key() -> int:
+    import torch
+
+    return int(torch.empty((), dtype=torch.int64).random_().item())

@@ -1,0 +1,30 @@
+"""Process-wide random generators: seeding and restoring."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def seed_globals(key: int) -> None:
+    """Seed the generators that transforms without an `rng` argument draw from: `random`, `numpy.random` and torch."""
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - it is the legacy generator that such transforms use
+    torch.default_generator.manual_seed(key)
+
+
+@contextmanager
+def restored_globals() -> Iterator[None]:
+    """Put `random`, `numpy.random` and torch's CPU generator back as they were, at the end of the block."""
+    python, torch_state = random.getstate(), torch.get_rng_state()
+    numpy_state = np.random.get_state()  # noqa: NPY002 - as above
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_state)  # noqa: NPY002 - as above
+        torch.set_rng_state(torch_state)

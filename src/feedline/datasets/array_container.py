@@ -1,0 +1,269 @@
+r"""A small file of named arrays: a table in JSON, then the arrays, each aligned to 64 bytes so that it can be mapped.
+
+    b"feedline arrays\n" · version, length and CRC-32 of the table (each uint32) · the table · padding · the arrays
+
+Numbers are little endian. The table is `{"told": {…}, "arrays": {name: [dtype, shape, offset, CRC-32]}}`; offsets count
+from the first 64-byte border after the table. There is nothing in it that could run: no pickle. The table is checked
+whenever it is read, so that many files open fast; arrays are checked when a process maps them for the first time.
+
+Arrays in the `.npy` format that lie in a larger file: seen where they are, without a copy.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from feedline.core.kernels import crc32
+from feedline.errors import SampleError, note
+
+_MAGIC = b"feedline arrays\n"
+
+
+_PREFACE = struct.Struct("<16sIII")
+
+
+_VERSION = 2
+
+
+_ALIGNMENT = 64
+
+
+_GLANCE_NBYTES = 4096
+
+
+_DTYPES = frozenset(("|u1", "<u2", "<u4", "<u8", "<i4", "<i8"))
+
+
+_checked: set[tuple[int, ...]] = set()
+"""The states of files whose arrays this process has checked: of many shards few are open, and many come back."""
+
+
+class ArrayPlace(NamedTuple):
+    """One array of a file: what it is, where behind the table it begins, and its checksum."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    crc32: int
+
+    @property
+    def stop(self) -> int:
+        """Where it ends."""
+        return self.offset + prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class ArrayTable(NamedTuple):
+    """The head of a file of arrays: what was told of them, the place of each, where the data begin."""
+
+    told: dict[str, Any]
+    arrays: dict[str, ArrayPlace]
+    data: int
+
+    @property
+    def nbytes(self) -> int:
+        """The size that the whole file must have."""
+        return self.data + max((place.stop for place in self.arrays.values()), default=0)
+
+
+class NamedArrays(NamedTuple):
+    """Arrays by name, read-only views of one mapping or buffer, and what was told of them."""
+
+    told: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
+
+
+def packed(told: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview]:
+    """The bytes of a file of these arrays, in pieces; the dtypes are little-endian integers."""
+    places, pieces, offset = {}, list[bytes | memoryview](), 0
+    for name, array in arrays.items():
+        flat = np.ascontiguousarray(array)
+        data = flat.reshape(-1).view(np.uint8).data
+        places[name] = ArrayPlace(flat.dtype.str, flat.shape, offset, crc32(data))
+        padding = -flat.nbytes % _ALIGNMENT
+        pieces += [data, bytes(padding)]
+        offset += flat.nbytes + padding
+    table = json.dumps({"told": told, "arrays": places}, separators=(",", ":")).encode()
+    preface = _PREFACE.pack(_MAGIC, _VERSION, len(table), crc32(memoryview(table))) + table
+    return [preface.ljust(_aligned(len(preface)), b"\0"), *pieces]
+
+
+def write(path: str, pieces: Sequence[bytes | memoryview]) -> None:
+    """Write the file; it appears whole or not at all."""
+    partial = f"{path}.partial-{threading.get_native_id()}"  # two threads may find one file damaged
+    try:
+        with open(partial, "wb") as file:
+            file.writelines(pieces)
+        Path(partial).replace(path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def table_of(path: str) -> ArrayTable:
+    """The head of a file, with one small read; SampleError if `write` has not written it, if it is damaged or cut."""
+    with open(path, "rb", buffering=0) as file:
+        table, _ = _table_in(file.fileno(), path)
+        return table
+
+
+def opened(path: str) -> NamedArrays:
+    """The arrays of a file, mapped, and read whole the first time in a process; SampleError if they are damaged."""
+    with open(path, "rb", buffering=0) as file:
+        table, status = _table_in(file.fileno(), path)
+        found = _views(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), table, path)
+    state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    if state not in _checked:
+        _refuse_damaged(found, table, path)
+        _checked.add(state)
+    return found
+
+
+def held(data: bytes, name: str) -> NamedArrays:
+    """The arrays of a file that was read whole, as views of it; `name` is what errors call it."""
+    table = _parsed(data, lambda: b"", name)
+    found = _views(data, table, name)
+    _refuse_damaged(found, table, name)
+    return found
+
+
+def narrowed(array: NDArray[Any]) -> NDArray[Any]:
+    """The array in the smallest unsigned dtype that holds its values, at least uint16."""
+    most = int(array.max(initial=0))
+    dtype = next(dtype for dtype in ("<u2", "<u4", "<u8") if most <= np.iinfo(dtype).max)
+    return array.astype(dtype)
+
+
+def _table_in(fd: int, path: str) -> tuple[ArrayTable, os.stat_result]:
+    begin = os.pread(fd, _GLANCE_NBYTES, 0)
+    table = _parsed(begin, lambda: os.pread(fd, 1 << 30, len(begin)), path)
+    status = os.fstat(fd)
+    _refuse_truncated(status.st_size, table, path)
+    return table, status
+
+
+def _parsed(begin: bytes, more: Any, path: str) -> ArrayTable:
+    """The table at the beginning of a file; `more()` gives the rest of it, if it goes on after `begin`."""
+    if len(begin) < _PREFACE.size or not begin.startswith(_MAGIC):
+        raise SampleError(f"{path} is not a file of feedline's arrays")
+    _, version, nbytes, promised = _PREFACE.unpack_from(begin)
+    if version != _VERSION:
+        raise _unusable(f"{path} has version {version} of the format; this feedline reads {_VERSION}")
+    stop = _PREFACE.size + nbytes
+    text = begin[_PREFACE.size : stop] if stop <= len(begin) else (begin + more())[_PREFACE.size : stop]
+    if crc32(memoryview(text)) != promised:
+        raise _unusable(f"{path} is damaged: its table is not what was written")
+    try:
+        table = json.loads(text)
+        arrays = {name: _place(*place) for name, place in table["arrays"].items()}
+        return ArrayTable(table["told"], arrays, _aligned(stop))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SampleError(f"{path} is damaged: its table cannot be read ({error})") from error
+
+
+def _place(dtype: str, shape: list[int], offset: int, checksum: int) -> ArrayPlace:
+    whole = all(type(number) is int and number >= 0 for number in (offset, *shape))
+    if dtype not in _DTYPES or not whole or offset % _ALIGNMENT:
+        raise ValueError(f"an array of {dtype} and shape {shape} at {offset}")
+    return ArrayPlace(dtype, tuple(shape), offset, checksum)
+
+
+def _views(buffer: Any, table: ArrayTable, path: str) -> NamedArrays:
+    _refuse_truncated(len(buffer), table, path)
+    return NamedArrays(
+        table.told,
+        {
+            name: np.frombuffer(buffer, dtype, prod(shape), table.data + offset).reshape(shape)
+            for name, (dtype, shape, offset, _) in table.arrays.items()
+        },
+    )
+
+
+def _refuse_truncated(nbytes: int, table: ArrayTable, path: str) -> None:
+    if nbytes < table.nbytes:
+        raise SampleError(f"{path} is truncated: it has {nbytes:,} bytes, its table wants {table.nbytes:,}")
+
+
+def _refuse_damaged(found: NamedArrays, table: ArrayTable, path: str) -> None:
+    for name, array in found.arrays.items():
+        if crc32(array.reshape(-1).view(np.uint8).data) != table.arrays[name].crc32:
+            raise _unusable(f"{path} is damaged: its array {name!r} is not what was written")
+
+
+def _unusable(text: str) -> SampleError:
+    error = SampleError(text)
+    note(error, "Remove the file, and it is made anew.")  # where that does not happen by itself
+    return error
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+_NPY_MAGIC = b"\x93NUMPY"
+
+
+class NpyHeader(NamedTuple):
+    """What the header of a `.npy` file says, and where the numbers begin."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    offset: int
+
+
+def is_array(data: bytes | memoryview) -> bool:
+    """Whether data begin as a `.npy` array does."""
+    return data[:6] == _NPY_MAGIC
+
+
+def layout(data: memoryview, nbytes: int | None = None) -> NpyHeader:
+    """The layout of an array; ValueError for what is none, holds Python objects, or is shorter than it says.
+
+    `data` may be its beginning only, if `nbytes` tells how long it is.
+    """
+    found = len(data) if nbytes is None else nbytes
+    if len(data) < 12 or not is_array(data):
+        raise ValueError("not a .npy array")
+    header = 10 + int.from_bytes(data[8:10], "little") if data[6] == 1 else 12 + int.from_bytes(data[8:12], "little")
+    told = _parse_npy_header(bytes(data[: min(header, len(data))]))
+    if min(told.shape, default=0) < 0:
+        raise ValueError(f"the header of the .npy array claims the shape {told.shape}")
+    wanted = told.offset + prod(told.shape) * told.dtype.itemsize
+    if found < wanted:
+        raise ValueError(f"the .npy array is truncated: {found:,} bytes, its header wants {wanted:,}")
+    return told
+
+
+def array(data: memoryview) -> NDArray[Any]:
+    """The array: a read-only view of `data`, valid as long as that is."""
+    told = layout(data)
+    flat: NDArray[Any] = np.frombuffer(data, told.dtype, prod(told.shape), told.offset)
+    return flat.reshape(told.shape, order="F" if told.fortran else "C")
+
+
+@lru_cache(maxsize=4096)  # pictures of one shape have one header
+def _parse_npy_header(header: bytes) -> NpyHeader:
+    file = io.BytesIO(header)
+    version = npy.read_magic(file)
+    try:
+        shape, fortran, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
+    except (SyntaxError, RecursionError, TokenError, TypeError) as error:  # it is a Python literal
+        raise ValueError(f"the header of the .npy array is damaged ({error})") from error
+    if dtype.hasobject:
+        raise ValueError("the .npy array holds Python objects, which only pickle could read; save it as numbers")
+    return NpyHeader(dtype, shape, fortran, file.tell())

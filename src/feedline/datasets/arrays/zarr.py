@@ -1,0 +1,378 @@
+"""`Zarr`: rows of the arrays in a Zarr store.
+
+What zarr reads from: a store of ours, so that retries, cache and errors are ours, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import product
+from pathlib import Path
+from types import new_class
+from typing import Any, TypeVar
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.core import optional
+from feedline.core.paths import missing
+from feedline.core.tensors import torch_dtype
+from feedline.core.threads import DaemonPool
+from feedline.datasets.arrays.chunked import (
+    ArrayRows,
+    ChunkCache,
+    ChunkedRows,
+    Names,
+    Shape,
+    StoredArrays,
+    refuse_changed,
+)
+from feedline.datasets.arrays.npy import Transform
+from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.content_digest import digest_of_folder, digest_of_objects, versioned
+from feedline.datasets.decoding import DAMAGE
+from feedline.datasets.paths import find
+from feedline.errors import ArgumentError, SampleError
+from feedline.stores import (
+    Cache,
+    CachedStore,
+    ObjectNotFoundError,
+    ObjectRange,
+    RangeError,
+    Store,
+    StoreError,
+    open_store,
+)
+from feedline.stores.base import Range
+from feedline.stores.files import FileSet
+from feedline.stores.urls import local_path, scheme_of
+
+T = TypeVar("T")
+
+
+_STORE_READERS = 32
+
+
+def library() -> Any:
+    """The package zarr."""
+    return optional.load("zarr", "zarr", "datasets.Zarr")
+
+
+def reading(store: Store) -> Any:
+    """A store of zarr's that reads the objects of this one, many at once."""
+    return _store_class()(store)
+
+
+@cache
+def _store_class() -> Any:
+    return new_class("ObjectStore", (_Reading, _abc().Store))
+
+
+def _abc() -> Any:
+    return optional.load("zarr.abc.store", "zarr", "datasets.Zarr")
+
+
+class _Reading:
+    """What zarr's abstract store asks for; all of it waits in threads, which zarr's one loop of events must not."""
+
+    supports_writes = supports_deletes = False
+    supports_listing = True
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(read_only=True)  # type: ignore[call-arg] # zarr's class, which comes after this one
+        self.store = store
+        self._readers = DaemonPool(_STORE_READERS, "feedline-zarr")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Reading) and other.store is self.store
+
+    __hash__ = object.__hash__
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        """The value of a key, or None."""
+        data = await self._waited(self._read, key, byte_range)
+        return None if data is None else prototype.buffer.from_bytes(data)
+
+    async def get_partial_values(self, prototype: Any, key_ranges: Any) -> list[Any]:
+        """Parts of several values."""
+        return await asyncio.gather(*(self.get(key, prototype, wanted) for key, wanted in key_ranges))
+
+    async def exists(self, key: str) -> bool:
+        """Whether there is such a key."""
+        return await self._waited(self._exists, key)
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """The keys that begin so."""
+        for key in await self._waited(self._keys, prefix):
+            yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """The names in a folder."""
+        folder = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
+        keys = await self._waited(self._keys, folder)
+        for name in dict.fromkeys(key.removeprefix(folder).partition("/")[0] for key in keys):
+            yield name
+
+    def list(self) -> AsyncIterator[str]:
+        """All keys."""
+        return self.list_prefix("")
+
+    async def set(self, key: str, value: Any) -> None:
+        """Zarr does not call it of what is read-only."""
+        raise NotImplementedError
+
+    async def delete(self, key: str) -> None:
+        """Zarr does not call it of what is read-only."""
+        raise NotImplementedError
+
+    async def _waited(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.wrap_future(self._readers.submit(call, *arguments))
+
+    def _read(self, key: str, wanted: Any) -> memoryview | None:
+        try:
+            return self.store.read(key) if wanted is None else self._read_range(key, wanted)
+        except ObjectNotFoundError:  # a chunk that was never written, or metadata of another version
+            return None
+
+    def _read_range(self, key: str, wanted: Any) -> memoryview:
+        if isinstance(wanted, _abc().SuffixByteRequest):
+            size = self.store.size(key)
+            return self.store.read(key, max(0, size - wanted.suffix), size)
+        if isinstance(wanted, _abc().OffsetByteRequest):
+            return self.store.read(key, wanted.offset)
+        try:
+            return self.store.read(key, wanted.start, wanted.end)
+        except RangeError:  # zarr's ranges may reach beyond the end
+            return self.store.read(key, wanted.start)
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self.store.info(key)
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def _keys(self, prefix: str) -> tuple[str, ...]:
+        return tuple(info.path for info in self.store.list(prefix))
+
+
+_READERS = 16
+
+
+class Zarr(StoredArrays):
+    """Rows along the first axis of arrays in a Zarr store, version 2 or 3, a folder or a `.zip`.
+
+    `names` is one name, a sequence, or names by key; None is every array at the top, or the store itself where it is
+    an array. Chunks (with sharding, shards) are decoded whole, and the last `cache_nbytes` of them kept. Each process
+    opens the store for itself, on first use. Numbers become tensors, strings texts.
+
+    Of an address in a store, the chunks of a batch are fetched at once, and kept in the folder `cache`, if one is given
+    (a `.zip` needs one); `options` are those of `open_store`.
+    """
+
+    def __init__(
+        self,
+        path: Pathlike,
+        names: Names = None,
+        *,
+        transform: Transform | None = None,
+        cache_nbytes: int = 1 << 26,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._held = _held(_one(path), cache, options)
+        super().__init__([self._held], names, transform, cache_nbytes)
+
+    @property
+    def content_digest(self) -> str:
+        """Of all in the store as it is now: a `stat` of each file, or its listing; for results that are kept."""
+        return self._held.content_digest()
+
+
+def _one(path: Pathlike) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError("Zarr reads one store; join several, each a Zarr(path), by torch's ConcatDataset")
+    return os.fspath(path)
+
+
+def _held(address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _LocalZarr:
+    if scheme_of(address) == "file":
+        return _LocalZarr(str(Path(local_path(address)).resolve()))
+    if address.endswith(".zip"):
+        return _Zip(find(address, "*.zip", cache=cache, options=options))
+    kept = Path(cache) if isinstance(cache, os.PathLike) else cache
+    return _Remote(open_store(address, cache=kept, options=options))
+
+
+class _LocalZarr:
+    """A folder or `.zip` of this machine."""
+
+    is_remote = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def content_digest(self) -> str:
+        return digest_of_folder(self.name)
+
+    def everything(self) -> Names:
+        node = self._node()
+        return "" if isinstance(node, library().Array) else {name: name for name in _names(node, self.name)}
+
+    def shapes(self, names: Sequence[str]) -> list[Shape]:
+        node = self._node()
+        return [_shape(_array(node, name, self.name), name, self.name) for name in names]
+
+    def rows(self, shapes: Sequence[Shape], cache: ChunkCache) -> list[ArrayRows | ChunkedRows]:
+        node = self._node()
+        return [self._rows(_unchanged(node, shape, self.name), shape, cache) for shape in shapes]
+
+    def _node(self) -> Any:
+        """The group or array at the root of the store, for reading."""
+        if not Path(self.name).exists():
+            raise missing(self.name, "no such store")
+        return _opened(self.name, self.name)
+
+    def _rows(self, array: Any, shape: Shape, cache: ChunkCache) -> ArrayRows | ChunkedRows:
+        def read(spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
+            for start, stop in spans:
+                yield np.asarray(array[start:stop])
+
+        return ChunkedRows(self.name, shape, read, cache)
+
+
+class _Zip(_LocalZarr):
+    """A `.zip` in a store, which zarr opens as a file of this machine."""
+
+    def __init__(self, blobs: FileSet) -> None:
+        super().__init__(blobs.name(0))
+        self._blobs = blobs
+
+    def content_digest(self) -> str:
+        return versioned(self._blobs.info(0)).version
+
+    def _node(self) -> Any:
+        return _opened(self._blobs.file(0), self.name)
+
+
+class _Remote(_LocalZarr):
+    """Objects in a store."""
+
+    is_remote = True
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.url)
+        self._store = store
+
+    def content_digest(self) -> str:
+        return digest_of_objects(self._store)
+
+    def _node(self) -> Any:
+        return _opened(reading(self._store), self.name)
+
+    def _rows(self, array: Any, shape: Shape, cache: ChunkCache) -> ArrayRows | ChunkedRows:
+        chunks = _Chunks(self._store, array)
+        return ChunkedRows(self.name, shape, chunks.read, cache, chunks.wants)
+
+
+class _Chunks:
+    """The chunks of an array in a store: read at once, as objects known by their keys."""
+
+    def __init__(self, store: Store, array: Any) -> None:
+        self._store, self._array = store, array
+        self._sizes = getattr(array, "shards", None) or array.chunks
+        self._readers = DaemonPool(_READERS, "feedline-chunks")
+
+    def read(self, spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
+        return self._readers.map(lambda span: np.asarray(self._array[span[0] : span[1]]), spans)
+
+    def wants(self, spans: Sequence[Range]) -> list[tuple[CachedStore, ObjectRange]]:
+        store = self._store
+        if not isinstance(store, CachedStore):
+            return []
+        return [(store, ObjectRange(key)) for span in spans for key in self._keys(*span)]
+
+    def _keys(self, start: int, stop: int) -> Iterator[str]:
+        first, *others = zip(self._array.shape, self._sizes, strict=True)
+        numbers = [range(start // first[1], -(-stop // first[1]))]
+        numbers += [range(-(-length // size)) for length, size in others]
+        beginning = f"{self._array.path}/" if self._array.path else ""
+        for place in product(*numbers):
+            yield beginning + self._array.metadata.encode_chunk_key(place)
+
+
+def _opened(source: Any, name: str) -> Any:
+    zarr = library()
+    try:
+        is_zip = isinstance(source, str) and Path(source).is_file()
+        return zarr.open(zarr.storage.ZipStore(source, mode="r") if is_zip else source, mode="r")
+    except StoreError:
+        raise
+    except (*DAMAGE, RuntimeError, BadZipFile) as error:
+        raise SampleError(
+            f"{name} cannot be opened as a Zarr store ({type(error).__name__}: {error}); was it written to its end?"
+        ) from error
+
+
+def _names(group: Any, path: str) -> list[str]:
+    try:
+        return sorted(group.array_keys())
+    except StoreError:
+        raise
+    except (*DAMAGE, RuntimeError) as error:
+        raise SampleError(
+            f"the arrays of {path} cannot be listed, as one of them cannot be opened ({type(error).__name__}: {error});"
+            " name those that are to be read"
+        ) from error
+
+
+def _array(node: Any, name: str, path: str) -> Any:
+    """An array of the store; "" is the store itself."""
+    zarr = library()
+    is_array = isinstance(node, zarr.Array)
+    if is_array and name == "":
+        return node
+    try:
+        found = None if is_array else node[name]
+    except KeyError:
+        found = None
+    except StoreError:
+        raise
+    except (*DAMAGE, RuntimeError) as error:
+        raise SampleError(
+            f"{name!r} in {path} cannot be opened ({type(error).__name__}: {error}); where its codec comes with a"
+            " package, install that; what only pickle reads is refused. Else name other arrays"
+        ) from error
+    if not isinstance(found, zarr.Array):
+        there = ["itself (names=None)"] if is_array else _names(node, path)
+        raise ArgumentError(f"{path} has no array {name!r}; it has {', '.join(there) or 'none'}")
+    return found
+
+
+def _unchanged(node: Any, shape: Shape, path: str) -> Any:
+    """The array, which must be the one that the shape was told of."""
+    array = _array(node, shape.name, path)
+    refuse_changed(path, shape, array.shape[0], array.shape[1:])
+    return array
+
+
+def _shape(array: Any, name: str, path: str) -> Shape:
+    if not array.shape:
+        raise ArgumentError(f"{name!r} in {path} is a single value; the first axis of an array counts its samples")
+    chunks = getattr(array, "shards", None) or array.chunks  # a shard is one file of several chunks
+    return Shape(name, array.shape[0], array.shape[1:], _numbers(array, name, path), max(1, chunks[0]))
+
+
+def _numbers(array: Any, name: str, path: str) -> np.dtype[Any] | None:
+    """The dtype of rows of numbers, in the machine's byte order; None for strings."""
+    dtype: np.dtype[Any] = np.dtype(array.dtype)
+    if dtype.kind in "OTUS":
+        return None
+    native: np.dtype[Any] = dtype.newbyteorder("=")
+    if torch_dtype(native) is None:
+        raise ArgumentError(f"{name!r} in {path} holds {dtype}, which no tensor can hold; name other arrays")
+    return native

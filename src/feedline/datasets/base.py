@@ -1,0 +1,254 @@
+"""What datasets of single records share: checked indices, many at once.
+
+Records that lie in files or objects, each in one piece: those that are wanted together are read together.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline import collate
+from feedline.core.rng import torch_keys
+from feedline.core.tensors import Allocator, as_indices, one_within, within
+from feedline.datasets.arrays.npy import Transform
+from feedline.datasets.decoding import Decoding, SampleTransform, Where
+from feedline.stores import CachedStore, ObjectRange
+from feedline.stores.files import Extent
+
+Keys = NDArray[np.uint64] | None
+
+
+class Records(torch.utils.data.Dataset[Any]):
+    """A map-style dataset of which a subclass tells its length and how to read the record of a checked index."""
+
+    thread_safe = True
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def _sample(self, at: int, row: int | None) -> Any:
+        """Sample `at`, in memory of its own; `row` is its place in a batch that is fetched at once, None alone."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> Any:
+        """Sample `index`; negative indices count from the end."""
+        return self._sample(one_within(index, len(self), type(self).__name__), None)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of these indices."""
+        places = within(as_indices(indices), len(self), type(self).__name__)
+        return [self._sample(at, row) for row, at in enumerate(places.tolist())]
+
+
+class DecodedRecords(Records):
+    """Records that are one thing each, decoded by `_decoding`: pictures can be made as whole batches."""
+
+    _decoding: Decoding
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a sample depends on nothing but its index. What a subclass of a user's does is not known."""
+        return self._decoding.is_ours and type(self).__module__.startswith(f"{__package__}.")
+
+    def _batch(self, places: NDArray[np.int64], empty: Allocator, keys: Keys) -> torch.Tensor:
+        """`_decoding.batch` of the records of checked indices."""
+        raise NotImplementedError
+
+    @property
+    def gather(self) -> Callable[..., Any]:
+        """`gather(indices, empty)`, with `keys` where the transform draws: pictures as one batch. Else absent."""
+        if not self._decoding.batchable:
+            raise AttributeError("gather: samples have to be made one by one")
+        return self._drawn if self._decoding.draws else self._gathered
+
+    def _gathered(self, indices: NDArray[np.int64], empty: Allocator) -> torch.Tensor:
+        return self._drawn(indices, empty, None)
+
+    def _drawn(self, indices: NDArray[np.int64], empty: Allocator, keys: Keys) -> torch.Tensor:
+        return self._batch(within(indices, len(self), type(self).__name__), empty, keys)
+
+
+class Decodes(Protocol):
+    """Makes values of fields as `Decoding` does; `batchable` only if it is one."""
+
+    @property
+    def step(self) -> SampleTransform: ...
+    @property
+    def batchable(self) -> bool: ...
+    @property
+    def draws(self) -> bool: ...
+    def __call__(self, source: Any, row: int | None, where: Where) -> Any: ...
+
+
+class Field(NamedTuple):
+    """One field of a record: its bytes, how they are decoded, and what an error calls it."""
+
+    decoding: Decodes
+    source: Any
+    where: Where
+
+
+class FieldRecords(Records):
+    """Records of fields that are decoded each by itself: samples are dicts, unless `_joined` makes something else.
+
+    A subclass says which decodings every record has, and gives the fields of one record in their order.
+    """
+
+    def __init__(self, transform: Transform | None) -> None:
+        self._step = SampleTransform(transform)
+
+    def _decodings(self) -> Collection[Decodes]:
+        raise NotImplementedError
+
+    def _fields(self, at: int) -> Mapping[str, Field]:
+        raise NotImplementedError
+
+    def _sample(self, at: int, row: int | None) -> Any:
+        return self._made(self._fields(at), row)
+
+    def _made(self, fields: Mapping[str, Field], row: int | None) -> Any:
+        """The sample that these fields are."""
+        decoded = {name: decoding(source, row, where) for name, (decoding, source, where) in fields.items()}
+        return self._step(self._joined(decoded), row)
+
+    def _all_fields(self, places: NDArray[np.int64]) -> Sequence[Mapping[str, Field]]:
+        """The fields of checked indices."""
+        return [self._fields(at) for at in places.tolist()]
+
+    def _joined(self, values: dict[str, Any]) -> Any:
+        """The sample of which these are the values, before its transform."""
+        return values
+
+    def _collated(self, columns: dict[str, Any]) -> Any:
+        """The batch of which these are the columns: what default collate makes of such samples."""
+        return self._joined(columns)
+
+    @property
+    def gather(self) -> Callable[..., Any]:
+        """`gather(indices, empty)`, with `keys` where transforms draw: the collated batch, pictures made in place.
+
+        Absent unless there are pictures to make, and with a transform of anything else.
+        """
+        decodings = self._decodings()
+        if self._step.transform is not None or any(each.step.transform and not each.batchable for each in decodings):
+            raise AttributeError("gather: a transform has to see each sample")
+        if not any(each.batchable for each in decodings):
+            raise AttributeError("gather: there is nothing that is made faster many at once")
+        return self._drawn if any(each.draws for each in decodings) else self._gathered
+
+    def _gathered(self, indices: NDArray[np.int64], empty: Allocator) -> Any:
+        return self._drawn(indices, empty, None)
+
+    def _drawn(self, indices: NDArray[np.int64], empty: Allocator, keys: Keys) -> Any:
+        records = self._all_fields(within(indices, len(self), type(self).__name__))
+        names = list(records[0])
+        drawing = [name for name in names if records[0][name].decoding.draws]
+        drawn = _keys_of(keys, len(records), drawing)
+        return self._collated(
+            {name: _column([record[name] for record in records], drawn.get(name), empty) for name in names}
+        )
+
+
+def _keys_of(keys: Keys, count: int, names: Sequence[str]) -> dict[str, Keys]:
+    """The keys of each field: those of the samples, or what one sample after the other would draw without."""
+    if keys is not None:
+        return dict.fromkeys(names, keys)
+    drawn = torch_keys(count * len(names)).reshape(count, -1) if names else np.empty((count, 0), np.uint64)
+    return {name: np.ascontiguousarray(drawn[:, number]) for number, name in enumerate(names)}
+
+
+def _column(fields: Sequence[Field], keys: Keys, empty: Allocator) -> Any:
+    decoding = fields[0].decoding
+    if isinstance(decoding, Decoding) and decoding.batchable:
+        return decoding.batch([field.source for field in fields], keys, empty, lambda row: fields[row].where())
+    return collate.default([field.decoding(field.source, None, field.where) for field in fields], empty=empty)
+
+
+class Content(Protocol):
+    """What shards hold, by number: `stores.blobs.Blobs` is one."""
+
+    @property
+    def is_local(self) -> bool: ...
+    def read(self, extents: Sequence[Extent]) -> list[memoryview]: ...
+    def wants(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]: ...
+
+
+class Record(NamedTuple):
+    """Record `row` of a shard, as it was read."""
+
+    shard: int
+    row: int
+    data: memoryview
+
+
+class ShardedRecords(Records):
+    """Records of shards, of which a subclass tells where in its shard each lies, and what sample it is.
+
+    However many records are asked for at once: what they need of objects is read concurrently.
+    """
+
+    def __init__(self, sizes: Iterable[int], content: Content) -> None:
+        self.shard_sizes: NDArray[np.int64] = np.array([*sizes], np.int64)
+        """The samples of each shard, for `samplers.ShardShuffled`."""
+        self._firsts: list[int] = [0, *accumulate(self.shard_sizes.tolist())]
+        self._content = content
+
+    def _span(self, shard: int, row: int) -> tuple[int, int]:
+        """Where in its shard a record begins and ends."""
+        raise NotImplementedError
+
+    def _decoded(self, record: Record, row: int | None) -> Any:
+        """The sample that a record is; `row` as in `_sample`."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of these indices, read all at once."""
+        places = within(as_indices(indices), len(self), type(self).__name__)
+        return [self._decoded(record, row) for row, record in enumerate(self._read(places.tolist()))]
+
+    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+        """What reading these samples will want from which cache."""
+        places = within(indices, len(self), type(self).__name__)
+        if self._content.is_local:
+            return []
+        found = [self._at(at) for at in places.tolist()]
+        return self._content.wants([Extent(shard, *self._span(shard, row)) for shard, row in found])
+
+    def _at(self, at: int) -> tuple[int, int]:
+        """The shard of a sample, and its place therein."""
+        shard = bisect_right(self._firsts, at) - 1
+        return shard, at - self._firsts[shard]
+
+    def _read(self, places: Iterable[int]) -> list[Record]:
+        found = [self._at(at) for at in places]
+        views = self._content.read([Extent(shard, *self._span(shard, row)) for shard, row in found])
+        return [Record(shard, row, view) for (shard, row), view in zip(found, views, strict=True)]
+
+    def _sample(self, at: int, row: int | None) -> Any:
+        shard, place = self._at(at)
+        (view,) = self._content.read([Extent(shard, *self._span(shard, place))])
+        return self._decoded(Record(shard, place, view), row)
+
+
+class ShardedFields(ShardedRecords, FieldRecords):
+    """Records of shards that consist of fields: pictures among them can be made as whole batches."""
+
+    def _fields_in(self, record: Record) -> Mapping[str, Field]:
+        """The fields of a record that was read."""
+        raise NotImplementedError
+
+    def _decoded(self, record: Record, row: int | None) -> Any:
+        return self._made(self._fields_in(record), row)
+
+    def _all_fields(self, places: NDArray[np.int64]) -> Sequence[Mapping[str, Field]]:
+        return [self._fields_in(record) for record in self._read(places.tolist())]

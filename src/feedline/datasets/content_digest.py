@@ -1,0 +1,87 @@
+"""What files and objects hold, told without reading them: by names, sizes, and times or versions, as they are now."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from feedline.core.threads import DaemonPool
+from feedline.datasets.file_root import FileRoot
+from feedline.errors import ArgumentError
+from feedline.stores import ObjectInfo, ObjectNotFoundError, Store
+from feedline.stores.files import file_version
+from feedline.stores.open import listed
+from feedline.stores.urls import join
+
+_ASKED_AT_ONCE = 32
+
+
+def digest_below(root: FileRoot, paths: Sequence[str]) -> str:
+    """Of files below a root, on this machine or in a store."""
+    if root.store is None:
+        return digest_of_files(os.path.join(root.name, path) for path in paths)  # noqa: PTH118 - millions of them
+    return digest_of_objects(root.store, paths)
+
+
+def digest_of_files(paths: Iterable[str]) -> str:
+    """Of files by path, one `stat` each: a million take seconds on a disk of this machine, and minutes on a server."""
+    return _digest((path, _version_of_file(path)) for path in paths)
+
+
+def digest_of_folder(folder: str) -> str:
+    """Of a file, or of all files below a folder."""
+    if not Path(folder).is_dir():
+        return digest_of_files([folder])
+    found = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)  # noqa: PTH118
+    return digest_of_files(sorted(found))
+
+
+def digest_of_objects(store: Store, paths: Sequence[str] | None = None) -> str:
+    """Of objects of a store, by default of all; ArgumentError names one of which the store tells no version.
+
+    A few are asked for one by one, many at once; more are taken from a listing.
+    """
+    infos = store.list() if paths is None else _infos(store, paths)
+    return _digest((info.path, versioned(info, store.url).version) for info in infos)
+
+
+def versioned(info: ObjectInfo, url: str = "") -> ObjectInfo:
+    """The object; ArgumentError if its content may change without a sign."""
+    if not info.is_versioned:
+        name = join(url, info.path) if url else info.path
+        raise ArgumentError(
+            f"the store tells no version of {name}: what is kept of it could not be told from that of another content."
+            " Leave out cache= of Filter, take Map instead of CachedMap, or copy the data to where their changes show"
+        )
+    return info
+
+
+def _digest(told: Iterable[tuple[str, str]]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, version in told:
+        digest.update(f"{name}\0{version}\0".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _version_of_file(path: str) -> str:
+    try:
+        return file_version(os.stat(path))  # noqa: PTH116 - millions of them
+    except (OSError, ValueError):
+        return "not there"  # who reads it is told
+
+
+def _infos(store: Store, paths: Sequence[str]) -> Iterator[ObjectInfo]:
+    known = listed(store, paths) or {}
+    with DaemonPool(_ASKED_AT_ONCE) as pool:
+        left = [path for path in paths if path not in known]
+        asked = dict(zip(left, pool.map(lambda path: _info(store, path), left), strict=True))
+        yield from (known.get(path) or asked[path] for path in paths)
+
+
+def _info(store: Store, path: str) -> ObjectInfo:
+    try:
+        return store.info(path)
+    except (ObjectNotFoundError, ArgumentError):  # a path that leads out of the store, say
+        return ObjectInfo(path, 0, "not there")

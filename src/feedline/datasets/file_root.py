@@ -1,0 +1,157 @@
+"""Files below a root, local or in a store: their contents, decoded; never a file outside."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.core.tensors import Allocator
+from feedline.datasets.arrays.npy import Transform
+from feedline.datasets.decoding import Decode, Decoding, Where
+from feedline.errors import ArgumentError, SampleError, note
+from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange, Store, open_store
+from feedline.stores.files import ObjectReader
+from feedline.stores.urls import local_path, scheme_of
+
+_GONE = "it was moved or deleted; restore it, or pass on_error='skip' to the loader"
+
+
+_NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+"""What is wrong with a path rather than with the file or the disk."""
+
+
+Fetched = str | Future[memoryview]
+"""The path of a file, or its content on the way."""
+
+
+class FileRoot:
+    """A folder or the address of a store; `whole(path)` gives the bytes of a file in it.
+
+    What a store gives is kept in the folder `cache`, if there is one; `options` are those of `open_store`.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        cache: Cache | str | os.PathLike[str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        text = os.fspath(root)
+        self._objects: ObjectReader | None = None
+        if scheme_of(text) == "file":
+            self.name = str(Path(local_path(text)).absolute())
+            if not Path(self.name).is_dir():
+                raise FileNotFoundError(f"no such folder: {self.name}, the root of all files")
+        else:
+            kept = Path(cache) if isinstance(cache, os.PathLike) else cache
+            self._objects = ObjectReader(open_store(text, options=options, cache=kept))
+            self.name = self._objects.store.url
+
+    @property
+    def store(self) -> Store | None:
+        """Where the files are objects, their store."""
+        return None if self._objects is None else self._objects.store
+
+    @property
+    def is_local(self) -> bool:
+        """Whether files have a path that anybody can open."""
+        return self._objects is None
+
+    def local(self, path: str) -> str:
+        """The absolute path of a file; _PathError if it leads out of the root, or can be no file's."""
+        if "\0" in path:
+            raise _PathError("has a NUL in its path, which no file can have")
+        joined = os.path.normpath(os.path.join(self.name, path))  # noqa: PTH118 - links are kept as they are
+        if not Path(joined).is_relative_to(self.name):
+            raise _PathError(f"leads out of {self.name}, the root of all files; give a root= that holds it")
+        return joined
+
+    def whole(self, fetched: Fetched) -> bytes | memoryview:
+        """The content of a file."""
+        if self._objects is None:
+            assert isinstance(fetched, str)
+            return Path(self.local(fetched)).read_bytes()
+        try:
+            return self._objects.read(fetched) if isinstance(fetched, str) else fetched.result()
+        except ArgumentError as error:  # a path that leads out of the store
+            raise _PathError(f"cannot be read: {error}") from error
+
+    @contextmanager
+    def fetching(self, paths: Sequence[str]) -> Iterator[Sequence[Fetched]]:
+        """Within the block, these files come all at once, where each by itself would be waited for."""
+        if self._objects is None:
+            yield paths
+        else:
+            with self._objects.reading(paths) as futures:
+                yield futures
+
+    def wants(self, paths: Sequence[str]) -> list[tuple[CachedStore, ObjectRange]]:
+        """What a prefetch has to bring into the cache for these files to be found there."""
+        return [] if self._objects is None else self._objects.wants(paths)
+
+
+class FileDecoding(Decoding):
+    """How the content of a file becomes a value; what is decoded is its path below the root, or what was fetched."""
+
+    def __init__(self, root: FileRoot, decode: Decode, transform: Transform | None = None) -> None:
+        super().__init__(decode, transform)
+        self.root = root
+        # Pictures that are decoded natively are read there, too: from their path.
+        self._source: Callable[[Any], Any] = root.local if root.is_local and self._plan is not None else root.whole
+
+    def __call__(self, source: Any, row: int | None, where: Where) -> Any:
+        """The value; FileNotFoundError tells `where()` a file is named that is not there, SampleError one of no use."""
+        with _naming(where):
+            read = self._source(source)
+            if self._plan is not None:  # which may open the file itself
+                return super().__call__(read, row, where)
+        return super().__call__(read, row, where)
+
+    def batch(
+        self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, empty: Allocator, where: Callable[[int], str]
+    ) -> torch.Tensor:
+        """The values of the files with these paths as one tensor."""
+        read = []
+        with self.root.fetching(sources) as fetched:
+            for row, each in enumerate(fetched):
+                with _naming(partial(where, row)):
+                    read.append(self._source(each))
+        try:
+            return super().batch(read, keys, empty, where)
+        except OSError as error:
+            if error.filename not in read:
+                raise
+            with _naming(partial(where, read.index(error.filename))):
+                raise
+
+
+class _PathError(SampleError):
+    """A path that no file can have; who named it knows of what."""
+
+
+@contextmanager
+def _naming(where: Where) -> Iterator[None]:
+    """Within the block, an error of reading a file tells which it is."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        kind = ObjectNotFoundError if isinstance(error, ObjectNotFoundError) else FileNotFoundError
+        raise kind(f"{where()} does not exist: {_GONE}") from error
+    except _PathError as error:
+        raise SampleError(f"{where()} {error}") from error
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise SampleError(f"{where()} is no file ({error.strerror}): correct its path, or leave it out") from error
+        note(error, f"feedline: {where()}")
+        raise

@@ -1,0 +1,270 @@
+"""`ImageFolder`: pictures in one folder per class, as torchvision has it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.collate.gather import Keys
+from feedline.core.paths import expanded, missing
+from feedline.core.rng import sample_rng, torch_keys
+from feedline.core.tensors import Allocator, as_indices, numpy_view, one_within, within
+from feedline.datasets.arrays.npy import Transform
+from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.content_digest import digest_of_files, digest_of_objects
+from feedline.datasets.decoding import Called, ImageDecoding, loaded
+from feedline.datasets.imagefolder.scan import Choice, Fetched, Samples, StoreTree, tree_at
+from feedline.datasets.strings import PackedBytes
+from feedline.errors import ArgumentError, SampleError, note
+from feedline.images import ImageError
+from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange
+
+IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""Torchvision's: what a file must end with to be taken for a picture; its content then decides what it is."""
+
+
+_GONE = (
+    "it was moved or deleted since the folder was listed, or is a broken link: restore it, make the dataset anew, or "
+    "pass on_error='skip' to the loader"
+)
+
+
+class ImageFolder(torch.utils.data.Dataset[Any]):
+    """Pictures in `root/class/…/name.jpg`: samples are `(picture, class index)`.
+
+    Arguments, attributes, order and class indices are torchvision's: classes are the sorted names of the folders in
+    `root`; the files of a class come sorted by folder, then by name; links to folders are followed. `transform` gets
+    what `loader(path)` gives, by default a PIL image in RGB. One of feedline's own is one step with decoding, and then
+    whole batches are gathered in one native call. The content of a file decides on its format, not its name.
+
+    `listing` names a file in which the list of paths is kept, so that the tree is walked once; it is made anew when a
+    folder has changed. Paths are held packed: 12 bytes for each and its own; `samples` and `targets` are made when
+    looked at. `samples` may be assigned, but not changed in place.
+
+    `root` may be an address in a store, of which `options` are those of `open_store`: one listing tells all, a kept one
+    is taken as it is, and a `loader` gets a file in memory. Pictures are kept in the folder `cache`, if one is given.
+    """
+
+    thread_safe = True
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        transform: Transform | None = None,
+        target_transform: Transform | None = None,
+        loader: Callable[[Any], Any] | None = None,
+        is_valid_file: Callable[[str], bool] | None = None,
+        allow_empty: bool = False,
+        *,
+        extensions: Sequence[str] = IMG_EXTENSIONS,
+        apply_exif_orientation: bool = False,
+        listing: str | os.PathLike[str] | None = None,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if listing is not None and is_valid_file is not None:
+            raise ArgumentError("listing= cannot know what is_valid_file would say: pass extensions= instead")
+        self.extensions = (extensions,) if isinstance(extensions, str) else tuple(extensions)
+        choice = Choice(self.extensions, is_valid_file, None if listing is None else expanded(listing))
+        self._tree = tree_at(os.fspath(root), choice, cache, options)
+        self.root = self._tree.root
+        self._ours = partial(loaded, apply_exif_orientation=apply_exif_orientation)
+        self.loader: Callable[[Any], Any] = loader or self._ours
+        self._oriented = apply_exif_orientation
+        self.classes, self.class_to_idx = self.find_classes(self.root)
+        names = sorted(self.class_to_idx)
+        found = self._tree.listing(names)
+        if not allow_empty:
+            self._refuse_empty(names, found.counts, is_valid_file is not None)
+        targets = np.repeat(np.array([self.class_to_idx[name] for name in names], np.int32), found.counts)
+        beginning = os.path.join(self.root, "")  # noqa: PTH118 - keeps its form
+        self._samples = Samples(beginning, found.paths, targets, found.details)
+        self._folder = self._tree.folder
+        self.transform = transform
+        self.target_transform = target_transform
+
+    def find_classes(self, directory: str | os.PathLike[str]) -> tuple[list[str], dict[str, int]]:
+        """The classes and their indices: the sorted names of the folders in `directory`. For subclasses to change."""
+        try:
+            classes = self._tree.classes(directory)
+        except FileNotFoundError:
+            raise missing(directory, "no such folder") from None
+        except NotADirectoryError:
+            raise NotADirectoryError(
+                f"{os.fspath(directory)} is a file: give the folder root of pictures in root/class/name.jpg"
+            ) from None
+        if not classes:
+            raise FileNotFoundError(
+                f"{os.fspath(directory)} holds no class folders: pictures lie in root/class/name.jpg, one folder for "
+                f"each class"
+            )
+        return classes, {name: number for number, name in enumerate(classes)}
+
+    def _refuse_empty(self, names: Sequence[str], counts: NDArray[np.int64], by_function: bool) -> None:
+        empty = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
+        if empty:
+            wanted = "that is_valid_file accepts" if by_function else f"that ends with {', '.join(self.extensions)}"
+            raise FileNotFoundError(
+                f"no file {wanted} in the class folder{'s' * (len(empty) > 1)} {', '.join(empty)} of {self.root}: "
+                f"fill or remove {'them' if len(empty) > 1 else 'it'}, or pass allow_empty=True"
+            )
+
+    @property
+    def transform(self) -> Transform | None:
+        """What is done to each picture; may be assigned before a loader is made."""
+        return self._transform
+
+    @transform.setter
+    def transform(self, transform: Transform | None) -> None:
+        self._transform = transform
+        self._called = Called(transform)
+        self._pictures = ImageDecoding(transform, self._ours, apply_exif_orientation=self._oriented)
+
+    @property
+    def samples(self) -> Sequence[tuple[str, int]]:
+        """`(path, class index)` of each sample."""
+        return self._samples
+
+    @samples.setter
+    def samples(self, samples: Sequence[tuple[str, int]]) -> None:
+        paths = PackedBytes.of(os.fsencode(path) for path, _ in samples)
+        self._samples = Samples("", paths, np.array([target for _, target in samples], np.int32))
+        self._folder = b""
+        self.__dict__.pop("targets", None)
+
+    imgs = samples
+
+    @cached_property
+    def targets(self) -> list[int]:
+        """The class index of each sample."""
+        targets: list[int] = self._samples.targets(slice(None)).tolist()
+        return targets
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """Sample `index`; negative indices count from the end."""
+        return self._made_singly(np.array([one_within(index, len(self), "ImageFolder")]), [None])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+        """The samples of these indices; those in a store come all at once."""
+        if type(self).__getitem__ is not ImageFolder.__getitem__:  # a subclass makes samples of its own
+            return [self[index] for index in indices]
+        places = within(as_indices(indices), len(self), "ImageFolder")
+        return self._made_singly(places, range(len(places)))
+
+    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+        """What reading these samples will want from a cache."""
+        return self._tree.wants(self._samples, within(indices, len(self), "ImageFolder"))
+
+    def _made_singly(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[tuple[Any, Any]]:
+        paths = self._samples.files(places, self._folder)
+        targets = self._samples.targets(places).tolist()
+        labelled, made = self.target_transform or int, []
+        with self._tree.fetching(self._samples, places, paths) as fetched:
+            for number, (each, row, target) in enumerate(zip(fetched, rows, targets, strict=True)):
+                with self._naming(paths[number : number + 1], places[number:]):
+                    picture = self._picture(_content(each), row)
+                made.append((picture, labelled(target)))
+        return made
+
+    def _picture(self, source: Any, row: int | None) -> Any:
+        if self.loader is self._ours:
+            return self._pictures.value(source, sample_rng(row) if self._pictures.draws else None)
+        file = source if isinstance(source, str) else BytesIO(source)
+        return self._called(self.loader(file), sample_rng(row) if self._called.wants_rng else None)
+
+    @property
+    def content_digest(self) -> str:
+        """Of the pictures as they are now: a `stat` of each, or their listing in a store; for results that are kept."""
+        files = self._samples.files(np.arange(len(self)), self._folder)
+        if not isinstance(self._tree, StoreTree):
+            return digest_of_files(files)
+        return digest_of_objects(self._tree.store, [file.removeprefix(f"{self.root}/") for file in files])
+
+    @property
+    def gather(self) -> Callable[..., Any]:
+        """`gather(indices, empty)`, with `keys` where the transform draws: `[pictures, labels]`, made in place.
+
+        Several `threads` may share the work where the transform is one with decoding.
+
+        Absent without a transform of feedline's own that gives every picture one shape.
+        """
+        if self.loader is not self._ours or not self._pictures.batchable or self.target_transform is not None:
+            raise AttributeError("gather: pictures have to be made one by one")
+        if type(self).__getitem__ is not ImageFolder.__getitem__:
+            raise AttributeError("gather: a subclass makes samples of its own")
+        if self._pictures.splits:
+            return self._made
+        return self._drawn if self._pictures.draws else self._gathered
+
+    def _gathered(self, indices: NDArray[np.int64], empty: Allocator) -> list[torch.Tensor]:
+        return self._made(indices, empty, None)
+
+    def _drawn(self, indices: NDArray[np.int64], empty: Allocator, keys: Keys = None) -> list[torch.Tensor]:
+        return self._made(indices, empty, keys)
+
+    def _made(
+        self, indices: NDArray[np.int64], empty: Allocator, keys: Keys = None, threads: int = 1
+    ) -> list[torch.Tensor]:
+        places = within(indices, len(self), "ImageFolder")
+        paths = self._samples.files(places, self._folder)
+        if keys is None and self._pictures.draws:
+            keys = torch_keys(len(places))
+        sources = self._contents(paths, places)
+        with self._naming(paths, places):
+            pictures = self._pictures.batch(sources, keys, empty, threads=threads)
+        labels = empty((len(places),), torch.int64)
+        numpy_view(labels)[...] = self._samples.targets(places)
+        return [pictures, labels]
+
+    def _contents(self, paths: Sequence[str], places: NDArray[np.int64]) -> list[Any]:
+        """What to read these pictures from, all at once."""
+        contents = []
+        with self._tree.fetching(self._samples, places, paths) as fetched:
+            for number, each in enumerate(fetched):
+                with self._naming(paths[number : number + 1], places[number:]):
+                    contents.append(_content(each))
+        return contents
+
+    @contextmanager
+    def _naming(self, paths: Sequence[str], places: NDArray[np.int64]) -> Iterator[None]:
+        """Errors come out naming file and sample."""
+        try:
+            yield
+        except (SampleError, OSError) as error:
+            row = _row_of(error, paths)
+            told = f"{paths[row]} (sample {places[row]} of the ImageFolder {self.root})"
+            if isinstance(error, ObjectNotFoundError):
+                raise ObjectNotFoundError(f"{told} is not there: {_GONE}") from error
+            if isinstance(error, FileNotFoundError) and not os.path.exists(paths[row]):  # noqa: PTH110
+                raise FileNotFoundError(f"{told} is not there: {_GONE}") from error
+            note(error, f"feedline: {told}")
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "targets"}
+
+    def __repr__(self) -> str:
+        return f"<ImageFolder {self.root}: {len(self)} pictures of {len(self.classes)} classes>"
+
+
+def _content(fetched: Fetched) -> str | memoryview:
+    return fetched if isinstance(fetched, str) else fetched.result()
+
+
+def _row_of(error: Exception, paths: Sequence[str]) -> int:
+    """Which of the files an error is about."""
+    if isinstance(error, ImageError):
+        return error.row or 0
+    name = getattr(error, "filename", None)
+    return paths.index(name) if name in paths else 0

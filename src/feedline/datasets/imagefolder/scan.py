@@ -1,0 +1,479 @@
+"""Where the class folders of an `ImageFolder` lie: on this machine, or in a store that tells of all of them at once.
+
+The files of a tree of class folders, in torchvision's order, and a listing of them that can be kept in a file.
+
+The class folders of a store, from one listing of all that lies in them, in torchvision's order; kept if wished.
+
+The samples of an `ImageFolder`: paths and classes, held packed.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.core.paths import special_entry
+from feedline.core.tensors import one_within
+from feedline.datasets import array_container
+from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.strings import PackedBytes
+from feedline.errors import ArgumentError, SampleError
+from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectRange, Store, open_store
+from feedline.stores.files import Known, ObjectReader
+from feedline.stores.urls import local_path, scheme_of
+
+
+class Details(NamedTuple):
+    """Size and version of each object, as a listing of its store told them."""
+
+    sizes: NDArray[np.int64]
+    versions: PackedBytes
+
+    def taken(self, places: NDArray[np.int64]) -> Details:
+        """Those of the objects at these places."""
+        return Details(self.sizes[places], PackedBytes.of(self.versions.many(places)))
+
+
+class ImageListing(NamedTuple):
+    """Paths of files below a root, class after class, and how many there are of each class."""
+
+    paths: PackedBytes
+    counts: NDArray[np.int64]
+    details: Details | None = None
+
+
+class _Folder(NamedTuple):
+    path: str
+    modified_ns: int
+    names: list[str]
+
+
+Wanted = Callable[[str, list[str]], list[str]]
+"""From the path of a folder and the names of its files to those of them that are meant."""
+
+
+def ending(extensions: tuple[str, ...]) -> Wanted:
+    """The names that end so, in capitals or not."""
+    return partial(_ending, extensions)
+
+
+def _ending(extensions: tuple[str, ...], _: str, names: list[str]) -> list[str]:
+    return [name for name in names if name.lower().endswith(extensions)]
+
+
+def accepted(is_valid: Callable[[str], bool]) -> Wanted:
+    """The names of the files of which a function of the whole path says so."""
+    return partial(_accepted, is_valid)
+
+
+def _accepted(is_valid: Callable[[str], bool], folder: str, names: list[str]) -> list[str]:
+    beginning = os.path.join(folder, "")  # noqa: PTH118 - as torchvision writes paths
+    return [name for name in names if is_valid(beginning + name)]
+
+
+def listing(
+    root: str, classes: Sequence[str], wanted: Wanted, seen: list[tuple[str, int]] | None = None
+) -> ImageListing:
+    """The wanted files below each class folder of `root`, by paths relative to it.
+
+    In each class the folders are sorted by their whole paths, and in each folder the files by their names. Links to
+    folders are followed. `seen` is given the folders and their times of modification.
+    """
+    counts = np.zeros(len(classes), np.int64)
+    skipped = len(os.path.join(root, ""))  # noqa: PTH118
+    paths = _Paths()
+    for number, name in enumerate(classes):
+        for folder in _folders(os.path.join(root, name)):  # noqa: PTH118
+            inside = folder.path[skipped:]
+            if seen is not None:
+                seen.append((inside, folder.modified_ns))
+            counts[number] += paths.add(inside, sorted(wanted(folder.path, folder.names)))
+    return ImageListing(paths.packed(), counts)
+
+
+class _Paths:
+    """Paths on their way into two arrays, folder by folder: there may be ten million."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._lengths = array("q", [0])
+
+    def add(self, folder: str, names: list[str]) -> int:
+        """Add the files of a folder; gives their number."""
+        paths = [f"{folder}/{name}" for name in names]
+        text = "".join(paths)
+        data = os.fsencode(text)
+        self._buffer += data
+        self._lengths.extend(map(len, paths if len(data) == len(text) else map(os.fsencode, paths)))
+        return len(paths)
+
+    def packed(self) -> PackedBytes:
+        return PackedBytes(np.cumsum(np.frombuffer(self._lengths, np.int64)), np.frombuffer(self._buffer, np.uint8))
+
+
+def _folders(top: str) -> list[_Folder]:
+    """The folder and all below it, sorted by path, with the names of their files; none if there is no folder."""
+    if not Path(top).is_dir():
+        return []
+    found, waiting = [], [top]
+    while waiting:
+        here, names = waiting.pop(), []
+        modified_ns = os.stat(here).st_mtime_ns  # noqa: PTH116 - before it is read: what comes later shows
+        with os.scandir(here) as entries:
+            for entry in entries:
+                if _is_folder(entry):
+                    _refuse_loop(entry, here)
+                    waiting.append(entry.path)
+                elif not special_entry(entry):
+                    names.append(entry.name)
+        found.append(_Folder(here, modified_ns, names))
+    return sorted(found, key=lambda folder: folder.path)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: a file that cannot be read, which is said when somebody does
+        return False
+
+
+def _refuse_loop(entry: os.DirEntry[str], here: str) -> None:
+    if not entry.is_symlink():
+        return
+    inside, target = Path(here).resolve(), Path(entry.path).resolve()
+    if inside.is_relative_to(target):
+        raise ArgumentError(f"{entry.path} is a link to {target}, in which it lies itself: remove the link")
+
+
+def kept_listing(path: str, root: str, classes: Sequence[str], extensions: tuple[str, ...]) -> ImageListing:
+    """The listing in the file `path`; made and written there if there is none, or if a folder has changed since.
+
+    A file that is added or removed changes the time of its folder, and each folder is asked for its time.
+    """
+    asked = {"root": root, "classes": list(classes), "extensions": list(extensions)}
+    if Path(path).exists():
+        held = array_container.opened(path)
+        if "folder_times" not in held.arrays:
+            raise SampleError(f"{path} is not the listing of an ImageFolder: give listing= another place, or remove it")
+        if held.told == asked and _unchanged(root, held.arrays):
+            return ImageListing(PackedBytes(held.arrays["bounds"], held.arrays["bytes"]), held.arrays["counts"])
+    seen: list[tuple[str, int]] = []
+    made = listing(root, classes, ending(extensions), seen)
+    keep(path, array_container.packed(asked, _columns(made, seen)))
+    return made
+
+
+def keep(path: str, pieces: Sequence[bytes | memoryview]) -> None:
+    """Write a listing; ArgumentError if it cannot be kept there."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        array_container.write(path, pieces)
+    except OSError as error:
+        raise ArgumentError(
+            f"listing={path!r} cannot be written ({error.strerror}): give a file in a folder that can be written to, "
+            "or leave listing= out"
+        ) from error
+
+
+def _columns(made: ImageListing, seen: Sequence[tuple[str, int]]) -> dict[str, NDArray[Any]]:
+    folders = PackedBytes.of(os.fsencode(folder) for folder, _ in seen)
+    return {
+        "bounds": made.paths.offsets,
+        "bytes": made.paths.buffer,
+        "counts": made.counts,
+        "folder_bounds": folders.offsets,
+        "folder_bytes": folders.buffer,
+        "folder_times": np.array([modified_ns for _, modified_ns in seen], np.int64),
+    }
+
+
+def _unchanged(root: str, held: Mapping[str, NDArray[Any]]) -> bool:
+    folders = PackedBytes(held["folder_bounds"], held["folder_bytes"])
+    times = held["folder_times"].tolist()
+    try:
+        return all(
+            os.stat(os.path.join(root, os.fsdecode(folders[at]))).st_mtime_ns == time  # noqa: PTH116, PTH118
+            for at, time in enumerate(times)
+        )
+    except OSError:  # gone, or no folder any more
+        return False
+
+
+_NAMES = ("bounds", "bytes", "counts", "sizes", "version_bounds", "version_bytes")
+
+
+class Scan(NamedTuple):
+    """All classes there are, sorted, and the wanted objects of each, in their order."""
+
+    classes: list[str]
+    listing: ImageListing
+
+    def chosen(self, names: Sequence[str]) -> ImageListing:
+        """The objects of these classes, class after class; none of a class that is not there."""
+        if list(names) == self.classes:
+            return self.listing
+        paths, counts, details = self.listing
+        stops = dict(zip(self.classes, np.cumsum(counts).tolist(), strict=True))
+        known = dict(zip(self.classes, counts.tolist(), strict=True))
+        chosen = [known.get(name, 0) for name in names]
+        ranges = [np.arange(stops.get(name, 0) - known.get(name, 0), stops.get(name, 0)) for name in names]
+        places = np.concatenate(ranges) if ranges else np.empty(0, np.int64)
+        return ImageListing(
+            PackedBytes.of(paths.many(places)),
+            np.array(chosen, np.int64),
+            None if details is None else details.taken(places),
+        )
+
+
+def scanned(store: Store, wanted: Wanted) -> Scan:
+    """What lies in the folders at the top of a store; each folder's objects by name, and folders by their paths."""
+    classes: dict[str, dict[str, dict[str, ObjectInfo]]] = {}
+    for info in store.list():
+        folder, _, name = info.path.rpartition("/")
+        if folder and name:
+            classes.setdefault(folder.partition("/")[0], {}).setdefault(folder, {})[name] = info
+    found = [list(_chosen(store.url, classes[name], wanted)) for name in sorted(classes)]
+    infos = [info for each in found for info in each]
+    details = Details(
+        np.fromiter((info.size for info in infos), np.int64, len(infos)),
+        PackedBytes.of(info.version.encode() for info in infos),
+    )
+    paths = PackedBytes.of(os.fsencode(info.path) for info in infos)
+    return Scan(sorted(classes), ImageListing(paths, np.array([len(each) for each in found], np.int64), details))
+
+
+def _chosen(url: str, folders: dict[str, dict[str, ObjectInfo]], wanted: Wanted) -> Iterator[ObjectInfo]:
+    for folder in sorted(folders):
+        named = folders[folder]
+        for name in sorted(wanted(f"{url}/{folder}", list(named))):
+            yield named[name]
+
+
+def kept_scan(path: str, store: Store, extensions: tuple[str, ...]) -> Scan:
+    """The scan in the file `path`; made and written there if there is none, or one of another address.
+
+    Whether objects came or went since nothing tells but another listing: remove the file to have one.
+    """
+    asked = {"address": store.url, "extensions": list(extensions)}
+    if Path(path).exists():
+        held = array_container.opened(path)
+        if not all(name in held.arrays for name in _NAMES):
+            raise SampleError(
+                f"{path} is not the listing of an ImageFolder in a store: give listing= another place, or remove it"
+            )
+        if {name: held.told.get(name) for name in asked} == asked:
+            return _held(held)
+    made = scanned(store, ending(extensions))
+    keep(path, array_container.packed({**asked, "classes": made.classes}, _store_columns(made.listing)))
+    return made
+
+
+def _store_columns(made: ImageListing) -> dict[str, NDArray[Any]]:
+    paths, counts, details = made
+    assert details is not None
+    versions = details.versions
+    columns = (paths.offsets, paths.buffer, counts, details.sizes, versions.offsets, versions.buffer)
+    return dict(zip(_NAMES, columns, strict=True))
+
+
+def _held(held: array_container.NamedArrays) -> Scan:
+    bounds, data, counts, sizes, version_bounds, version_bytes = (held.arrays[name] for name in _NAMES)
+    details = Details(sizes, PackedBytes(version_bounds, version_bytes))
+    return Scan(held.told["classes"], ImageListing(PackedBytes(bounds, data), counts, details))
+
+
+class Samples(Sequence[tuple[str, int]]):
+    """`(path, class index)` of each sample, made when looked at; equal to the list that torchvision holds.
+
+    `details` tells what a listing of a store told of each beside its path. Pickles as arrays.
+    """
+
+    def __init__(
+        self, beginning: str, paths: PackedBytes, targets: NDArray[np.int32], details: Details | None = None
+    ) -> None:
+        self._beginning = beginning
+        self._paths, self._targets = paths, targets
+        self.details = details
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[str, int]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[str, int] | list[tuple[str, int]]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = one_within(index, len(self), "ImageFolder.samples")
+        return self._beginning + os.fsdecode(self._paths[at]), int(self._targets[at])
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return (self[at] for at in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self[:2]))
+        return f"[{shown}{', …' * (len(self) > 2)}]"
+
+    def files(self, places: NDArray[np.int64], folder: bytes) -> list[str]:
+        """The paths at these places, which have been checked, as they are read: below `folder`."""
+        return [(folder + path).decode("utf-8", "surrogateescape") for path in self._paths.many(places)]
+
+    def targets(self, places: NDArray[np.int64] | slice) -> NDArray[np.int32]:
+        """The class indices at these places."""
+        return self._targets[places]
+
+
+Fetched = str | Future[memoryview]
+"""The path of a picture, or its bytes on the way."""
+
+
+class Choice(NamedTuple):
+    """Which files are samples, and the file, if any, in which the listing of them is kept."""
+
+    extensions: tuple[str, ...]
+    is_valid: Callable[[str], bool] | None
+    kept: str | None
+
+    @property
+    def wanted(self) -> Wanted:
+        """The rule for the names in a folder."""
+        return ending(self.extensions) if self.is_valid is None else accepted(self.is_valid)
+
+
+class ClassFolders(Protocol):
+    """Class folders below a root; safe to use from several threads, and in other processes."""
+
+    root: str
+    """As people are told."""
+    folder: bytes
+    """What comes before the paths of a listing."""
+
+    def classes(self, directory: Pathlike) -> list[str]:
+        """The names of the class folders, sorted."""
+        ...
+
+    def listing(self, names: Sequence[str]) -> ImageListing:
+        """The files in the folders of these names."""
+        ...
+
+    def fetching(self, samples: Samples, places: NDArray[np.int64], paths: Sequence[str]) -> Any:
+        """A block within which the pictures at these places come, given their paths: a `Fetched` for each."""
+        ...
+
+    def wants(self, samples: Samples, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+        """What a prefetch has to bring into a cache for these samples."""
+        ...
+
+
+def tree_at(
+    root: str, choice: Choice, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
+) -> ClassFolders:
+    """The tree at a path or an address."""
+    if scheme_of(root) == "file":
+        return LocalTree(local_path(root), choice)
+    kept = Path(cache) if isinstance(cache, os.PathLike) else cache
+    return StoreTree(ObjectReader(open_store(root, options=options, cache=kept)), choice)
+
+
+class LocalTree:
+    """Folders of this machine: pictures are read where they are decoded, from their paths."""
+
+    def __init__(self, root: str, choice: Choice) -> None:
+        self.root = os.path.expanduser(root)  # noqa: PTH111 - stays as it is written otherwise
+        self.folder = os.fsencode(os.path.join(os.path.abspath(self.root), ""))  # noqa: PTH100, PTH118
+        self._choice = choice
+
+    def classes(self, directory: Pathlike) -> list[str]:
+        with os.scandir(directory) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+
+    def listing(self, names: Sequence[str]) -> ImageListing:
+        choice = self._choice
+        if choice.kept is not None:
+            return kept_listing(choice.kept, os.path.abspath(self.root), names, choice.extensions)  # noqa: PTH100
+        return listing(self.root, names, choice.wanted)
+
+    @contextmanager
+    def fetching(self, _: Samples, __: NDArray[np.int64], paths: Sequence[str]) -> Iterator[Sequence[Fetched]]:
+        yield paths
+
+    def wants(self, _: Samples, __: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+        return []
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The choice has been made, and its function may not be one that travels.
+        return {**self.__dict__, "_choice": self._choice._replace(is_valid=None)}
+
+
+class StoreTree:
+    """Folders of a store, listed once, here: the pictures of a batch are fetched all at once.
+
+    What the listing told of them spares a lookup of each where a cache has to know its version.
+    """
+
+    def __init__(self, objects: ObjectReader, choice: Choice) -> None:
+        store = self.store = objects.store
+        self._objects = objects
+        self.root = store.url
+        self.folder = os.fsencode(f"{self.root}/")
+        scan = (
+            scanned(store, choice.wanted) if choice.kept is None else kept_scan(choice.kept, store, choice.extensions)
+        )
+        if not isinstance(store, CachedStore):
+            scan = scan._replace(listing=scan.listing._replace(details=None))
+        self._scan = scan
+
+    def classes(self, _: Pathlike) -> list[str]:
+        return list(self._scan.classes)
+
+    def listing(self, names: Sequence[str]) -> ImageListing:
+        return self._scan.chosen(names)
+
+    @contextmanager
+    def fetching(
+        self, samples: Samples, places: NDArray[np.int64], paths: Sequence[str]
+    ) -> Iterator[Sequence[Fetched]]:
+        with self._objects.reading(self._known(samples, places, paths)) as futures:
+            yield futures
+
+    def wants(self, samples: Samples, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+        if not isinstance(self.store, CachedStore):
+            return []
+        return self._objects.wants(self._known(samples, places, samples.files(places, self.folder)))
+
+    def _known(self, samples: Samples, places: NDArray[np.int64], paths: Sequence[str]) -> list[Known]:
+        inside = [self._inside(path) for path in paths]
+        if samples.details is None:
+            return [*inside]
+        sizes, versions = samples.details
+        each = zip(inside, sizes[places].tolist(), versions.many(places), strict=True)
+        return [ObjectInfo(path, size, version.decode()) for path, size, version in each]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The samples have what they need of it.
+        return {
+            **self.__dict__,
+            "_scan": Scan(self._scan.classes, ImageListing(PackedBytes.of(()), np.empty(0, np.int64))),
+        }
+
+    def _inside(self, path: str) -> str:
+        if not path.startswith(f"{self.root}/"):
+            raise SampleError(f"{path} does not lie below {self.root}, whose pictures this ImageFolder reads")
+        return path.removeprefix(f"{self.root}/")

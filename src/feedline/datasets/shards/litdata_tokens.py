@@ -1,0 +1,132 @@
+"""`LitDataTokens`: windows of tokens out of the chunks of `litdata.optimize` with a `TokensLoader`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.core import kernels
+from feedline.core.tensors import Allocator, allocate_tensor, as_indices, numpy_view, one_within, within
+from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.shards.files import ShardFiles
+from feedline.datasets.shards.folder import IndexedFolder
+from feedline.datasets.shards.litdata import Chunk, index_of
+from feedline.datasets.shards.litdata_types import token_dtype
+from feedline.datasets.tokens import whole_number
+from feedline.errors import ArgumentError, SampleError
+from feedline.stores import Cache, CachedStore, ObjectRange
+from feedline.stores.files import Extent, LazyList
+
+
+class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
+    """Windows of `window` tokens, one after the other in each chunk, as tensors of the dtype that was written.
+
+    As litdata has it, a window never crosses into the next chunk; the rest of a chunk is left out. `path`, `cache` and
+    `options` are as in `LitData`.
+    """
+
+    thread_safe = True
+
+    def __init__(
+        self,
+        path: Pathlike,
+        window: int,
+        *,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        folder = IndexedFolder(path, cache=cache, options=options)
+        self.path, self.window = folder.name, whole_number(window, "window")
+        index = index_of(folder)
+        if not index.tokens:
+            raise ArgumentError(f"{self.path} holds samples, not tokens: read it with datasets.LitData(path)")
+        self._dtype = _token_dtype(index.formats, self.path)
+        sizes = [(chunk.dim or 0) // self.window for chunk in index.chunks]
+        self.shard_sizes: NDArray[np.int64] = np.array(sizes, np.int64)
+        """The windows of each chunk, for `samplers.ShardShuffled`."""
+        self._firsts = np.cumsum([0, *self.shard_sizes])
+        if not len(self):
+            raise ArgumentError(f"no chunk of {self.path} holds {window} tokens, as a window needs")
+        shards = [(folder, shard) for shard in index.shards()]
+        self._files = ShardFiles(shards, None, "litdata", cache, sizes=sizes)
+        # The offsets of samples come first; the tokens of all samples follow one another.
+        self._begins = np.array([4 * (chunk.items + 2) for chunk in index.chunks], np.int64)
+        self._tokens = LazyList(partial(_tokens, self._files, index.chunks, self._dtype), len(index.chunks))
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """Window `index`, in memory of its own; negative indices count from the end."""
+        return self.gather(np.array([one_within(index, len(self), "LitDataTokens")]), allocate_tensor)[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        """The windows of these indices; they share memory with each other only."""
+        return list(self.gather(as_indices(indices), allocate_tensor).unbind())
+
+    def gather(self, indices: NDArray[np.int64], empty: Allocator) -> torch.Tensor:
+        """The collated batch of these windows, (B, window), in memory from `empty`."""
+        places = within(indices, len(self), "LitDataTokens")
+        out = empty((len(places), self.window), self._dtype)
+        # As bytes: the tokens of a chunk begin wherever its offsets end, which no wider dtype is aligned to.
+        rows = numpy_view(out).view(np.uint8)
+        numbers, starts = self._located(places)
+        apart: list[int] = []
+        for number in np.unique(numbers).tolist():
+            mine, chunk = np.flatnonzero(numbers == number), self._tokens[number]
+            if chunk is None:
+                apart += mine.tolist()
+            elif len(mine) == len(rows):
+                kernels.gather_windows(chunk, starts, rows)
+            else:
+                rows[mine] = _windows(chunk, starts[mine], rows.shape[1])
+        read = self._files.read(self._extents(numbers[apart], starts[apart])) if apart else []
+        for row, data in zip(apart, read, strict=True):
+            rows[row] = np.frombuffer(data, np.uint8)
+        return out
+
+    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+        """What reading these windows will want from which cache."""
+        numbers, starts = self._located(within(indices, len(self), "LitDataTokens"))
+        whole = [self._files.wants_whole(number) for number in np.unique(numbers).tolist()]
+        return [*(want for wants in whole for want in wants or ()), *self._files.wants(self._extents(numbers, starts))]
+
+    def _located(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The chunk of each window, and at which byte of it the window begins."""
+        numbers = np.searchsorted(self._firsts, places, side="right") - 1
+        nbytes = self.window * self._dtype.itemsize
+        return numbers, self._begins[numbers] + (places - self._firsts[numbers]) * nbytes
+
+    def _extents(self, numbers: NDArray[np.int64], starts: NDArray[np.int64]) -> list[Extent]:
+        nbytes = self.window * self._dtype.itemsize
+        pairs = zip(numbers.tolist(), starts.tolist(), strict=True)
+        return [Extent(number, start, start + nbytes) for number, start in pairs]
+
+
+def _token_dtype(formats: Sequence[str], path: str) -> torch.dtype:
+    try:
+        return token_dtype(", ".join(formats))
+    except ArgumentError as error:
+        raise ArgumentError(f"{path} holds {error}") from None
+
+
+def _windows(data: NDArray[np.uint8], starts: NDArray[np.int64], nbytes: int) -> NDArray[np.uint8]:
+    return kernels.gather_windows(data, starts, np.empty((len(starts), nbytes), np.uint8))
+
+
+def _tokens(files: ShardFiles, chunks: Sequence[Chunk], dtype: torch.dtype, number: int) -> NDArray[np.uint8] | None:
+    """A chunk as bytes, offsets included; None where it is read in ranges."""
+    shard, chunk = files.shards[number], chunks[number]
+    found, promised = shard.nbytes - 4 * (chunk.items + 2), chunk.dim or 0
+    if found != promised * dtype.itemsize:
+        raise SampleError(
+            f"{files.where(number)} holds {found} bytes of tokens, its index promises {promised} of {dtype};"
+            " copy it again"
+        )
+    data = files.data(number)
+    return None if data is None else np.frombuffer(data, np.uint8)

@@ -1,0 +1,279 @@
+"""The columns of a query's result, packed: some bytes a row instead of Python objects.
+
+What ADBC gives: record batches, told by the types that the database itself names, as values of Python.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from typing import Any, Protocol
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.core import optional
+from feedline.datasets.strings import PackedBytes
+from feedline.datasets.tables.columns import CellError
+from feedline.errors import SampleError
+
+
+class SQLColumn(Protocol):
+    """One column; its values are Python's own: int, float, bool, str, bytes, or None where `nulls` says so."""
+
+    nulls: NDArray[np.bool_] | None
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, at: int) -> Any: ...
+    def taken(self, places: NDArray[np.int64]) -> SQLColumn: ...
+    def order(self) -> NDArray[np.int64]: ...
+    def repeated(self) -> int | None: ...
+    def parts(self) -> list[NDArray[Any]]: ...
+
+
+class SQLNumbers:
+    """Integers, floats or booleans; `nulls` marks those that are not there."""
+
+    def __init__(self, values: NDArray[Any], nulls: NDArray[np.bool_] | None = None) -> None:
+        self.values, self.nulls = values, nulls
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, at: int) -> Any:
+        return None if self.nulls is not None and self.nulls[at] else self.values[at].item()
+
+    def taken(self, places: NDArray[np.int64]) -> SQLNumbers:
+        """The rows at these places."""
+        return SQLNumbers(self.values[places], _taken(self.nulls, places))
+
+    def order(self) -> NDArray[np.int64]:
+        """The places of the values from the smallest on."""
+        return np.argsort(self.values, kind="stable")
+
+    def repeated(self) -> int | None:
+        """The place of a value that is null or that of the place before, once they are in order; None without any."""
+        return _first(self.values[1:] == self.values[:-1], self.nulls)
+
+    def parts(self) -> list[NDArray[Any]]:
+        """The arrays that it is made of."""
+        return [self.values] if self.nulls is None else [self.values, self.nulls]
+
+
+class Texts:
+    """Texts, or bytes; `nulls` marks those that are not there."""
+
+    def __init__(self, values: PackedBytes, is_text: bool, nulls: NDArray[np.bool_] | None = None) -> None:
+        self.values, self.is_text, self.nulls = values, is_text, nulls
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, at: int) -> Any:
+        if self.nulls is not None and self.nulls[at]:
+            return None
+        value = self.values[at]
+        return value.decode() if self.is_text else value
+
+    def taken(self, places: NDArray[np.int64]) -> Texts:
+        """The rows at these places."""
+        values = PackedBytes.of(self.values[at] for at in places.tolist())
+        return Texts(values, self.is_text, _taken(self.nulls, places))
+
+    def order(self) -> NDArray[np.int64]:
+        """The places of the values in the order of their bytes, which for UTF-8 is that of the characters."""
+        return np.array(sorted(range(len(self)), key=self.values.__getitem__), np.int64)
+
+    def repeated(self) -> int | None:
+        """The place of a value that is null or that of the place before, once they are in order; None without any."""
+        same = (self.values[at] == self.values[at + 1] for at in range(len(self) - 1))
+        return _first(np.fromiter(same, np.bool_, len(self) - 1), self.nulls)
+
+    def parts(self) -> list[NDArray[Any]]:
+        """The arrays that it is made of."""
+        arrays: list[NDArray[Any]] = [self.values.offsets, self.values.buffer]
+        return arrays if self.nulls is None else [*arrays, self.nulls]
+
+
+def _taken(nulls: NDArray[np.bool_] | None, places: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+    return nulls[places] if nulls is not None and nulls[places].any() else None
+
+
+def _first(same_as_before: NDArray[np.bool_], nulls: NDArray[np.bool_] | None) -> int | None:
+    found = np.flatnonzero(np.append(False, same_as_before) | (False if nulls is None else nulls))
+    return int(found[0]) if len(found) else None
+
+
+def packed(name: str, blocks: Sequence[Sequence[Any]]) -> SQLColumn:
+    """A column out of its values, which come in blocks; CellError tells the row of one that cannot be held."""
+    types = set[type]().union(*(map(type, values) for values in blocks))
+    found = {_KINDS.get(each, "") for each in types} - {"null"}
+    kind = _common(found)
+    if kind is None:
+        raise _odd(name, blocks)
+    nulls = _nulls(blocks)
+    if kind in ("text", "bytes"):
+        encoded = (_encoded(value) for values in blocks for value in values)
+        return Texts(PackedBytes.of(encoded), kind == "text", nulls)
+    if kind == "float64" and found != {"float64"}:
+        _refuse(name, blocks, _is_rounded, "float64, the type of columns with fractions, cannot hold exactly")
+    try:
+        pieces = [np.array([0 if value is None else value for value in values], kind) for values in blocks]
+    except OverflowError:
+        _refuse(name, blocks, _is_beyond, "64 bits cannot hold")
+        raise
+    return SQLNumbers(np.concatenate(pieces) if pieces else np.empty(0, np.int64), nulls)
+
+
+def _common(kinds: set[str]) -> str | None:
+    """What holds values of all these kinds."""
+    if kinds <= {"int64"}:  # or nulls alone
+        return "int64"
+    if kinds <= {"int64", "float64", "decimal"}:
+        return "float64"
+    return next(iter(kinds)) if len(kinds) == 1 and "" not in kinds else None
+
+
+def _odd(name: str, blocks: Sequence[Sequence[Any]]) -> CellError:
+    """What is wrong with the first value that is of no kind, or of another than those before it."""
+    before: set[str] = set()
+    for at, value in enumerate(value for values in blocks for value in values):
+        kind = _KINDS.get(type(value), "")
+        if not kind:
+            return CellError(
+                name,
+                at,
+                f"holds a {type(value).__name__}, which is neither a number, a text, bytes nor null: cast it in the"
+                f" query, as in CAST({name} AS TEXT)",
+            )
+        if kind != "null" and _common(before | {kind}) is None:
+            others = " and ".join(sorted(before))
+            return CellError(
+                name, at, f"holds {kind}, {value!r:.60}, after {others}: cast the column to one of them in the query"
+            )
+        before |= {kind} - {"null"}
+    raise AssertionError
+
+
+def _refuse(name: str, blocks: Sequence[Sequence[Any]], is_lost: Callable[[Any], bool], problem: str) -> None:
+    """Raise CellError for the first value that would be lost."""
+    for at, value in enumerate(value for values in blocks for value in values):
+        if is_lost(value):
+            raise CellError(
+                name,
+                at,
+                f"holds {value}, which {problem}: cast it in the query, as in CAST({name} AS BIGINT) or AS TEXT",
+            )
+
+
+def _is_rounded(value: Any) -> bool:
+    if type(value) not in (int, Decimal):
+        return False
+    number = Decimal(value)
+    return number.is_finite() and abs(number) > _EXACT and Decimal(float(number)) != number
+
+
+def _is_beyond(value: Any) -> bool:
+    return type(value) is int and not -(1 << 63) <= value < 1 << 63
+
+
+def _nulls(blocks: Sequence[Sequence[Any]]) -> NDArray[np.bool_] | None:
+    marks = np.fromiter((value is None for values in blocks for value in values), np.bool_)
+    return marks if marks.any() else None
+
+
+def _encoded(value: Any) -> bytes:
+    if value is None:
+        return b""
+    if isinstance(value, (str, UUID)):
+        return str(value).encode()
+    return bytes(value)
+
+
+_EXACT = 1 << 53
+"""Up to here, float64 holds every integer."""
+
+
+_KINDS = {
+    type(None): "null",
+    bool: "bool",
+    int: "int64",
+    float: "float64",
+    Decimal: "decimal",
+    str: "text",
+    UUID: "text",
+    bytes: "bytes",
+    bytearray: "bytes",
+    memoryview: "bytes",
+}
+
+
+_HELD = (
+    "boolean",
+    "integer",
+    "floating",
+    "decimal",
+    "string",
+    "large_string",
+    "string_view",
+    "binary",
+    "large_binary",
+    "binary_view",
+    "fixed_size_binary",
+    "null",
+)
+
+
+_OPAQUE = b"ADBC:postgresql:typname"
+"""Names the type of a column that Arrow has no type for; its bytes are PostgreSQL's own."""
+
+
+_TYPE = b"POSTGRESQL:type"
+
+
+def blocks(reader: Any, size: int) -> Iterator[list[Sequence[Any]]]:
+    """The values of each column, at most `size` rows at a time; SampleError names a column of a type not held here."""
+    values_of = [_reading(field) for field in reader.schema]
+    for batch in reader:
+        for start in range(0, batch.num_rows, size):
+            yield [read(column.slice(start, size)) for read, column in zip(values_of, batch.columns, strict=True)]
+
+
+def _reading(field: Any) -> Callable[[Any], Sequence[Any]]:
+    metadata = field.metadata or {}
+    name = (metadata.get(_OPAQUE) or metadata.get(_TYPE) or str(field.type).encode()).decode()
+    if name == "numeric":
+        return _decimals
+    if name == "uuid":
+        return _uuids
+    opaque = _OPAQUE in metadata or getattr(field.type, "extension_name", "") == "arrow.opaque"
+    if opaque or name == "money" or not _is_held(field.type):
+        raise SampleError(
+            f"column {field.name!r} of the query is of the type {name}, which is neither a number, a text nor bytes:"
+            f" cast it in the query, as in CAST({field.name} AS {'NUMERIC' if name == 'money' else 'TEXT'})"
+        )
+    return _plain
+
+
+def _is_held(arrow_type: Any) -> bool:
+    types = optional.load("pyarrow", "sql", "datasets.SQLManifest").types
+    stored = getattr(arrow_type, "storage_type", arrow_type)
+    if types.is_dictionary(stored):
+        stored = stored.value_type
+    return any(getattr(types, f"is_{name}")(stored) for name in _HELD)
+
+
+def _plain(column: Any) -> Sequence[Any]:
+    values: Sequence[Any] = column.to_pylist()
+    return values
+
+
+def _decimals(column: Any) -> Sequence[Any]:
+    return [None if value is None else Decimal(value) for value in column.to_pylist()]
+
+
+def _uuids(column: Any) -> Sequence[Any]:
+    stored = getattr(column, "storage", column).to_pylist()  # as bytes, whether this pyarrow knows UUIDs or not
+    return [None if value is None else str(uuid.UUID(bytes=value)) for value in stored]

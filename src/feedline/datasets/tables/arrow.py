@@ -1,0 +1,234 @@
+"""`Arrow`: rows of Arrow files, memory-mapped, or of a table in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.core.tensors import Allocator, within
+from feedline.datasets.arrays.npy import Transform
+from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.indexes import place_of
+from feedline.datasets.paths import columns_of, find, listed, paths_of
+from feedline.datasets.tables.arrow_remote import ArrowObjects, damaged, validated
+from feedline.datasets.tables.base import CACHE_NBYTES, ChunkCache, ChunkRows, TableDataset
+from feedline.datasets.tables.chunks import StructChunk, table_chunk
+from feedline.datasets.tables.columns import Int64s
+from feedline.datasets.tables.nulls import Nulls
+from feedline.datasets.tables.types import StructType, kinds_of, pyarrow, refuse_different
+from feedline.errors import SampleError
+from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectRange
+from feedline.stores.files import FileSet, local_info, refuse_changed
+from feedline.stores.urls import absolute
+
+_WHAT = "datasets.Arrow"
+
+
+class Arrow(TableDataset):
+    """Rows of Arrow IPC files or streams (Feather 2, and the cache files of Hugging Face, too), or of a table.
+
+    `source` is a path or address, a folder of `.arrow` files, a glob or brace pattern, a list of them, or a
+    `pyarrow.Table`. Samples are dicts by column: see `Parquet` for what the types become, and for `nulls`. Files are
+    memory-mapped and read in place; compressed ones are decompressed into memory when they are opened. Record batches
+    are the shards. Pickles by path; a table in memory by its buffers, out of band where the pickler can.
+
+    Of objects in stores the buffers of the chosen columns are read, those of all record batches of a batch at once,
+    through `cache` if it is given, and kept per process within `cache_nbytes`. `options` are those of `open_store`. The
+    metadata of record batches are kept on this machine, in the folder `index`.
+
+    Streams that follow each other in one file are read as one if their schemas are equal. Record batches of files are
+    validated before use, so that damage raises SampleError; a table in memory is trusted.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        columns: Sequence[str] | None = None,
+        *,
+        nulls: Any = "raise",
+        transform: Transform | None = None,
+        cache_nbytes: int = CACHE_NBYTES,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
+        index: Pathlike | None = None,
+    ) -> None:
+        checked = Nulls(nulls)
+        self._objects: ArrowObjects | None = None
+        self._rows: _InPlace | ChunkCache
+        columns = columns_of(columns)
+        found = _found(source, cache, options)
+        if isinstance(found, FileSet):
+            place = place_of("arrow-messages", map(absolute, listed(source)), index)
+            objects = self._objects = ArrowObjects(found, columns, place)
+            self.kind, sizes = objects.kind, objects.sizes
+            self._rows = ChunkCache(objects, checked, cache_nbytes)
+        else:
+            self.kind = found.kind(columns)
+            batches = found.batches([name for name, _ in self.kind.fields])
+            sizes = np.array([batch.num_rows for batch in batches], np.int64)
+            self._rows = _InPlace(found, self.kind, sizes, checked)
+        checked.check(self.kind)
+        super().__init__(sizes, transform)
+
+    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+        """Ranges that reading these samples takes from which cache, so that a loader can fetch them before."""
+        if self._objects is None:
+            return []
+        which, _ = self._places(within(indices, len(self), type(self).__name__))
+        return self._objects.wants(np.unique(which).tolist())
+
+    def _samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
+        return self._rows.samples(which, rows) if len(rows) else []
+
+    def _batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
+        return self._rows.batch(which, rows, empty)
+
+
+class _InPlace:
+    """Rows of all record batches of a table or of mapped files, opened on first use and again where it is unpickled."""
+
+    def __init__(self, source: _Table | _ArrowFiles, kind: StructType, sizes: Int64s, nulls: Nulls) -> None:
+        self._source, self._kind, self._nulls = source, kind, nulls
+        self._bounds = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+        self._rows: ChunkRows | None = None
+
+    def samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
+        return self._opened().samples(which, rows)
+
+    def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
+        return self._opened().batch(which, rows, empty)
+
+    def _opened(self) -> ChunkRows:
+        rows = self._rows
+        if rows is None:
+            names = [name for name, _ in self._kind.fields]
+            chunks = [self._chunk(number, batch) for number, batch in enumerate(self._source.batches(names))]
+            rows = ChunkRows(self._kind, chunks, self._nulls, self._locate)
+            self._rows = rows  # two threads may both have opened the files: either result serves
+        return rows
+
+    def _chunk(self, number: int, batch: Any) -> StructChunk:
+        try:
+            chosen = batch.select([name for name, _ in self._kind.fields])
+            checked = validated(chosen, in_place=True) if isinstance(self._source, _ArrowFiles) else chosen
+            return table_chunk(self._kind, checked)
+        except pyarrow(_WHAT).ArrowException as error:
+            raise SampleError(
+                f"the record batch of {batch.num_rows} rows from {self._locate(number, 0)} on cannot be read ({error});"
+                " write it again, in smaller ones, or leave columns out with columns=[...]"
+            ) from error
+
+    def _locate(self, chunk: int, row: int) -> str:
+        return self._source.locate(chunk, row, self._bounds)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rows": None}
+
+
+def _found(
+    source: Any, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
+) -> _Table | _ArrowFiles | FileSet:
+    if isinstance(source, pyarrow(_WHAT).Table):
+        return _Table(source)
+    blobs = find(paths_of(source, "a pyarrow.Table"), "**/*.arrow", cache=cache, options=options)
+    return _ArrowFiles(blobs.names) if blobs.is_local else blobs
+
+
+class _Table:
+    """A table in memory."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def kind(self, columns: Sequence[str] | None) -> StructType:
+        return kinds_of(self._table.schema, columns, "the table")
+
+    def batches(self, columns: Sequence[str] | None) -> list[Any]:
+        """The record batches, without empty ones: the columns of a table may be cut differently."""
+        table = self._table if columns is None else self._table.select(list(columns))
+        return [batch for batch in table.to_batches() if batch.num_rows]
+
+    @staticmethod
+    def locate(chunk: int, row: int, bounds: Int64s) -> str:
+        return f"row {int(bounds[chunk]) + row} of the table"
+
+
+class _ArrowFiles:
+    """Arrow files by absolute path, mapped on first use and again where they are unpickled."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = paths
+        self._versions = [local_info(path) for path in self.paths]
+        self._tables: list[list[Any]] | None = None
+        self._counts = list(accumulate((len(batches) for batches in self._mapped()), initial=0))
+
+    def _mapped(self) -> list[list[Any]]:
+        if self._tables is None:
+            self._tables = [_batches(path, was) for path, was in zip(self.paths, self._versions, strict=True)]
+        return self._tables
+
+    def kind(self, columns: Sequence[str] | None) -> StructType:
+        kinds = [kinds_of(_schema(path), columns, path) for path in self.paths]
+        refuse_different(kinds, self.paths)
+        return kinds[0]
+
+    def batches(self, _: Sequence[str] | None) -> list[Any]:
+        return [batch for batches in self._mapped() for batch in batches]
+
+    def locate(self, chunk: int, row: int, bounds: Int64s) -> str:
+        file = int(np.searchsorted(self._counts, chunk, side="right")) - 1
+        return f"{self.paths[file]}, row {int(bounds[chunk] - bounds[self._counts[file]]) + row}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tables": None}
+
+
+def _streams(path: str) -> Iterator[Any]:
+    """The reader of a file, or those of all streams that follow each other in it, in a memory map."""
+    arrow = pyarrow(_WHAT)
+    mapped = arrow.memory_map(path)
+    if mapped.size() >= 8 and mapped.read(6) == b"ARROW1":
+        yield arrow.ipc.open_file(mapped)
+        return
+    mapped.seek(0)
+    first = None
+    while first is None or _has_more(mapped):
+        reader = arrow.ipc.open_stream(mapped)
+        first = reader.schema if first is None else first
+        if not reader.schema.equals(first, check_metadata=True):
+            raise arrow.ArrowInvalid("streams follow each other in it, and their schemas differ")
+        yield reader
+
+
+def _has_more(mapped: Any) -> bool:
+    """True if anything but zeros follows the end of a stream."""
+    at, rest = mapped.tell(), mapped.size() - mapped.tell()
+    found = any(mapped.read(min(rest, 1 << 20)).strip(b"\0") for _ in range(0, rest, 1 << 20))
+    mapped.seek(at)
+    return found
+
+
+def _schema(path: str) -> Any:
+    with _naming(path):
+        return next(_streams(path)).schema
+
+
+def _batches(path: str, was: ObjectInfo) -> list[Any]:
+    refuse_changed(path, was, local_info(path))
+    with _naming(path):
+        tables = [reader.read_all() for reader in _streams(path)]
+    return [batch for table in tables for batch in table.to_batches() if batch.num_rows]
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    arrow = pyarrow(_WHAT)
+    try:
+        yield
+    except (arrow.ArrowInvalid, OSError, EOFError) as error:
+        raise damaged(path, error) from error

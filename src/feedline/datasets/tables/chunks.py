@@ -1,0 +1,257 @@
+"""One chunk of an Arrow column as plain arrays: no copy, but for bits, decimals and views."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.datasets.tables.types import ColumnType, ListType, NumberType, StructType, TextType, pyarrow
+
+_UNLIMITED = int(np.iinfo(np.int64).max)
+"""Rows of what takes no memory."""
+
+
+_PLAIN = {"string_view": "large_string", "binary_view": "large_binary"}
+
+
+class ItemSpan(NamedTuple):
+    """Numbers in one dimension, and where in memory they begin."""
+
+    array: NDArray[Any]
+    address: int
+
+
+class NumberChunk(NamedTuple):
+    """Rows of a fixed number of items; `missing` marks items that are null, if there are any."""
+
+    items: ItemSpan
+    missing: ItemSpan | None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.array.nbytes for part in self if part is not None)
+
+
+class RaggedChunk(NamedTuple):
+    """Row i is the items `[offsets[i], offsets[i + 1])` of the child; `missing` marks rows that are null."""
+
+    offsets: ItemSpan
+    child: Chunk
+    missing: ItemSpan | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.offsets.array.nbytes + self.child.nbytes + (0 if self.missing is None else len(self.missing.array))
+
+
+class StructChunk(NamedTuple):
+    """Columns side by side."""
+
+    fields: tuple[Chunk, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(field.nbytes for field in self.fields)
+
+
+class DictionaryChunk(NamedTuple):
+    """Row i is row `places[i]` of `values`, of which there are so many; where it `has_nulls`, -1 is one."""
+
+    places: ItemSpan
+    values: Chunk
+    length: int
+    has_nulls: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.places.array.nbytes + self.values.nbytes
+
+
+class PartedChunk(NamedTuple):
+    """Parts end to end: the rows from `bounds[k]` up to `bounds[k + 1]` are those of part k."""
+
+    parts: tuple[Chunk, ...]
+    bounds: NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+Chunk = NumberChunk | RaggedChunk | StructChunk | DictionaryChunk | PartedChunk
+
+
+def items(array: NDArray[Any]) -> ItemSpan:
+    """A contiguous array of one dimension with its address."""
+    return ItemSpan(array, array.__array_interface__["data"][0])
+
+
+def table_chunk(kind: StructType, batch: Any) -> StructChunk:
+    """The chunk of a record batch, of the columns of `kind`."""
+    return StructChunk(tuple(chunk_of(each, batch.column(name)) for name, each in kind.fields))
+
+
+def parted(kind: ColumnType, column: Any) -> Chunk:
+    """The chunk of an Arrow array that may itself come in several."""
+    parts = tuple(chunk_of(kind, part) for part in column.chunks)
+    return parts[0] if len(parts) == 1 else PartedChunk(parts, np.cumsum([0, *map(len, column.chunks)]))
+
+
+def row_count(kind: ColumnType | None, chunk: Chunk) -> int:
+    """The rows of a chunk of this kind; None means bytes."""
+    if isinstance(chunk, NumberChunk):
+        size = prod(kind.shape) if isinstance(kind, NumberType) else 1
+        return len(chunk.items.array) // size if size else _UNLIMITED
+    if isinstance(chunk, StructChunk):
+        fields = kind.fields if isinstance(kind, StructType) else ()
+        counts = (row_count(each, part) for (_, each), part in zip(fields, chunk.fields, strict=True))
+        return min(counts, default=_UNLIMITED)
+    if isinstance(chunk, PartedChunk):
+        return int(chunk.bounds[-1])
+    return len(chunk.places.array if isinstance(chunk, DictionaryChunk) else chunk.offsets.array[1:])
+
+
+def nothing(kind: ColumnType, rows: int) -> Chunk:
+    """So many rows that are null."""
+    missing = items(np.ones(rows, np.bool_))
+    if isinstance(kind, StructType):
+        return StructChunk(tuple(nothing(each, rows) for _, each in kind.fields))
+    if isinstance(kind, NumberType):
+        count = rows * prod(kind.shape)
+        return NumberChunk(items(np.zeros(count, kind.dtype)), items(np.ones(count, np.bool_)))
+    child = nothing(kind.item, 0) if isinstance(kind, ListType) else NumberChunk(items(np.empty(0, np.uint8)), None)
+    return RaggedChunk(items(np.zeros(rows + 1, np.int32)), child, missing)
+
+
+def chunk_of(kind: ColumnType, array: Any) -> Chunk:
+    """The chunk of an Arrow array whose type is of this kind; it keeps the array's buffers alive."""
+    array = _plain(array)
+    if str(array.type) == "null":
+        return nothing(kind, len(array))
+    if hasattr(array, "dictionary"):
+        return _dictionary(kind, array)
+    if isinstance(kind, StructType):
+        # flatten() carries the nulls of the dict over to its fields
+        return StructChunk(tuple(chunk_of(each, part) for (_, each), part in _fields(kind, array)))
+    if isinstance(kind, TextType):
+        return _text(array)
+    if isinstance(kind, ListType):
+        return _lists(kind, array)
+    return _numbers(kind, array)
+
+
+def _fields(kind: StructType, array: Any) -> zip[tuple[tuple[str, ColumnType], Any]]:
+    return zip(kind.fields, array.flatten(), strict=True)
+
+
+def _plain(array: Any) -> Any:
+    """The array without extensions and views, and with a dictionary in place of runs."""
+    if hasattr(array, "storage"):
+        return _plain(array.storage)
+    if hasattr(array, "run_ends"):
+        rows = np.arange(array.offset, array.offset + len(array))
+        runs = np.searchsorted(array.run_ends.to_numpy(), rows, side="right").astype(np.int32)
+        return pyarrow("a table").DictionaryArray.from_arrays(runs, array.values)
+    if hasattr(array, "sizes"):
+        return _in_order(array)
+    target = _PLAIN.get(str(array.type))
+    return array if target is None else array.cast(target)
+
+
+def _in_order(array: Any) -> Any:
+    """Lists that may lie anywhere, one after the other."""
+    arrow = pyarrow("a table")
+    sizes = array.sizes.to_numpy().astype(np.int64)
+    missing = _missing(array)
+    if missing is not None:
+        sizes[missing] = 0
+    mask = None if missing is None else arrow.array(missing)
+    return arrow.LargeListArray.from_arrays(np.cumsum([0, *sizes]), array.flatten(), mask=mask)
+
+
+def _dictionary(kind: ColumnType, array: Any) -> DictionaryChunk:
+    dtype, missing = np.dtype(array.indices.type.to_pandas_dtype()), _missing(array.indices)
+    places = _items(dtype, array.indices)
+    if missing is not None:
+        signed = np.int64 if dtype == np.uint64 else np.promote_types(dtype, np.int8)
+        places = np.where(missing, -1, places.astype(signed, copy=False))
+    values = chunk_of(kind, array.dictionary)
+    return DictionaryChunk(items(places), values, len(array.dictionary), missing is not None)
+
+
+def _decoded(array: Any) -> Any:
+    """The array without a dictionary."""
+    array = _plain(array)
+    return _decoded(array.dictionary_decode()) if hasattr(array, "dictionary") else array
+
+
+def _numbers(kind: NumberType, array: Any) -> NumberChunk:
+    rows, missing = len(array), _missing(array)
+    while hasattr(array.type, "list_size"):
+        size = array.type.list_size
+        array = _decoded(array.values.slice(array.offset * size, len(array) * size))
+        inner = _missing(array)
+        if missing is not None:
+            missing = missing.repeat(size)
+        if inner is not None:
+            missing = inner if missing is None else inner | missing
+    assert len(array) == rows * prod(kind.shape)
+    return NumberChunk(items(_items(kind.dtype, array)), None if missing is None else items(missing))
+
+
+def _items(dtype: np.dtype[Any], array: Any) -> NDArray[Any]:
+    if str(array.type).startswith("decimal"):
+        array = array.cast("float64", safe=False)
+    _, data = array.buffers() if array.type.num_buffers == 2 else (None, None)  # the type `null` has one
+    if data is None:  # no row, or nothing but nulls
+        return np.zeros(len(array), dtype)
+    if dtype == np.bool_:
+        return _bits(data, array.offset, len(array))
+    return np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
+
+
+def _missing(array: Any) -> NDArray[np.bool_] | None:
+    """True for each null; None where there is none."""
+    if array.null_count == 0:
+        return None
+    valid = array.buffers()[0]
+    if valid is None:  # the type `null` within a dictionary or a list
+        return np.ones(len(array), np.bool_)
+    return ~_bits(valid, array.offset, len(array))
+
+
+def _bits(buffer: Any, offset: int, length: int) -> NDArray[np.bool_]:
+    first, shift = divmod(offset, 8)
+    packed = np.frombuffer(buffer, np.uint8, (shift + length + 7) // 8, first)
+    return np.unpackbits(packed, count=shift + length, bitorder="little")[shift:].view(np.bool_)
+
+
+def _text(array: Any) -> RaggedChunk:
+    if str(array.type).startswith("fixed_size_binary"):
+        array = array.cast("large_binary")
+    _, offsets, data = array.buffers()
+    characters = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    return RaggedChunk(_offsets(array, offsets), NumberChunk(items(characters), None), _row_missing(array))
+
+
+def _lists(kind: ListType, array: Any) -> RaggedChunk:
+    if hasattr(array.type, "list_size"):  # of fixed length, but not of numbers
+        array = array.cast(pyarrow("a table").large_list(array.type.value_type))
+    # tensors are cut out of numbers, which therefore lie end to end
+    values = _decoded(array.values) if isinstance(kind.item, NumberType) else array.values
+    return RaggedChunk(_offsets(array, array.buffers()[1]), chunk_of(kind.item, values), _row_missing(array))
+
+
+def _offsets(array: Any, buffer: Any) -> ItemSpan:
+    dtype = np.dtype(np.int64 if str(array.type).startswith("large_") else np.int32)
+    if buffer is None or not len(array):
+        return items(np.zeros(len(array) + 1, dtype))
+    return items(np.frombuffer(buffer, dtype, len(array) + 1, array.offset * dtype.itemsize))
+
+
+def _row_missing(array: Any) -> ItemSpan | None:
+    missing = _missing(array)
+    return None if missing is None else items(missing)

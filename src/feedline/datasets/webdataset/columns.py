@@ -1,0 +1,308 @@
+"""The columns of tar samples: from the bytes of a member to a value, and from those of many to a batch.
+
+The table that says how the fields of a tar sample are decoded: by the extension of their member. No pickle.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+from zipfile import ZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline import collate
+from feedline.collate.gather import Keys
+from feedline.core.rng import SampleRng
+from feedline.core.tensors import Allocator
+from feedline.datasets import array_container
+from feedline.datasets.arrays.npy import Transform
+from feedline.datasets.decoding import BAD_DATA, DAMAGE, Grid, ImageDecoding, rgb, undecodable
+from feedline.datasets.shards.compression import is_bomb
+from feedline.datasets.webdataset import MemberSpan, Shard, tar
+from feedline.datasets.webdataset.tar import extension, is_image
+from feedline.errors import ArgumentError, SampleError
+from feedline.images import ImageError
+
+Decode = Callable[[memoryview], Any]
+
+
+Own = Mapping[str, Callable[[bytes], Any]]
+"""A user's decoders, by field (`seg.png`) or extension (`png`)."""
+
+
+def integer(data: memoryview) -> int:
+    """A whole number in decimal digits."""
+    return int(bytes(data))
+
+
+def text(data: memoryview) -> str:
+    """UTF-8."""
+    return str(data, "utf-8")
+
+
+def json_value(data: memoryview) -> Any:
+    return json.loads(bytes(data))
+
+
+def json_lines(data: memoryview) -> list[Any]:
+    """One value for each line that is not blank."""
+    return [json.loads(line) for line in bytes(data).splitlines() if line.strip()]
+
+
+def array(data: memoryview) -> NDArray[Any]:
+    """The array of a `.npy` member, in memory of its own."""
+    return array_container.array(data).copy()
+
+
+def arrays(data: memoryview) -> dict[str, NDArray[Any] | bytes]:
+    """The arrays of a `.npz` member by name, and the bytes of what is none; no more than its directory promises."""
+    with ZipFile(io.BytesIO(data)) as archive:
+        entries = archive.infolist()
+        nbytes = sum(entry.file_size for entry in entries)
+        if is_bomb(nbytes, len(data)):
+            raise ValueError(f"{len(data):,} bytes claim to hold {nbytes:,}, as a decompression bomb does")
+        return {entry.filename.removesuffix(".npy"): _array_in(archive.read(entry)) for entry in entries}
+
+
+def _array_in(content: bytes) -> NDArray[Any] | bytes:
+    return array(memoryview(content)) if array_container.is_array(content) else content
+
+
+DECODERS: dict[str, Decode] = {
+    "cls": integer,
+    "cls2": integer,
+    "class": integer,
+    "count": integer,
+    "index": integer,
+    "inx": integer,
+    "id": integer,
+    "txt": text,
+    "text": text,
+    "transcript": text,
+    "json": json_value,
+    "jsn": json_value,
+    "jsonl": json_lines,
+    "npy": array,
+    "npz": arrays,
+}
+"""Decoders by extension. Pictures (`shards.IMAGE_EXTENSIONS`) become PIL images in RGB; all that is not here, bytes."""
+
+
+PICKLES = frozenset({"pickle", "pkl", "pyd", "pt", "pth"})
+"""Extensions of what only pickle reads, which would run any code that a shard's author put there."""
+
+
+def decoder(field: str, own: Own) -> Decode | None:
+    """How a field is decoded; None for a picture. ArgumentError refuses what only pickle reads."""
+    function = own.get(field, own.get(extension(field)))
+    if function is not None:
+        return partial(_from_bytes, function)
+    if is_image(field):
+        return None
+    if extension(field) in PICKLES:
+        raise ArgumentError(
+            f"field {field!r} would have to be unpickled, which runs whatever code its author put there. Store it as "
+            f"npy, npz or json, leave it out with fields=, or pass decoders={{{field!r}: function_of_the_bytes}} if "
+            f"you trust it"
+        )
+    return DECODERS.get(extension(field), bytes)
+
+
+def _from_bytes(function: Callable[[bytes], Any], data: memoryview) -> Any:
+    return function(bytes(data))
+
+
+PSEUDO = ("__key__", "__shard__")
+"""Fields that every sample has, and that no member holds."""
+
+
+_NOTHING = memoryview(b"")
+
+
+_LEAST = -(1 << 63)
+
+
+class ShardPart(NamedTuple):
+    """The rows of a batch that come from one shard: their places in the batch, and in the shard's index."""
+
+    shard: Shard
+    places: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+
+class MemberPlace(NamedTuple):
+    """A member of an open shard."""
+
+    shard: Shard
+    cell: MemberSpan
+
+    @property
+    def field(self) -> str:
+        return self.shard.index.fields[self.cell.column]
+
+    def __str__(self) -> str:
+        return f"{self.shard.tar}: member {self.shard.index.member(self.cell.row, self.cell.column)!r}"
+
+
+class TarDecoding(NamedTuple):
+    """How members are decoded: not at all, by the user's own decoders, with the EXIF orientation."""
+
+    decode: bool
+    own: Own
+    apply_exif_orientation: bool
+
+
+class TarColumn:
+    """One field of samples, or the first that there is of several: `jpg;png`.
+
+    `__key__` and `__shard__` are the sample's key and the path of its tar. Thread-safe.
+    """
+
+    def __init__(self, spec: str, transform: Transform | None, settings: TarDecoding) -> None:
+        self.spec = spec
+        self.names = tuple(name.strip().lower() for name in spec.split(";"))
+        if not all(self.names):
+            raise ArgumentError(f"field {spec!r} names nothing; alternatives look like 'jpg;png'")
+        self._settings = settings
+        load = self._loaded if settings.decode else bytes
+        self._pictures = ImageDecoding(transform, load, apply_exif_orientation=settings.apply_exif_orientation)
+        self._decoders = {name: self._decoder(name) for name in self.names}
+        pictured = [decode is None for decode in self._decoders.values()]
+        self.pictured = any(pictured)
+        """Whether there are encoded pictures among the alternatives."""
+        stored = [decode is array for decode in self._decoders.values()]
+        self._fused = (
+            settings.decode and self._pictures.fused and all(a or b for a, b in zip(pictured, stored, strict=True))
+        )
+
+    def _decoder(self, name: str) -> Decode | None:
+        if not self._settings.decode or name in PSEUDO:
+            return bytes
+        decode = decoder(name, self._settings.own)
+        return _integer if decode is integer else decode
+
+    @property
+    def batchable(self) -> bool:
+        """Whether a batch of the column is what default-collating its values gives, whatever they are."""
+        if self._fused:
+            return self._pictures.batchable
+        return not self.pictured and self._pictures.called.transform is None
+
+    @property
+    def draws(self) -> bool:
+        """Whether values depend on the sample's generator."""
+        return self._pictures.draws if self._fused else self._pictures.called.wants_rng
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The fields of which a sample's value is made: the first that it has."""
+        return () if self.spec in PSEUDO else self.names
+
+    def places(self, shard: Shard, rows: NDArray[np.int64]) -> list[MemberPlace]:
+        """Where the values of these samples of a shard lie; SampleError names one that has nothing to make it of."""
+        if self.spec in PSEUDO:
+            return [MemberPlace(shard, MemberSpan(_NOTHING, 0, row, -1)) for row in rows.tolist()]
+        cells = shard.cells(rows, self.names)
+        shard.prefetch(cells)
+        return [MemberPlace(shard, cell) for cell in cells]
+
+    def value(self, place: MemberPlace, rng: SampleRng | None) -> Any:
+        """The value of one sample; SampleError names tar and member."""
+        shard, cell = place
+        if self.spec in PSEUDO:
+            return self._pictures.called(self._told(place), rng)
+        if self._fused:
+            with _located([place]):
+                return self._pictures.value(_source(place), rng, shard.index.grid(cell.row, cell.column))
+        return self._pictures.called(self._decoded(place), rng)
+
+    def _told(self, place: MemberPlace) -> str:
+        shard, cell = place
+        return shard.index.key(cell.row) if self.spec == "__key__" else shard.tar
+
+    @property
+    def splits(self) -> bool:
+        """Whether several threads can share the work on a batch of the column."""
+        return self._fused and self._pictures.splits
+
+    def batch(self, places: Sequence[MemberPlace], keys: Keys, empty: Allocator, threads: int = 1) -> Any:
+        """What default-collating the values at these places gives, in memory from `empty`."""
+        if self.spec in PSEUDO:
+            return tuple(self.value(place, None) for place in places)
+        if not self._fused:
+            return collate.default(tuple(map(self._decoded, places)), empty=empty)
+        grids = _grids(places) if any(place.shard.index.has_grids for place in places) else None
+        with _located(places):
+            return self._pictures.batch(list(_sources(places)), keys, empty, grids, threads)
+
+    def all_places(self, parts: Sequence[ShardPart], count: int) -> list[MemberPlace]:
+        """Where the values of a batch lie, which consists of these parts."""
+        found: list[Any] = [None] * count
+        for shard, places, rows in parts:
+            for number, place in zip(places.tolist(), self.places(shard, rows), strict=True):
+                found[number] = place
+        return found
+
+    def _decoded(self, place: MemberPlace) -> Any:
+        decode = self._decoders[place.field] or self._loaded
+        try:
+            return decode(place.cell.data)
+        except DAMAGE as error:
+            if self._is_own(place.field) and not isinstance(error, BAD_DATA):
+                raise  # a bug in a user's function
+            what = f"{place} cannot be decoded as {tar.extension(place.field)}"
+            raise undecodable(what, error, "repair it") from error
+
+    def _is_own(self, field: str) -> bool:
+        return field in self._settings.own or tar.extension(field) in self._settings.own
+
+    def _loaded(self, data: memoryview) -> Any:
+        return rgb(io.BytesIO(data), apply_exif_orientation=self._settings.apply_exif_orientation)
+
+
+def _integer(data: memoryview) -> int:
+    value = integer(data)
+    if not _LEAST <= value <= -_LEAST - 1:
+        raise ValueError(f"a number of {len(str(value))} digits, which no tensor of 64 bits holds")
+    return value
+
+
+def _source(place: MemberPlace) -> Any:
+    """What the kernels read: encoded bytes, or the ready pixels of a `.npy` member, both where they lie in the tar."""
+    if tar.extension(place.field) != "npy":
+        return place.cell.data
+    try:
+        pixels = array_container.array(place.cell.data)
+    except ValueError as error:
+        raise ImageError(str(error)) from error
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+        raise ImageError(f"{pixels.dtype} of shape {pixels.shape} is no picture, which is uint8 (height, width, 3)")
+    return pixels
+
+
+def _sources(places: Iterable[MemberPlace]) -> Iterator[Any]:
+    for row, place in enumerate(places):
+        try:
+            yield _source(place)
+        except ImageError as error:
+            error.row = row
+            raise
+
+
+def _grids(places: Sequence[MemberPlace]) -> list[Grid | None]:
+    return [shard.index.grid(cell.row, cell.column) for shard, cell in places]
+
+
+@contextmanager
+def _located(places: Sequence[MemberPlace]) -> Iterator[None]:
+    """What is wrong with a picture comes out with the name of its tar and member."""
+    try:
+        yield
+    except ImageError as error:
+        raise SampleError(f"{places[error.row or 0]}: {error}") from error

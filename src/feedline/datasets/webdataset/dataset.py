@@ -1,0 +1,393 @@
+"""`TarShards`: the samples of WebDataset tars, at random access."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.collate.gather import Keys
+from feedline.core.dataset import digest_of
+from feedline.core.rng import sample_rng, torch_keys
+from feedline.core.tensors import Allocator, as_indices, one_within, within
+from feedline.datasets.arrays.npy import Transform
+from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.decoding import Called
+from feedline.datasets.paths import Paths, find, listed, matching
+from feedline.datasets.strings import PackedStrings
+from feedline.datasets.webdataset import Fetched, Head, Held, RemoteShard, Shard, ShardCache, Tars, is_image
+from feedline.datasets.webdataset.columns import PSEUDO, MemberPlace, Own, ShardPart, TarColumn, TarDecoding, decoder
+from feedline.errors import ArgumentError
+from feedline.stores import Cache, CachedStore, ObjectRange
+from feedline.stores.cache import MissingPieceError
+from feedline.stores.files import Extent, FileSet
+from feedline.transforms import plan
+
+T = TypeVar("T")
+
+
+_OPEN = 128
+
+
+_SHOWN = 20
+
+
+_FIRST = np.zeros(1, np.int64)
+
+
+Sources = Sequence[tuple[TarColumn, MemberPlace]]
+"""What the values of one sample are made of."""
+
+
+class TarShards(torch.utils.data.Dataset[Any]):
+    """Samples of WebDataset tars, read by index: from their mappings, or as ranges of objects in stores.
+
+    `shards` is a path or an address, a folder, a pattern (`train-*.tar`, `s3://bucket/train-{0000..0127}.tar`) or a
+    list of these; samples keep the order of the shards, and in a shard that in which their keys first appear.
+
+    Without `fields` samples are dicts: `__key__` and every field that they have. With it they are tuples:
+    `("jpg;png", "cls")` takes the first of the alternatives that there is; `__key__` and `__shard__` may be among them.
+
+    Members are decoded by their extension (`datasets.fields.DECODERS`; pictures become PIL images in RGB);
+    `decoders={"flac": function_of_the_bytes}` adds to that or replaces it, `decode=False` leaves all bytes as they are.
+    `transform` takes the whole sample, or is a dict of transforms by field. An image transform of feedline's own, given
+    for a field or by itself for all pictures, is one step with decoding, and sees `.npy` members of uint8 (height,
+    width, 3) as pictures that need none; the pictures of one sample share its random key, hence boxes and flips.
+
+    The index of each tar is built on first use and kept: beside a file (see `shards.open_index`), for an object in the
+    user's cache folder, unless one lies beside the object; or in the folder `index`. At most `open_shards` tars are
+    open at a time in each process. Objects are read through a cache in the folder `cache`, if one is given; `options`
+    are those of `open_store`. Pickles by path.
+    """
+
+    thread_safe = True
+
+    def __init__(
+        self,
+        shards: Paths,
+        fields: Sequence[str] | None = None,
+        transform: Transform | Mapping[str, Transform] | None = None,
+        *,
+        decode: bool = True,
+        decoders: Own | None = None,
+        apply_exif_orientation: bool = False,
+        allow_truncated: bool = False,
+        open_shards: int = _OPEN,
+        index: Pathlike | None = None,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if open_shards < 1:
+            raise ArgumentError(f"open_shards={open_shards}: at least one tar has to be open to be read")
+        paths, self._blobs = _found(shards, cache, options)
+        self.paths = PackedStrings(paths)
+        """The tars."""
+        self._tars = Tars(self.paths, self._blobs, folder=index, allow_truncated=allow_truncated)
+        heads = self._tars.heads()
+        self.shard_sizes = np.array([head.samples for head in heads], np.int64)
+        """Samples in each, as `samplers.ShardShuffled` wants them."""
+        self._stops = np.cumsum(self.shard_sizes)
+        if not len(self):
+            raise ArgumentError(f"there are no samples in {paths[0]}{' and the other tars' * (len(paths) > 1)}")
+        prints = PackedStrings(head.fingerprint for head in heads)
+        self._shards = ShardCache(self._tars, prints, open_shards)
+        self.fields = None if fields is None else _checked(fields)
+        self.transform = transform
+        self._settings = TarDecoding(decode, decoders or {}, apply_exif_orientation)
+        self._known: dict[tuple[str, bool], TarColumn] = {}
+        self._prepare(transform)
+        self._refuse_unknown(heads)
+        if self.fields is None and decode:
+            self._refuse_pickles(heads)
+
+    @property
+    def listing_digest(self) -> str:
+        """Of the names of the tars in their order, and the samples of each: what a loader's state must find again."""
+        return digest_of(self.paths, self.shard_sizes)
+
+    def _prepare(self, transform: Transform | Mapping[str, Transform] | None) -> None:
+        """Divide the transform into those of fields and that of whole samples."""
+        self._of_fields: Mapping[str, Transform] = {}
+        self._of_pictures: Transform | None = None
+        whole: Transform | None = None
+        if isinstance(transform, Mapping):
+            self._of_fields = transform
+        elif transform is not None and not callable(transform):
+            raise ArgumentError(f"transform is a callable or a dict of them by field, not {type(transform).__name__}")
+        elif plan(transform) is not None:
+            self._of_pictures = transform
+        else:
+            whole = transform
+        self._whole = Called(whole)
+        named = self.fields if self.fields is not None else tuple(self._of_fields)
+        self._columns = [self._column(name, named) for name in named]
+        if self.fields is not None:
+            _refuse_unused(self._of_fields, self._columns)
+        free = plan(self._of_pictures) if self.fields is None else None
+        self._draws = self._whole.wants_rng or any(c.draws for c in self._columns) or (free is not None and free.draws)
+
+    def _refuse_unknown(self, heads: Sequence[Head]) -> None:
+        """ArgumentError for a name that is no field of any tar."""
+        known = {field for head in heads for field in head.fields}
+        for name in self.fields or ():
+            if name not in PSEUDO and not any(each.strip().lower() in known for each in name.split(";")):
+                raise _unknown("fields", name, known.union(PSEUDO))
+        for name in self._of_fields if self.fields is None else ():
+            if name not in known:
+                raise _unknown("transform", name, known)
+
+    def _refuse_pickles(self, heads: Sequence[Head]) -> None:
+        """ArgumentError if all samples have a field that is never decoded.
+
+        One that only some have is refused where it is read.
+        """
+        own, filled = self._settings.own, {number: head for number, head in enumerate(heads) if head.samples}
+        for name in set.intersection(*(set(head.fields) for head in filled.values())):
+            try:
+                decoder(name, own)
+            except ArgumentError:
+                if all(self._tars.index(number).counts()[name] == head.samples for number, head in filled.items()):
+                    raise
+
+    def _column(self, name: str, beside: Sequence[str]) -> TarColumn:
+        """The column of a field; `beside` are all fields of the sample."""
+        pictured = self._of_pictures is not None and _is_picture(name, beside)
+        column = self._known.get((name, pictured))
+        if column is None:
+            given = (self._of_fields[each] for each in _spellings(name) if each in self._of_fields)
+            transform = self._of_pictures if pictured else next(given, None)
+            column = self._known[name, pictured] = TarColumn(name, transform, self._settings)
+        return column
+
+    def __len__(self) -> int:
+        return int(self._stops[-1])
+
+    def address(self, index: int) -> tuple[str, str]:
+        """The tar and the key of sample `index`."""
+        shard, row = self._at(one_within(index, len(self), "TarShards"))
+        return shard.tar, shard.index.key(row)
+
+    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+        """What reading these samples will want from which cache."""
+        if self._blobs is None:
+            return []
+        places = within(indices, len(self), "TarShards")
+        parts = self._parts(places, only_far=True)
+        return self._blobs.wants([extent for part in parts for extent in self._extents(part)])
+
+    def __getitem__(self, index: int) -> Any:
+        """Sample `index`, in memory of its own; negative indices count from the end."""
+        shard, row = self._at(one_within(index, len(self), "TarShards"))
+        [sample] = self._ready([ShardPart(shard, _FIRST, np.array([row]))], self._found).values()
+        return self._sample(*sample, None)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of these indices; what of them lies in stores is read all at once."""
+        if type(self).__getitem__ is not TarShards.__getitem__:  # a subclass makes samples of its own
+            return [self[index] for index in indices]
+        places = within(as_indices(indices), len(self), "TarShards")
+        found = self._ready(self._parts(places), self._found)
+        return [self._sample(*found[at], at) for at in range(len(places))]
+
+    def _found(self, parts: Sequence[ShardPart]) -> dict[int, tuple[Shard, int, Sources]]:
+        """By the place of each sample: its shard, its row there, and what its values are made of."""
+        found: dict[int, tuple[Shard, int, Sources]] = {}
+        for part in parts:
+            for at, row, sources in zip(part.places.tolist(), part.rows.tolist(), self._sources(part), strict=True):
+                found[at] = part.shard, row, sources
+        return found
+
+    def _at(self, at: int) -> tuple[Shard, int]:
+        number = int(self._stops.searchsorted(at, side="right"))
+        return self._shards[number], at - int(self._stops[number] - self.shard_sizes[number])
+
+    def _sources(self, part: ShardPart) -> list[Sources]:
+        """Of each sample of a part, what its values are made of, field by field."""
+        if self.fields is not None:
+            return _by_sample(self._columns, part.shard, part.rows)
+        index = part.shard.index
+        alike: dict[bytes, list[int]] = {}
+        for number, has in enumerate(index.blocks[part.rows] > 0):
+            alike.setdefault(has.tobytes(), []).append(number)
+        found: list[Any] = [None] * len(part.rows)
+        for numbers in alike.values():
+            rows = part.rows[numbers]
+            present = index.present(int(rows[0]))
+            columns = [self._column(name, present) for name in present]
+            for number, sources in zip(numbers, _by_sample(columns, part.shard, rows), strict=True):
+                found[number] = sources
+        return found
+
+    def _sample(self, shard: Shard, row: int, sources: Sources, batch_row: int | None) -> Any:
+        rng = sample_rng(batch_row) if self._draws else None
+        if self.fields is not None:
+            return self._whole(tuple([column.value(place, rng) for column, place in sources]), rng)
+        named = {column.spec: column.value(place, rng) for column, place in sources}
+        return self._whole({"__key__": shard.index.key(row), **named}, rng)
+
+    @property
+    def gather(self) -> Callable[..., Any]:
+        """`gather(indices, empty)`, with `keys` where transforms draw: the collated batch, pictures made in place.
+
+        Absent without `fields`, and where a transform or PIL images have to be seen sample by sample.
+        """
+        if type(self).__getitem__ is not TarShards.__getitem__:
+            raise AttributeError("gather: a subclass makes samples of its own")
+        if self.fields is None or self._whole.transform is not None:
+            raise AttributeError("gather: samples have to be made one by one")
+        if not self._settings.decode or not all(column.batchable for column in self._columns):
+            raise AttributeError("gather: a field has to be made sample by sample")
+        if any(column.splits for column in self._columns):
+            return self._made
+        return self._drawn if self._draws else self._gathered
+
+    def _gathered(self, indices: NDArray[np.int64], empty: Allocator) -> list[Any]:
+        return self._made(indices, empty, None)
+
+    def _drawn(self, indices: NDArray[np.int64], empty: Allocator, keys: Keys = None) -> list[Any]:
+        return self._made(indices, empty, keys)
+
+    def _made(self, indices: NDArray[np.int64], empty: Allocator, keys: Keys = None, threads: int = 1) -> list[Any]:
+        places = within(indices, len(self), "TarShards")
+        if keys is None and self._draws:
+            keys = torch_keys(len(places))
+
+        def found(parts: Sequence[ShardPart]) -> list[list[MemberPlace]]:
+            return [column.all_places(parts, len(places)) for column in self._columns]
+
+        columns = zip(self._columns, self._ready(self._parts(places), found), strict=True)
+        return [column.batch(each, keys, empty, threads) for column, each in columns]
+
+    def _parts(self, places: NDArray[np.int64], *, only_far: bool = False) -> list[ShardPart]:
+        """The samples by shard, each of which is opened once."""
+        numbers = self._stops.searchsorted(places, side="right")
+        order = np.argsort(numbers, kind="stable")
+        opened, starts = np.unique(numbers[order], return_index=True)
+        parts = []
+        for number, at in zip(opened.tolist(), np.split(order, starts[1:]), strict=True):
+            if not only_far or self._tars.is_far(number):
+                first = int(self._stops[number] - self.shard_sizes[number])
+                parts.append(ShardPart(self._shards[number], at, places[at] - first))
+        return parts
+
+    def _ready(self, parts: Sequence[ShardPart], use: Callable[[Sequence[ShardPart]], T]) -> T:
+        """`use` of the parts, with all in memory that lies in stores. What is there already is not looked for."""
+        if self._blobs is None:
+            return use(parts)
+        try:
+            return use(self._at_hand(self._blobs, parts))
+        except MissingPieceError:
+            pass
+        return use(self._fetched(self._blobs, parts))
+
+    def _at_hand(self, blobs: FileSet, parts: Sequence[ShardPart]) -> list[ShardPart]:
+        found = []
+        for part in parts:
+            if isinstance(part.shard, RemoteShard):
+                held = blobs.held(part.shard.number)
+                if held is None:
+                    raise MissingPieceError
+                part = part._replace(shard=part.shard.holding(held))  # noqa: PLW2901
+            found.append(part)
+        return found
+
+    def _fetched(self, blobs: FileSet, parts: Sequence[ShardPart]) -> list[ShardPart]:
+        """The parts, with all in memory that lies in stores: read at once, however many shards it comes from."""
+        wanted = [self._extents(part) for part in parts]
+        views = iter(blobs.read([extent for extents in wanted for extent in extents]))
+        return [
+            part._replace(shard=_holding(part.shard, Fetched({extent[1:]: next(views) for extent in extents})))
+            for part, extents in zip(parts, wanted, strict=True)
+        ]
+
+    @property
+    def _choices(self) -> Sequence[Sequence[str]] | None:
+        """The fields of which samples are made; None for all."""
+        return None if self.fields is None else [column.members for column in self._columns if column.members]
+
+    def _extents(self, part: ShardPart) -> list[Extent]:
+        """Where in stores the bytes lie of which the samples of a part are made, in order."""
+        shard = part.shard
+        if not isinstance(shard, RemoteShard):
+            return []
+        starts, stops = shard.spans(part.rows, self._choices)
+        spans = set(zip(starts.tolist(), stops.tolist(), strict=True))
+        return [Extent(shard.number, start, stop) for start, stop in sorted(spans)]
+
+    def __repr__(self) -> str:
+        return f"<TarShards: {len(self)} samples in {len(self.paths)} tars>"
+
+
+def _found(
+    shards: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
+) -> tuple[list[str], FileSet | None]:
+    """The paths and addresses of the tars; and what reads them, if there are objects among them."""
+    given = [os.fspath(path) for path in listed(shards)]
+    _refuse_commands(given)
+    blobs = find(given, "*.tar", cache=cache, options=options) if any("://" in path for path in given) else None
+    names = matching(shards, "*.tar") if blobs is None else blobs.names
+    if len(set(names)) < len(names):
+        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        raise ArgumentError(f"{twice} is named twice, so that its samples would be, too")
+    return names, None if blobs is None or blobs.is_local else blobs
+
+
+def _by_sample(columns: Sequence[TarColumn], shard: Shard, rows: NDArray[np.int64]) -> list[Sources]:
+    if not columns:
+        return [()] * len(rows)
+    places = [column.places(shard, rows) for column in columns]
+    return [tuple(zip(columns, sample, strict=True)) for sample in zip(*places, strict=True)]
+
+
+def _holding(shard: Shard, held: Held) -> Shard:
+    return shard.holding(held) if isinstance(shard, RemoteShard) else shard
+
+
+def _refuse_commands(given: Sequence[str]) -> None:
+    for path in given:
+        command = path.removeprefix("pipe:").split()
+        if path.startswith("pipe:"):
+            raise ArgumentError(
+                f"'pipe:{command[0] if command else ''} ...' is a command, and TarShards starts none, because it reads "
+                "samples in any order: give the address that the command reads (s3://, gs://, az://, https://, hf://), "
+                "and cache=, a folder of this machine, to keep what was read"
+            )
+
+
+def _checked(fields: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(fields, str) or not fields or not all(isinstance(name, str) for name in fields):
+        raise ArgumentError(f"fields={fields!r}: give a tuple of names, such as ('jpg;png', 'cls')")
+    return tuple(fields)
+
+
+def _unknown(argument: str, name: str, known: Iterable[str]) -> ArgumentError:
+    names = sorted(known)
+    near = [near for each in name.lower().split(";") for near in difflib.get_close_matches(each.strip(), names, 1)]
+    return ArgumentError(
+        f"{argument} names {name!r}, and no sample has such a field; fields are {', '.join(names[:_SHOWN])}"
+        f"{', …' * (len(names) > _SHOWN)}{f'. Did you mean {near[0]!r}?' if near else ''}"
+    )
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """What a transform for this field may be called: as the field is written, or by one of its alternatives."""
+    return name, *(each.strip() for each in name.split(";"))
+
+
+def _is_picture(name: str, beside: Sequence[str]) -> bool:
+    """Whether a transform for all pictures takes this field: pictures, or arrays where there are none."""
+    if any(is_image(each) for spec in beside for each in _spellings(spec)):
+        return any(map(is_image, _spellings(name)))
+    return any(each.rpartition(".")[2] == "npy" for each in _spellings(name))
+
+
+def _refuse_unused(transforms: Mapping[str, Transform], columns: Sequence[TarColumn]) -> None:
+    known = {each for column in columns for each in _spellings(column.spec)}
+    for name in transforms:
+        if name not in known:
+            raise ArgumentError(f"transform names the field {name!r}; fields are {', '.join(sorted(known))}")

@@ -1,0 +1,260 @@
+"""`Zip` and `Map`: datasets side by side, and a function over each sample.
+
+`Filter`: the samples of a dataset that a predicate keeps, found once and recorded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import StackDataset, Subset
+
+from feedline.collate.gather import gathering
+from feedline.core.dataset import Wants, listing_fingerprint, wants_of
+from feedline.core.rng import SampleRng, derive, sample_rng, takes_rng
+from feedline.core.tensors import as_indices, one_within, within
+from feedline.datasets.arrays.npy import Transform
+from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.fingerprints import fingerprint
+from feedline.errors import ArgumentError, note
+
+
+class Zip(StackDataset[Any]):
+    """Aligned datasets side by side: sample i is a tuple of theirs, or a dict for datasets given by name.
+
+    torch's StackDataset, with an error that quotes the lengths where they differ.
+    """
+
+    def __init__(self, *datasets: Any, **named: Any) -> None:
+        if bool(datasets) == bool(named):
+            raise ArgumentError("give at least one dataset; either all by place or all by name")
+        parts = named or {f"argument {place}": part for place, part in enumerate(datasets)}
+        lengths = [len(part) for part in parts.values()]
+        if len(set(lengths)) > 1:
+            names = [f"{type(part).__name__} ({name})" for name, part in parts.items()]
+            each = ", ".join(f"{name} has {length}" for name, length in zip(names, lengths, strict=True))
+            raise ArgumentError(f"datasets that are aligned have one length, but {each}")
+        super().__init__(*datasets, **named)
+
+    @property
+    def thread_safe(self) -> bool:
+        """Whether all parts are."""
+        parts = self.datasets.values() if isinstance(self.datasets, dict) else self.datasets
+        return all(getattr(part, "thread_safe", False) for part in parts)
+
+    @property
+    def gather(self) -> Callable[..., Any]:
+        """The collated batch in one pass; absent unless every part has its own."""
+        parts = self.datasets
+        found = gathering(StackDataset(**parts) if isinstance(parts, dict) else StackDataset(*parts))
+        if found is None:
+            raise AttributeError("gather: not every part of this Zip has one")
+        return found.gather
+
+
+class Map(torch.utils.data.Dataset[Any]):
+    """`fn(sample)`, or `fn(sample, rng)`, of each sample, when it is fetched.
+
+    `rng` is fixed by (seed, epoch, position), and independent of that of a transform or `Map` within.
+    """
+
+    def __init__(self, dataset: Any, fn: Transform) -> None:
+        if not callable(fn):
+            raise ArgumentError(f"fn must be callable, got {type(fn).__name__}")
+        self.dataset, self.fn = dataset, fn
+        self._wants_rng = takes_rng(fn)
+        self._depth: int = 1 + getattr(dataset, "_depth", 0) if isinstance(dataset, Map) else 1
+
+    @property
+    def listing_digest(self) -> str | None:
+        """That of the dataset within."""
+        return listing_fingerprint(self.dataset)
+
+    @property
+    def thread_safe(self) -> bool:
+        """As the dataset within: a function is taken to be safe, as a transform is."""
+        return bool(getattr(self.dataset, "thread_safe", False))
+
+    @property
+    def wants(self) -> Wants:
+        """What the dataset within wants from caches; absent where it cannot tell."""
+        return wants_within(self.dataset)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        """The function of sample `index`."""
+        return self._mapped(self.dataset[index], None)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The function of the samples of these indices, fetched at once where the dataset can."""
+        return [self._mapped(sample, row) for row, sample in enumerate(samples_of(self.dataset, indices))]
+
+    def _mapped(self, sample: Any, row: int | None) -> Any:
+        if not self._wants_rng:
+            return self.fn(sample)
+        return self.fn(sample, SampleRng(derive(sample_rng(row).key, "map", self._depth)))
+
+
+def wants_within(dataset: Any) -> Wants:
+    """`wants_of(dataset)`; AttributeError where there is none, as properties say that something is absent."""
+    found = wants_of(dataset)
+    if found is None:
+        raise AttributeError("wants: the dataset cannot tell")
+    return found
+
+
+def samples_of(dataset: Any, indices: Sequence[int]) -> list[Any]:
+    """The samples of these indices, at once where the dataset can."""
+    many = getattr(dataset, "__getitems__", None)
+    return [dataset[index] for index in indices] if many is None else list(many(indices))
+
+
+_BATCH = 256
+
+
+Predicate = Callable[[Any], Any]
+
+
+class Filter(torch.utils.data.Dataset[Any]):
+    """The samples for which `predicate(sample)` is true, in order; `indices` are theirs in the dataset.
+
+    All samples are read once, in `num_workers` processes. With a folder `cache`, what was found is kept there under a
+    fingerprint of the predicate and the dataset: it is read again, memory-mapped, as long as neither changes, and
+    found anew when one does. Objects of a store that tells no versions are an ArgumentError then.
+    """
+
+    def __init__(
+        self, dataset: Any, predicate: Predicate, *, cache: Pathlike | None = None, num_workers: int = 0
+    ) -> None:
+        if not callable(predicate):
+            raise ArgumentError(f"predicate must be callable, got {type(predicate).__name__}")
+        self.dataset = dataset
+        find = partial(_found, dataset, predicate, num_workers)
+        self._path: str | None = None
+        if cache is not None:
+            key = fingerprint("filter", predicate, dataset, len(dataset))
+            self._path = str(Path(cache, f"filter-{key}.npy").absolute())
+        self.indices: NDArray[np.int64] = find() if self._path is None else _recorded(self._path, find)
+
+    @property
+    def listing_digest(self) -> str | None:
+        """That of the dataset within."""
+        return listing_fingerprint(self.dataset)
+
+    @property
+    def thread_safe(self) -> bool:
+        """As the dataset within."""
+        return bool(getattr(self.dataset, "thread_safe", False))
+
+    @property
+    def shard_sizes(self) -> NDArray[np.int64]:
+        """The samples left in each shard of the dataset; absent where it has no shards."""
+        bounds = np.cumsum([0, *self.dataset.shard_sizes])
+        return np.diff(np.searchsorted(self.indices, bounds))
+
+    @property
+    def gather(self) -> Callable[..., Any]:
+        """The collated batch in one pass; absent where the dataset has none."""
+        found = gathering(Subset(self.dataset, self.indices))  # type: ignore[arg-type]
+        if found is None:
+            raise AttributeError("gather: the dataset has none")
+        return found.gather
+
+    @property
+    def wants(self) -> Wants:
+        """What the dataset within wants from caches; absent where it cannot tell."""
+        within_ = wants_within(self.dataset)
+        return lambda indices: within_(self.indices[indices])
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        """The sample of the dataset that is number `index` of those kept."""
+        return self.dataset[int(self.indices[one_within(index, len(self), "Filter")])]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of these indices, fetched at once where the dataset can."""
+        inside = within(as_indices(indices), len(self), "Filter")
+        return samples_of(self.dataset, self.indices[inside].tolist())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "indices": None} if self._path else self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._path is not None:
+            self.indices = np.load(self._path, mmap_mode="r")
+
+
+class _Judged(torch.utils.data.Dataset[bool]):
+    """Whether the predicate holds, sample by sample."""
+
+    def __init__(self, dataset: Any, predicate: Predicate) -> None:
+        self._dataset, self._predicate = dataset, predicate
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> bool:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[bool]:
+        samples = samples_of(self._dataset, indices)
+        return [self._judge(sample, index) for sample, index in zip(samples, indices, strict=True)]
+
+    def _judge(self, sample: Any, index: int) -> bool:
+        try:
+            return bool(self._predicate(sample))
+        except Exception as error:
+            note(error, f"feedline: while the predicate of a Filter looked at sample {index}")
+            raise
+
+
+def _found(dataset: Any, predicate: Predicate, num_workers: int) -> NDArray[np.int64]:
+    if not len(dataset):
+        return np.empty(0, np.int64)
+    judged = _Judged(dataset, predicate)
+    loader = torch.utils.data.DataLoader(judged, _BATCH, num_workers=num_workers, collate_fn=np.array)
+    return np.flatnonzero(np.concatenate(list(loader)))
+
+
+def _recorded(path: str, find: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+    kept = _kept(path)
+    if kept is not None:
+        return kept
+    indices = find()
+    _keep(path, indices)
+    return indices
+
+
+def _kept(path: str) -> NDArray[np.int64] | None:
+    try:
+        indices: NDArray[np.int64] = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError):  # there is none, or it was cut short
+        return None
+    return indices
+
+
+def _keep(path: str, indices: NDArray[np.int64]) -> None:
+    """Write the file; it appears whole or not at all."""
+    folder = Path(path).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=folder, prefix=".filter-", suffix=f"-{os.getpid()}", delete=False) as file:
+        try:
+            np.save(file, indices)
+            file.close()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise

@@ -1,0 +1,1 @@
+"""The DataLoader: plan, loop, state, report."""

@@ -1,0 +1,97 @@
+"""Notices the classic mistake of iterable datasets: workers that all read the same samples.
+
+Notices iterable datasets that give more than they said they would.
+
+torch's data pipes, for code that still has them: seeded and sharded as torch's own loader does it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import IterDataPipe, MapDataPipe, graph_settings
+from torch.utils.data import dataloader as torchs
+
+DIGEST_CHARS = 16
+
+
+class DuplicateStreamCheck:
+    """Compares the first batches of the lanes; warns once if two lanes begin alike."""
+
+    def __init__(self, dataset_name: str) -> None:
+        self._name = dataset_name
+        self._seen: dict[int, str] = {}
+        self._warned = False
+
+    def add(self, lane: int, digest: str) -> None:
+        """Add the digests of the samples of one delivered batch of `lane`."""
+        if self._warned:
+            return
+        self._seen[lane] = mine = self._seen.get(lane, "") + digest
+        samples = {mine[i : i + DIGEST_CHARS] for i in range(0, len(mine), DIGEST_CHARS)}
+        if len(samples) > 1:  # a lane that repeats one constant tells nothing
+            self._compare(lane, mine)
+
+    def _compare(self, lane: int, mine: str) -> None:
+        for other, theirs in self._seen.items():
+            if other != lane and theirs == mine:
+                self._warned = True
+                warnings.warn(
+                    f"workers {other} and {lane} read the same samples from {self._name}: every sample would be seen "
+                    "once per worker. Give each worker its own part in __iter__ (torch.utils.data.get_worker_info() "
+                    "tells id and num_workers), or use num_workers=0 or 1.",
+                    stacklevel=4,
+                )
+                return
+
+
+class LengthCheck:
+    """Counts what an iterator yields against the length that `len(loader)` was told, and warns as torch does."""
+
+    def __init__(self, dataset: object, told: int, num_workers: int) -> None:
+        self._dataset, self._told, self._num_workers = dataset, told, num_workers
+        self._yielded = 0
+
+    def count(self) -> None:
+        """One more batch was yielded."""
+        self._yielded += 1
+        if self._yielded <= self._told:
+            return
+        text = (
+            f"Length of IterableDataset {self._dataset} was reported to be {self._told} (when accessing "
+            f"len(dataloader)), but {self._yielded} samples have been fetched. "
+        )
+        if self._num_workers > 0:
+            text += (
+                "For multiprocessing data-loading, this may come from workers that all read the same samples: give "
+                "each its own part in __iter__ (torch.utils.data.get_worker_info() tells id and num_workers)."
+            )
+        warnings.warn(text, stacklevel=4)
+
+
+def seed(dataset: Any, generator: torch.Generator | None) -> None:
+    """Seed the random parts of an iterable pipe for the next epoch, alike on all ranks and workers."""
+    if not isinstance(dataset, IterDataPipe):
+        return
+    group = dist.new_group(backend="gloo") if dist.is_available() and dist.is_initialized() else None
+    shared = torch.Generator()
+    shared.manual_seed(torchs._share_dist_seed(generator, group))  # type: ignore[no-untyped-call]
+    graph_settings.apply_random_seed(dataset, shared)
+
+
+def shard_inline(dataset: Any) -> None:
+    """Give a pipe that is read in the training process this rank's part."""
+    if isinstance(dataset, (IterDataPipe, MapDataPipe)):
+        graph_settings.apply_sharding(dataset, *torchs._get_distributed_settings())  # type: ignore[no-untyped-call]
+
+
+def sharding_init_fn(dataset: Any, init_fn: Callable[[int], Any] | None) -> Callable[[int], Any] | None:
+    """A `worker_init_fn` that gives a pipe its rank's and worker's part, then does what the user's does."""
+    if not isinstance(dataset, (IterDataPipe, MapDataPipe)):
+        return init_fn
+    return partial(torchs._sharding_worker_init_fn, init_fn, *torchs._get_distributed_settings())  # type: ignore[no-untyped-call]

@@ -1,0 +1,267 @@
+"""`DataLoader`: torch's arguments become a schedule, a builder and a worker pool for the engine."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import operator
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset
+
+from feedline.core import store_metrics
+from feedline.errors import ArgumentError
+from feedline.loader import checks
+from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
+from feedline.loader.device import target
+from feedline.loader.error_policy import Action, ErrorPolicy, Quarantine
+from feedline.loader.loop import Iteration, Progress
+from feedline.loader.plan import Plan, lanes_of, plan_of, warn_of_uneven_ranks
+from feedline.loader.pools import LoaderPools, check_method
+from feedline.loader.report import Stats, Totals, Verdict, diagnose
+from feedline.loader.report.exporters import trace_events
+from feedline.loader.resources import rank_and_world_size, usable_cpus
+from feedline.loader.state import check_version, unpack_quarantine
+from feedline.samplers import Shuffled
+from feedline.workers.base import Recovery
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+WorkerMethod = Literal["auto", "thread", "process"]
+
+
+_RUNNING = ("_workforce", "_progress", "_plan", "_live")
+
+
+_TORCH_ARGUMENTS = frozenset(inspect.signature(TorchDataLoader.__init__).parameters)
+
+
+class DataLoader(TorchDataLoader[T_co]):
+    """torch's DataLoader with exact resume, workers that may die, and batches that cross no /dev/shm.
+
+    Every argument of `torch.utils.data.DataLoader` keeps its meaning, its checks and its results; `num_workers` may
+    also be "auto". Each iteration of the loader is the next epoch. feedline's own arguments:
+
+    - `seed`: None lets torch's global generator decide the order, as torch does. With a number, order and
+      augmentation are functions of (seed, epoch, position), whatever the workers.
+    - `worker_method`: "process", "thread", or "auto": threads for datasets that say they are thread-safe, else
+      processes.
+    - `distributed`: None for one stream; "auto" takes rank and world size from torch.distributed or the environment;
+      or (rank, world_size). Each rank gets its rows of every global batch of `batch_size * world_size`.
+    - `on_error`: "raise", "skip", "replace" or an `ErrorPolicy`, for samples that raise.
+    - `device`: batches arrive there, copied on a side stream while the loop computes.
+    - `recovery`: how many dead workers an epoch survives, and when a stall is reported.
+    """
+
+    _workforce: LoaderPools
+    _progress: Progress | None
+    _plan: Plan | None
+    _live: weakref.WeakSet[Iteration]
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        worker_method: WorkerMethod = "auto",
+        distributed: Literal["auto"] | tuple[int, int] | None = None,
+        on_error: Action | ErrorPolicy = "raise",
+        device: str | torch.device | None = None,
+        recovery: Recovery | None = None,
+    ) -> None:
+        self.seed = _checked_seed(seed)
+        self.worker_method = worker_method
+        self.distributed = distributed
+        self.on_error = on_error
+        self.device = device
+        self.recovery = recovery or Recovery()
+        self.policy = ErrorPolicy.of(on_error)
+        self._rank, self._world_size = rank_and_world_size(distributed)
+        self.adapts = num_workers == "auto"
+        if num_workers == "auto":
+            num_workers = usable_cpus()
+        if shuffle and seed is None and self._world_size > 1:
+            raise ArgumentError(
+                "distributed= with shuffle=True needs seed=...: without it every rank draws its own order"
+            )
+        if seed is not None and shuffle and sampler is None and batch_sampler is None and _has_length(dataset):
+            sampler, shuffle = Shuffled(len(dataset), seed), None  # type: ignore[arg-type]
+        newer = {"in_order": in_order} if "in_order" in _TORCH_ARGUMENTS else {}
+        super().__init__(
+            dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
+            timeout, worker_init_fn, multiprocessing_context, generator,
+            prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device, **newer,
+        )  # fmt: skip
+        self.in_order = in_order
+        check_method(self)
+        warn_of_uneven_ranks(dataset, self._world_size)
+        if device is not None:
+            target(device)
+        self._resume: dict[str, Any] | None = None
+        self._epoch = 0
+        self._begin_afresh()
+        self._workforce.prepare(self)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """The next epoch, or the rest of the one that a loaded state was taken in."""
+        if self.num_workers == 0 and self.timeout:  # an AssertionError, because torch's is
+            raise AssertionError(f"timeout={self.timeout} needs num_workers > 0: there is no worker to wait for")
+        if self._iterator is not None:
+            self._iterator.close()  # type: ignore[attr-defined]
+        state, former = self._resume, self._progress
+        plan = self._plan_now(state)
+        quarantine = Quarantine(self.policy)
+        if former is not None:
+            quarantine.count, quarantine.latest = former.quarantine.count, former.quarantine.latest
+        cursor = plan.fresh(plan.upcoming(self._epoch)) if state is None else plan.unpack(state)
+        if state is not None:
+            unpack_quarantine(state, quarantine)
+        checks.seed(self.dataset, self.generator)
+        plan.begin(cursor.epoch, state)
+        progress = Progress(cursor, quarantine, Totals(), DuplicateStreamCheck(type(self.dataset).__name__))
+        if cursor == plan.fresh(cursor.epoch):
+            progress.samples = 0
+        told: int | None = self._IterableDataset_len_called
+        if told is not None:
+            progress.told_length = LengthCheck(self.dataset, told, self.num_workers)
+        iteration = self._workforce.iterate(self, plan, progress)
+        # only now: had anything failed, the loaded state would still be there for another try
+        self._plan, self._progress, self._resume, self._epoch = plan, progress, None, cursor.epoch + 1
+        self._live.add(iteration)
+        if self.persistent_workers:
+            self._iterator = iteration  # type: ignore[assignment]
+        return iteration
+
+    def __len__(self) -> int:
+        """Batches per epoch, on this rank; as torch counts them."""
+        if self._world_size > 1 and not isinstance(self.dataset, IterableDataset):
+            return self._plan_now().length()
+        return super().__len__()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be epoch `epoch`. Not needed: epochs advance by themselves.
+
+        A loaded state of that very epoch stays loaded; one of another epoch is dropped.
+        """
+        epoch = operator.index(epoch)
+        if epoch < 0:
+            raise ArgumentError(f"an epoch is a number from 0 on; got {epoch}")
+        self._epoch = epoch
+        if self._resume is not None and self._resume["epoch"] != epoch:
+            self._resume = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the loop has received, as JSON values; inside the loop that includes the batch in hand.
+
+        Under 1 KiB for map-style datasets, unless the order is drawn from a random generator of the user's or of a
+        foreign sampler: the state of that generator, a Mersenne twister, takes another 3.4 KiB.
+        """
+        if self._resume is not None:
+            return dict(self._resume)
+        if self._progress is None or self._plan is None:
+            plan = self._plan_now()
+            return plan.pack(plan.fresh(plan.upcoming(self._epoch)), Quarantine(self.policy))
+        return self._plan.pack(self._progress.cursor, self._progress.quarantine, over=self._progress.over)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on exactly where `state` was taken.
+
+        Worker count, worker method and prefetch may differ, as may rank and world size, and the batch size.
+        Raises `StateError` where dataset length, order or seed differ, or where the state is damaged.
+        """
+        check_version(state)
+        plan = self._plan_now(state)
+        plan.unpack(state)
+        plan.check_order(state)
+        unpack_quarantine(state, Quarantine(self.policy))
+        self._resume = dict(state)
+
+    def stats(self) -> Stats:
+        """Samples per second, wait share, time per stage, bytes in flight, restarts and skips, so far."""
+        progress = self._progress
+        if progress is None:
+            return Stats()
+        stores = store_metrics.statistics().since(progress.stores_before)
+        return self._workforce.complete(replace(progress.totals.stats(), stores=stores), progress.quarantine.count)
+
+    def report(self) -> Verdict:
+        """What limits the loop and what to change, in words: print it."""
+        return diagnose(self.stats(), self._workforce.context(self))
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the stages of the latest batches as a Chrome trace, for Perfetto: a row per worker, a block per stage.
+
+        The rows of one rank stand together under its number, so traces of several ranks can be laid side by side.
+        """
+        spans = [] if self._progress is None else chain.from_iterable(self._progress.totals.recent)
+        Path(path).write_text(json.dumps({"traceEvents": trace_events(spans, process=self._rank)}))
+
+    def close(self) -> None:
+        """Cancel what is in flight and end every worker. The loader may be iterated again afterwards."""
+        for iteration in list(self._live):
+            iteration.close()
+        self._iterator = None
+        self._workforce.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: the arguments, and the place in the data; no workers."""
+        kept = {name: value for name, value in vars(self).items() if name not in _RUNNING}
+        return {**kept, "_iterator": None, "_resume": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin_afresh()
+
+    def _begin_afresh(self) -> None:
+        self._workforce = LoaderPools()
+        self._progress = None
+        self._plan = None
+        self._live = weakref.WeakSet()
+
+    def _plan_now(self, state: Mapping[str, Any] | None = None) -> Plan:
+        return plan_of(self, self._rank, self._world_size, self._plan, lanes_of(state))
+
+
+def _checked_seed(seed: Any) -> int | None:
+    if seed is None:
+        return None
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise ArgumentError(f"seed must be a whole number or None; got {seed!r}") from None
+
+
+def _has_length(dataset: Any) -> bool:
+    return hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset)

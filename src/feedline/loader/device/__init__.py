@@ -1,0 +1,22 @@
+"""The stage between the workers and the loop: page-locked memory, or a copy to the device ahead of delivery."""
+
+from feedline.loader.device.backend import Backend, CudaBackend, Event
+from feedline.loader.device.copy import DeviceStage, PlainStage
+from feedline.loader.device.pin import PinStage
+from feedline.loader.device.resolve import open_stage, target
+from feedline.loader.device.stage import Depth, InFlight, Stage, StageStatistics
+
+__all__ = [
+    "Backend",
+    "CudaBackend",
+    "Depth",
+    "DeviceStage",
+    "Event",
+    "InFlight",
+    "PinStage",
+    "PlainStage",
+    "Stage",
+    "StageStatistics",
+    "open_stage",
+    "target",
+]

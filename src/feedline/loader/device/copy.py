@@ -1,0 +1,207 @@
+"""Batches to the device: on a side stream ahead of delivery where there are streams, else at delivery."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from feedline.core.tree import map_leaves
+from feedline.loader.device.backend import Backend, Event
+from feedline.loader.device.stage import (
+    Closing,
+    Depth,
+    Flights,
+    InFlight,
+    StageStatistics,
+    host_nbytes,
+    is_plain,
+    moves_itself,
+)
+
+
+@dataclass(slots=True)
+class _Cargo:
+    """What the device reads and what it writes for one batch."""
+
+    host: list[Any] = field(default_factory=list)
+    moved: list[Any] = field(default_factory=list)
+
+
+class _Copy(NamedTuple):
+    """One batch on the side stream. Its host tensors stay referenced until `stopped` has passed."""
+
+    nbytes: int
+    started: Event
+    stopped: Event
+    cargo: _Cargo
+
+
+class DeviceStage(Closing):
+    """Copies batches to an accelerator on a side stream while the loop computes. Containers are kept.
+
+    CPU tensors are copied from page-locked memory, by way of a page-locked copy where they do not lie in such.
+    Objects with `to` and `record_stream` join them on the side stream; objects with `to` alone, sparse tensors and
+    tensor subclasses are copied on the loop's own stream when they are started; all else stays as it is.
+    A host tensor is let go when its copy has ended: looked after at each call, without a thread.
+    """
+
+    def __init__(self, backend: Backend, depth_nbytes: int | None = None) -> None:
+        self._backend = backend
+        self._depth = Depth(depth_nbytes)
+        self._flights: Flights[tuple[Any, _Copy]] = Flights(self._depth)
+        self._held: deque[_Copy] = deque()
+        self._locked: dict[int, int] = {}
+        self._copied_nbytes = self._staged_nbytes = 0
+        self._copy_s = 0.0
+
+    def start(self, batch: Any) -> InFlight[tuple[Any, _Copy]]:
+        """Enqueue the copies. Waits only if as many bytes as the depth allows are still being copied."""
+        nbytes = host_nbytes(batch)
+        self._make_room(nbytes)
+        backend = self._backend
+        loop, side = backend.current_stream(), backend.side_stream()
+        cargo = _Cargo()
+        with backend.on(side):
+            started = backend.record(side)
+            try:
+                moved = map_leaves(partial(self._move, cargo, loop), batch, moves_itself)
+            finally:  # also when a leaf cannot be moved: the copies before it are under way
+                copy = _Copy(nbytes, started, backend.record(side), cargo)
+                self._held.append(copy)
+        return self._flights.enter((moved, copy), nbytes)
+
+    def finish(self, moving: InFlight[tuple[Any, _Copy]]) -> Any:
+        """The batch on the device; the current stream waits for its copies, the host does not."""
+        batch, copy = self._flights.leave(moving)
+        backend = self._backend
+        current = backend.current_stream()
+        backend.wait(current, copy.stopped)
+        for tensor in copy.cargo.moved:
+            backend.record_stream(tensor, current)
+        copy.cargo.moved.clear()
+        return batch
+
+    def has_room(self) -> bool:
+        """Whether the depth allows one more batch, both undelivered ones and unfinished copies considered."""
+        self._release()
+        flights = self._flights
+        return flights.has_room() and self._depth.allows(len(self._held), self._held_nbytes, flights.last_nbytes)
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Page-lock transport memory, once, so that copies from it need no staging. From any thread.
+
+        Where the driver refuses, a warning says so and the memory is staged like any other.
+        """
+        try:
+            self._backend.host_register(address, nbytes)
+        except RuntimeError as error:
+            warnings.warn(
+                f"{nbytes} bytes of transport memory could not be page-locked ({error}); batches are copied once more "
+                "on the host instead. Raise the limit of locked memory: ulimit -l, docker run --ulimit memlock=-1",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        else:
+            self._locked[address] = nbytes
+
+    def unregister(self, address: int) -> None:
+        """Undo `register` before the memory is unmapped. From any thread, finalizers included."""
+        if self._locked.pop(address, None) is not None:
+            self._backend.host_unregister(address)
+
+    def statistics(self) -> StageStatistics:
+        """See `Stage`."""
+        return StageStatistics(
+            in_flight=len(self._flights),
+            in_flight_nbytes=self._flights.nbytes,
+            peak_nbytes=self._flights.peak_nbytes,
+            copied_nbytes=self._copied_nbytes,
+            staged_nbytes=self._staged_nbytes,
+            registered_nbytes=sum(self._locked.copy().values()),
+            copy_s=self._copy_s,
+        )
+
+    def close(self) -> None:
+        """Wait for every copy; then no host memory is held. Registered memory stays so until it is unregistered."""
+        while self._held:
+            self._release_oldest()
+
+    @property
+    def _held_nbytes(self) -> int:
+        return sum(copy.nbytes for copy in self._held)
+
+    def _move(self, cargo: _Cargo, loop: Any, leaf: Any) -> Any:
+        backend = self._backend
+        if is_plain(leaf):
+            source = leaf if leaf.nbytes == 0 or backend.is_pinned(leaf) else self._staged(leaf)
+            moved = backend.copy(source)
+        elif not hasattr(leaf, "to"):
+            return leaf
+        elif hasattr(leaf, "record_stream") and not isinstance(leaf, torch.Tensor):
+            moved = leaf.to(backend.device, non_blocking=True)
+        else:
+            with backend.on(loop):
+                return leaf.to(backend.device)
+        cargo.host.append(leaf)
+        cargo.moved.append(moved)
+        return moved
+
+    def _staged(self, host: torch.Tensor) -> torch.Tensor:
+        self._staged_nbytes += host.nbytes
+        return self._backend.pinned(host)
+
+    def _make_room(self, nbytes: int) -> None:
+        self._release()
+        while not self._depth.allows(len(self._held), self._held_nbytes, nbytes):
+            self._release_oldest()
+
+    def _release(self) -> None:
+        while self._held and self._held[0].stopped.query():
+            self._release_oldest()
+
+    def _release_oldest(self) -> None:
+        copy = self._held.popleft()
+        copy.stopped.synchronize()
+        self._copied_nbytes += copy.nbytes
+        self._copy_s += copy.started.elapsed_time(copy.stopped) / 1e3
+        copy.cargo.host.clear()
+
+
+class PlainStage(Closing):
+    """`.to(device)` at delivery, for devices without streams of their own: CPU, MPS, XPU and others."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copied_nbytes = 0
+
+    def start(self, batch: Any) -> Any:
+        """The batch itself."""
+        return batch
+
+    def finish(self, moving: Any) -> Any:
+        """The batch with everything that has `to` on the device."""
+        return map_leaves(self._to, moving, moves_itself)
+
+    def has_room(self) -> bool:
+        """Never: nothing is gained by starting early."""
+        return False
+
+    def statistics(self) -> StageStatistics:
+        """See `Stage`."""
+        return StageStatistics(copied_nbytes=self._copied_nbytes)
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+    def _to(self, leaf: Any) -> Any:
+        if not hasattr(leaf, "to"):
+            return leaf
+        moved = leaf.to(self._device)
+        if moved is not leaf and is_plain(leaf):
+            self._copied_nbytes += leaf.nbytes
+        return moved

@@ -1,0 +1,234 @@
+"""Batches of iterable datasets: forward-only lanes that can be opened anywhere from a mark."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch.utils.data._utils.worker as torch_worker
+
+from feedline import collate
+from feedline.core.batch import EMPTY_BATCH, BatchResult
+from feedline.core.cursor import PartitionOffset
+from feedline.core.dataset import forgets
+from feedline.core.rng import Address, addressed, derive
+from feedline.core.rng_globals import seed_globals
+from feedline.core.schedule import LaneRequest
+from feedline.core.telemetry import SpanTuple, recording, span
+from feedline.core.tensors import Allocator, allocate_tensor
+from feedline.errors import note
+from feedline.loader.builder import collated
+
+_DIGEST_BATCHES = 2
+
+
+@runtime_checkable
+class PartitionedDataset(Protocol):
+    """An iterable dataset that shards itself: a fixed number of lanes, whatever the workers and ranks.
+
+    Rank r of w reads the lanes r, r + w, ...; so a saved state fits any number of workers and of ranks. Each lane
+    must give the same samples every time it is opened for an epoch. The iterator may offer `state_dict()` and
+    `load_state_dict(state)` (JSON values) to be opened in the middle without reading what came before.
+    """
+
+    num_lanes: int
+
+    def lane(self, lane: int, epoch: int) -> Iterator[Any]:
+        """The samples of lane `lane` (0 <= lane < num_lanes) in `epoch`."""
+
+
+@dataclass(slots=True)
+class _OpenLane:
+    samples: Iterator[Any]
+    stateful: Any
+    mark: PartitionOffset
+
+
+@dataclass(slots=True)
+class PartitionBuilder:
+    """`builder(request)` gives the next batch of a lane, opening the lane from the request's mark where needed.
+
+    torch's semantics: `batch_size=None` hands out single samples, `drop_last` drops a lane's incomplete last batch.
+    Lanes that are open live in the worker only; a pickled builder has none.
+    """
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any] | None = None
+    batch_size: int | None = None
+    drop_last: bool = False
+    reseeds: bool = True
+    progress: Callable[[int], None] | None = field(default=None, compare=False)
+    _hosts: bool = field(init=False, default=False, compare=False)
+    _open: dict[tuple[int, int], _OpenLane] = field(init=False, default_factory=dict, compare=False)
+
+    vectorised = False
+    draws = True
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.dataset, self.collate_fn, self.batch_size, self.drop_last, self.reseeds
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+    def __call__(self, request: LaneRequest, empty: Allocator = allocate_tensor) -> BatchResult:
+        """The batch of `request` and the mark behind it; NOTHING once the lane has ended."""
+        self._hosts = _is_hosted(request) and not isinstance(self.dataset, PartitionedDataset)
+        with recording() as spans, addressed(None) as address, self._as_lane(request):
+            try:
+                return self._build(request, empty, spans, address)
+            except Exception as error:
+                note(error, f"feedline: while working on {request} of {type(self.dataset).__name__}")
+                raise
+
+    def _build(self, request: LaneRequest, empty: Allocator, spans: list[SpanTuple], address: Address) -> BatchResult:
+        with span("fetch"):
+            lane = self._lane(request, address)
+            samples = self._draw(lane, request, address, self.batch_size or 1)
+        if samples is EMPTY_BATCH:
+            lane.samples = iter(())  # the lane stays open: requests for what lies behind its end are on their way
+            return BatchResult(EMPTY_BATCH, spans, mark=replace(lane.mark, ended=True))
+        if self.batch_size is None:
+            samples = samples[0]
+        with span("collate"):
+            batch = self._collate(samples, empty)
+        return BatchResult(batch, spans, mark=lane.mark, digest=self._digest(request, samples))
+
+    def _lane(self, request: LaneRequest, address: Address) -> _OpenLane:
+        """The open lane, positioned just before batch `request.number`."""
+        key = request.epoch, request.lane
+        lane = self._open.get(key)
+        if lane is None or lane.mark.batches > request.number:
+            for old in [other for other in list(self._open) if other[1] == request.lane]:
+                del self._open[old]
+            lane = self._open[key] = self._opened(request, address)
+        # batches between the mark and the request: built before a worker was replaced, and not needed again
+        while lane.mark.batches < request.number:
+            if self._draw(lane, request, address, self.batch_size or 1) is EMPTY_BATCH:
+                break
+        return lane
+
+    def _opened(self, request: LaneRequest, address: Address) -> _OpenLane:
+        """The lane at the request's mark: by the dataset's own state, else drawn again from its beginning."""
+        self._reseed(request, 0)
+        if isinstance(self.dataset, PartitionedDataset):
+            samples: Any = iter(self.dataset.lane(request.lane, request.epoch))
+            stateful = samples if _is_stateful(samples) else None
+            if stateful is not None and request.mark.state is not None:
+                stateful.load_state_dict(request.mark.state)
+        else:
+            # a state is the dataset's: lanes that share a worker each need a dataset of their own
+            dataset = copy.deepcopy(self.dataset) if self._hosts else self.dataset
+            stateful = dataset if _is_stateful(dataset) else None
+            if stateful is not None and request.mark.state is not None:
+                stateful.load_state_dict(request.mark.state)
+            samples = iter(dataset)
+        if stateful is not None and request.mark.state is not None:
+            return _OpenLane(iter(()) if request.mark.ended else samples, stateful, request.mark)
+        lane = _OpenLane(samples, stateful, PartitionOffset())
+        while (left := request.mark.samples - lane.mark.samples) > 0:
+            with suppress(Exception):  # raised in the first run as well, and told there
+                if self._draw(lane, request, address, min(left, self.batch_size or 1)) is EMPTY_BATCH:
+                    break
+        lane.mark = replace(lane.mark, batches=request.mark.batches)
+        return lane
+
+    def _draw(self, lane: _OpenLane, request: LaneRequest, address: Address, size: int) -> Any:
+        """The next samples, or NOTHING at the end of the lane; moves the lane's mark."""
+        number = lane.mark.batches
+        address.keys = None if request.seed is None else _LaneKeys(request, number)
+        self._reseed(request, number)
+        drawn: list[Any] = []
+        for address.row in range(size):
+            if self.progress is not None:
+                self.progress(address.row)
+            try:
+                drawn.append(next(lane.samples))
+            except StopIteration:
+                break
+            except Exception:
+                # the batch is lost to the loop, which is told; what comes after it is the next batch
+                lane.mark = PartitionOffset(number + 1, lane.mark.samples + len(drawn) + 1, self._state(lane))
+                raise
+        if not drawn or (self.drop_last and len(drawn) < size):
+            return EMPTY_BATCH
+        # a short batch has met the end, where a dataset may have put its state back to the beginning
+        lane.mark = PartitionOffset(
+            number + 1, lane.mark.samples + len(drawn), self._state(lane), ended=len(drawn) < size
+        )
+        return drawn
+
+    @staticmethod
+    def _state(lane: _OpenLane) -> Any:
+        return lane.stateful.state_dict() if lane.stateful is not None else None
+
+    def _collate(self, samples: Any, empty: Allocator) -> Any:
+        if self.collate_fn is not None:
+            return collated(self.collate_fn, samples, empty)
+        if self.batch_size is None:
+            return collate.convert(samples)  # type: ignore[no-untyped-call]
+        return collate.default(samples, empty=None if empty is allocate_tensor else empty)
+
+    def _reseed(self, request: LaneRequest, number: int) -> None:
+        if request.seed is not None and self.reseeds:
+            seed_globals(derive(request.seed, request.epoch, request.lane, number, "lane"))
+
+    @contextmanager
+    def _as_lane(self, request: LaneRequest) -> Iterator[None]:
+        """Let torch's `get_worker_info()` tell a hosted lane, where it otherwise tells the worker."""
+        if not self._hosts:
+            yield
+            return
+        info = torch_worker._worker_info
+        seed = 0 if info is None else info.seed
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=request.lane, num_workers=request.lanes, seed=seed, dataset=self.dataset
+        )
+        try:
+            yield
+        finally:
+            torch_worker._worker_info = info
+
+    def _digest(self, request: LaneRequest, samples: Any) -> str | None:
+        """A fingerprint of a lane's first batches, to notice lanes that repeat each other; None if it tells nothing."""
+        if request.lanes == 1 or request.number >= _DIGEST_BATCHES or isinstance(self.dataset, PartitionedDataset):
+            return None
+        parts = samples if self.batch_size is not None else [samples]
+        try:
+            prints = [hashlib.blake2b(pickle.dumps(part), digest_size=8).hexdigest() for part in parts]
+        except Exception:  # noqa: BLE001 - what cannot be pickled cannot be compared: there is nothing to warn of
+            return None
+        return "".join(prints)
+
+
+class _LaneKeys(Sequence[int]):
+    """Random keys by row for the samples of a lane: fixed by (seed, epoch, lane, batch number, row)."""
+
+    __slots__ = ("_number", "_request")
+
+    def __init__(self, request: LaneRequest, number: int) -> None:
+        self._request, self._number = request, number
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, row: Any) -> Any:
+        request = self._request
+        return derive(request.seed or 0, request.epoch, request.lane, self._number, row)
+
+
+def _is_stateful(thing: Any) -> bool:
+    """Whether it can be put where it was; what loses samples on the way is replayed from its beginning instead."""
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict") and not forgets(thing)
+
+
+def _is_hosted(request: LaneRequest) -> bool:
+    """Whether the lane is not simply its worker: a resumed run keeps its lanes, and may have fewer workers."""
+    info = torch_worker._worker_info
+    workers = 1 if info is None else info.num_workers
+    return request.lanes != workers

@@ -1,0 +1,346 @@
+"""Sums over the spans of many batches, cheap enough to be kept always.
+
+The few numbers that decide what limits a loop.
+
+Numbers as an engineer writes them down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from feedline.core.store_metrics import StoreStatistics
+from feedline.core.telemetry import MAIN, Span, SpanTuple
+
+RECENT = 256
+"""Batches whose spans are kept, for medians and exporters."""
+
+
+_LOOP = ("wait", "step")
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """How long one stage took."""
+
+    count: int
+    """How often it was timed: once per batch, more often where a batch is built in parts."""
+    total_s: float
+    """Summed over all workers, so it may exceed the wall time."""
+    median_s: float
+    """Of the recent times."""
+    max_s: float
+    workers: tuple[int, ...]
+    """Where it ran; -1 is the training process itself."""
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds each time."""
+        return self.total_s / self.count if self.count else 0.0
+
+    @property
+    def in_workers(self) -> bool:
+        """Whether it ran on workers, not in the training process alone."""
+        return self.workers[-1:] > (MAIN,)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a loader has done since its iteration began: what `loader.stats()` returns."""
+
+    batches: int = 0
+    """Batches that the loop has received."""
+    samples: int = 0
+    """Samples in them; 0 where their number is not known."""
+    wall_s: float = 0.0
+    """Seconds that the loop spent waiting and computing; `wait_s + step_s`."""
+    wait_s: float = 0.0
+    """Seconds of it in which the loop waited for a batch."""
+    startup_s: float = 0.0
+    """Seconds of `wait_s` that were spent on the first batch."""
+    step_s: float = 0.0
+    """Seconds that the loop itself took between batches."""
+    stages: Mapping[str, StageTimes] = field(default_factory=dict)
+    """The times of "sample", "fetch", "collate", "encode", "decode" and other stages, as far as they ran."""
+    in_flight_nbytes: int = 0
+    """Bytes of batches that are on their way, or still kept by the loop."""
+    arena_nbytes: int = 0
+    """Bytes of transport memory that the workers hold."""
+    copied_nbytes: int = 0
+    """Bytes copied to the device, or to page-locked memory."""
+    staged_nbytes: int = 0
+    """Those of them that were copied once more on the host, because they did not lie in page-locked memory."""
+    copy_s: float = 0.0
+    """Seconds that the device spent on copies."""
+    restarts: int = 0
+    """Workers that died and were replaced."""
+    skipped: int = 0
+    """Samples that failed and were left out or replaced."""
+    workers: int = 0
+    """Workers that are alive."""
+    stores: StoreStatistics = field(default_factory=StoreStatistics)
+    """Requests, retries, bytes and cache hits of all stores of this process and its workers meanwhile."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples that the loop received per second of wall time."""
+        return self.samples / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def batches_per_s(self) -> float:
+        """Batches that the loop received per second of wall time."""
+        return self.batches / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        """The share of the wall time in which the loop waited, 0 to 1."""
+        return self.wait_s / self.wall_s if self.wall_s else 0.0
+
+
+class Totals:
+    """Count, sum and maximum of every stage on every worker. One thread adds; any thread may read."""
+
+    def __init__(self, recent: int = RECENT) -> None:
+        self._cells: dict[tuple[str, int], list[int]] = {}
+        self._recent: deque[Sequence[SpanTuple]] = deque(maxlen=recent)
+        self._startup_ns = 0
+        self.batches = 0
+        self.samples = 0
+
+    def add(self, spans: Sequence[SpanTuple], samples: int = 0) -> None:
+        """Count one delivered batch; `spans` is kept for a while and must not change."""
+        if not self.batches:
+            spans = self._begun(spans)
+        cells = self._cells
+        for stage, start_ns, stop_ns, worker in spans:
+            elapsed_ns = stop_ns - start_ns
+            try:
+                cell = cells[stage, worker]
+            except KeyError:
+                cells[stage, worker] = [1, elapsed_ns, elapsed_ns]
+                continue
+            cell[0] += 1
+            cell[1] += elapsed_ns
+            if elapsed_ns > cell[2]:  # noqa: PLR1730 - a call of `max` would double the cost of a span
+                cell[2] = elapsed_ns
+        self._recent.append(spans)
+        self.batches += 1
+        self.samples += samples
+
+    @property
+    def recent(self) -> list[Sequence[Span]]:
+        """The spans of the last batches, oldest first."""
+        return [[Span(*timed) for timed in spans] for spans in self._recent.copy()]
+
+    def stats(self) -> Stats:
+        """The totals so far. What others know (bytes, workers, skips) is put in with `dataclasses.replace`."""
+        stages = self.stages()
+        wait_s, step_s = (stages[stage].total_s if stage in stages else 0.0 for stage in _LOOP)
+        return Stats(
+            batches=self.batches,
+            samples=self.samples,
+            wall_s=wait_s + step_s,
+            wait_s=wait_s,
+            startup_s=self._startup_ns / 1e9,
+            step_s=step_s,
+            stages={stage: times for stage, times in stages.items() if stage not in _LOOP},
+        )
+
+    def stages(self) -> dict[str, StageTimes]:
+        """The times of each stage over all workers, "wait" and "step" included."""
+        cells: dict[str, list[tuple[int, list[int]]]] = {}
+        for (stage, worker), cell in list(self._cells.copy().items()):
+            cells.setdefault(stage, []).append((worker, cell))
+        recent = _elapsed_ns(self._recent.copy())
+        return {stage: _times(found, recent.get(stage, ())) for stage, found in cells.items()}
+
+    def _begun(self, spans: Sequence[SpanTuple]) -> Sequence[SpanTuple]:
+        """The first batch: its wait is the start-up, and no step of the loop has gone before it."""
+        self._startup_ns = sum(stop_ns - start_ns for stage, start_ns, stop_ns, _ in spans if stage == "wait")
+        return [timed for timed in spans if timed[0] != "step"]
+
+
+def _elapsed_ns(batches: Iterable[Sequence[SpanTuple]]) -> dict[str, list[int]]:
+    elapsed: dict[str, list[int]] = {}
+    for spans in batches:
+        for stage, start_ns, stop_ns, _ in spans:
+            elapsed.setdefault(stage, []).append(stop_ns - start_ns)
+    return elapsed
+
+
+def _times(cells: list[tuple[int, list[int]]], recent_ns: Sequence[int]) -> StageTimes:
+    return StageTimes(
+        count=sum(count for _, (count, _, _) in cells),
+        total_s=sum(total for _, (_, total, _) in cells) / 1e9,
+        median_s=(median(recent_ns) if recent_ns else 0) / 1e9,
+        max_s=max(longest for _, (_, _, longest) in cells) / 1e9,
+        workers=tuple(sorted(worker for worker, _ in cells)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """How the loader was set up: what a remedy has to be phrased in."""
+
+    dataset: str = "the dataset"
+    """Its class."""
+    method: str = "inline"
+    """Where batches are built: "inline", "thread" or "process"."""
+    num_workers: int = 0
+    prefetch_factor: int = 2
+    cpus: int = 1
+    """CPUs that this process may use."""
+    many_at_once: bool = False
+    """Whether the dataset gives many samples per call (`__getitems__`, `gather`)."""
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What follows from the sums; every share lies between 0 and 1 and nothing divides by zero."""
+
+    stats: Stats
+    context: Context
+
+    @property
+    def later(self) -> int:
+        """Batches after the first, whose wait is the start-up."""
+        return max(self.stats.batches - 1, 0)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the loop's own work per batch."""
+        return _each(self.stats.step_s, self.later)
+
+    @property
+    def period_s(self) -> float:
+        """Seconds from batch to batch once the loader runs."""
+        return _each(self.stats.wall_s - self.stats.startup_s, self.later)
+
+    @property
+    def later_wait_share(self) -> float:
+        """The share of the time after the first batch in which the loop waited."""
+        return _share(self.stats.wait_s - self.stats.startup_s, self.stats.wall_s - self.stats.startup_s)
+
+    @property
+    def work_s(self) -> float:
+        """Seconds that building one batch takes, wherever it is built."""
+        return _each(sum(times.total_s for times in self._building()), self.stats.batches)
+
+    @property
+    def main_s(self) -> float:
+        """Seconds per batch that the training process itself spends on the way, when it has workers."""
+        ours = (times.total_s for times in self.stats.stages.values() if not times.in_workers)
+        return 0.0 if self.inline else _each(sum(ours), self.stats.batches)
+
+    @property
+    def inline(self) -> bool:
+        """Whether the training process builds the batches itself."""
+        return not any(times.in_workers for times in self.stats.stages.values())
+
+    @property
+    def workers(self) -> int:
+        """Workers that share the building: what was asked for, or what was seen at work."""
+        seen = {worker for times in self.stats.stages.values() for worker in times.workers if worker >= 0}
+        return 0 if self.inline else max(self.context.num_workers, len(seen), 1)
+
+    @property
+    def busy_share(self) -> float:
+        """The share of their time that the workers spent on batches that were delivered."""
+        return min(1.0, _share(self.work_s, self.workers * self.period_s))
+
+    @property
+    def copying_share(self) -> float:
+        """The share of the time in which the device copied."""
+        return _share(self.stats.copy_s, self.stats.wall_s)
+
+    @property
+    def needed(self) -> int:
+        """Workers that could keep up with the loop, at the present cost of a batch; 0: no number could."""
+        return math.ceil(min(self.work_s / self.step_s, 1e9)) if self.step_s > 0 else 0
+
+    @property
+    def samples_each(self) -> float:
+        """Samples per batch; 0 where their number is not known."""
+        return _each(self.stats.samples, self.stats.batches)
+
+    @property
+    def main_stage(self) -> str:
+        """The stage that takes most of the training process's time on the way."""
+        return max(
+            (name for name, times in self.stats.stages.items() if not times.in_workers),
+            key=lambda name: self.stats.stages[name].total_s,
+            default="decode",
+        )
+
+    @property
+    def building_stage(self) -> str:
+        """The stage that takes most of the time of building a batch."""
+        stages = self.stats.stages
+        names = [name for name, times in stages.items() if self.inline or times.in_workers]
+        return max(names, key=lambda name: stages[name].total_s, default="fetch")
+
+    def share_of_work(self, stage: str) -> float:
+        """The share of one stage in the building of a batch."""
+        return _share(self.each_s(stage), self.work_s)
+
+    def each_s(self, stage: str) -> float:
+        """Seconds per batch of one stage."""
+        times = self.stats.stages.get(stage)
+        return _each(times.total_s, self.stats.batches) if times is not None else 0.0
+
+    def _building(self) -> list[StageTimes]:
+        return [times for times in self.stats.stages.values() if self.inline or times.in_workers]
+
+
+def _each(total: float, number: int) -> float:
+    return max(total, 0.0) / number if number else 0.0
+
+
+def _share(part: float, whole: float) -> float:
+    return min(max(part / whole, 0.0), 1.0) if whole > 0 else 0.0
+
+
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+_SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def seconds(value: float) -> str:
+    """Two significant digits at least: "1.2 s", "80 ms", "5.1 ms", "350 µs"."""
+    for unit, name in _UNITS:
+        if value >= 0.995 * unit:
+            return f"{_digits(value / unit)} {name}"
+    return "0 s" if value <= 0 else "under 1 µs"
+
+
+def share(value: float) -> str:
+    """A share of 1 in per cent; small ones with a digit after the point."""
+    percent = 100 * value
+    return f"{percent:.1f} %" if 0 < percent < 9.95 else f"{percent:.0f} %"
+
+
+def size(nbytes: float) -> str:
+    """Bytes in the largest unit that leaves at least one of it."""
+    for unit, name in _SIZES:
+        if nbytes >= unit:
+            return f"{_digits(nbytes / unit)} {name}"
+    return f"{nbytes:.0f} bytes"
+
+
+def count(number: int, noun: str) -> str:
+    """How many: "1 worker", "2,000 workers", "no worker"."""
+    if number == 1:
+        return f"1 {noun}"
+    if not number:
+        return f"no {noun}"
+    return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"

@@ -1,0 +1,201 @@
+"""A loader's state as plain JSON, and back: checked field by field, refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from feedline.core.cursor import Cursor, PartitionCursor, PartitionOffset
+from feedline.errors import StateError
+from feedline.loader.error_policy import REMEMBERED, Quarantine
+
+VERSION = 1
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What must be the same where a state is taken up again: another dataset or order would silently lose samples."""
+
+    kind: str
+    length: int | None
+    order: str
+    seed: int | None
+    listing: str | None = None
+    """A digest of the files that a dataset has listed, if it tells one."""
+
+    def check(self, saved: Mapping[str, Any]) -> None:
+        """Raise `StateError` if the state comes from another dataset, order or seed."""
+        for field, mine in self.to_json().items():
+            if field == "listing":
+                continue
+            theirs = _field(saved, field, object, "fingerprint.")
+            if theirs != mine:
+                raise StateError(
+                    f"this state belongs to another loader: its {_MEANING[field]} was {theirs!r}, here it is {mine!r}. "
+                    "Load it into a loader over the same data, order and seed, or start without it."
+                )
+        theirs = saved.get("listing")
+        if None not in (self.listing, theirs) and self.listing != theirs:
+            raise StateError(
+                "this state belongs to another loader: there its dataset listed as many samples, but other files, or "
+                "these in another order (os.listdir gives any: sort what it gives). If they are the same under other "
+                "names, take 'listing' out of the state's 'fingerprint'."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        told = {"kind": self.kind, "length": self.length, "order": self.order, "seed": self.seed}
+        return told if self.listing is None else {**told, "listing": self.listing}
+
+
+_MEANING = {"kind": "kind of dataset", "length": "dataset length", "order": "sampler", "seed": "seed"}
+
+
+def pack(
+    cursor: Cursor | PartitionCursor, fingerprint: Fingerprint, quarantine: Quarantine, order: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The state as JSON values. `order` is what a foreign sampler needs to repeat this epoch's listing."""
+    state: dict[str, Any] = {"feedline": VERSION, "epoch": cursor.epoch, "fingerprint": fingerprint.to_json()}
+    if isinstance(cursor, Cursor):
+        state["position"] = cursor.position
+        state["islands"] = [list(island) for island in cursor.islands]
+    else:
+        state["turn"] = cursor.turn
+        state["lanes"] = [[lane, m.batches, m.samples, m.state, m.ended] for lane, m in cursor.marks]
+    if order:
+        state["order"] = order
+    if quarantine.count:
+        latest = [list(entry) for entry in quarantine.latest]
+        state["skipped"] = {"count": quarantine.count, "this_epoch": quarantine.this_epoch, "latest": latest}
+    return state
+
+
+def unpack_cursor(state: Mapping[str, Any], kind: str) -> Cursor | PartitionCursor:
+    """The cursor in a state; raises `StateError` naming the field that is missing or damaged."""
+    epoch = _natural(state, "epoch")
+    if kind != "iterable":
+        islands = [_pair(entry) for entry in _field(state, "islands", list)]
+        position = _natural(state, "position")
+        bounds = [position, *(edge for island in islands for edge in island)]
+        if bounds != sorted(bounds):
+            raise StateError(f"the field 'islands' of this state is damaged: {islands} above position {position}")
+        return Cursor(epoch, position, tuple(islands))
+    marks = tuple(_lane(entry) for entry in _field(state, "lanes", list))
+    return PartitionCursor(epoch, marks, _natural(state, "turn"))
+
+
+def unpack_quarantine(state: Mapping[str, Any], quarantine: Quarantine) -> None:
+    """Go on counting failed samples where the state left off."""
+    if "skipped" not in state:
+        return
+    skipped = _field(state, "skipped", dict)
+    quarantine.count = _natural(skipped, "count", "skipped.")
+    quarantine.this_epoch = _natural(skipped, "this_epoch", "skipped.")
+    latest = _field(skipped, "latest", list, "skipped.")
+    quarantine.latest = tuple(_triple(entry) for entry in latest)
+
+
+def check_position(cursor: Cursor | PartitionCursor, sampler: Sized) -> None:
+    """Raise `StateError` where the cursor lies behind the sampler's last position."""
+    try:
+        length = len(sampler)
+    except TypeError:  # endless
+        return
+    if isinstance(cursor, Cursor) and cursor.position > length:
+        raise StateError(
+            f"the field 'position' of this state is {cursor.position}, but an epoch has {length} positions"
+        )
+
+
+def check_version(state: Any) -> Mapping[str, Any]:
+    """The state itself, if it is one that this version of feedline can read."""
+    if not isinstance(state, Mapping) or "feedline" not in state:
+        raise StateError(f"not a feedline state: expected the dict that state_dict() gives, got {_short(state)}")
+    if state["feedline"] != VERSION:
+        raise StateError(f"the field 'feedline' of this state is {state['feedline']!r}; this version reads {VERSION}")
+    return state
+
+
+def fingerprint_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fingerprint that the state was saved with."""
+    fingerprint: Mapping[str, Any] = _field(state, "fingerprint", dict)
+    return fingerprint
+
+
+def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """One state out of those that the ranks of one run saved at the same step, for any other number of ranks.
+
+    States of map-style datasets are equal on all ranks; those of lane datasets each hold their rank's lanes.
+    """
+    if not states:
+        raise StateError("merge_states() needs at least one state")
+    first = check_version(states[0])
+    merged = dict(first)
+    lanes: dict[int, Any] = {}
+    for state in map(check_version, states):
+        for field in ("epoch", "fingerprint", "position", "islands"):
+            if state.get(field) != first.get(field):
+                raise StateError(
+                    f"these states were not saved at the same step: {field} is {first.get(field)!r} in one and "
+                    f"{state.get(field)!r} in another"
+                )
+        lanes.update({entry[0]: entry for entry in state.get("lanes", [])})
+    skips = [state["skipped"] for state in states if "skipped" in state]
+    if skips:
+        merged["skipped"] = {
+            "count": sum(skip["count"] for skip in skips),
+            "this_epoch": sum(skip["this_epoch"] for skip in skips),
+            "latest": [entry for skip in skips for entry in skip["latest"]][-REMEMBERED:],
+        }
+    if "lanes" in first:
+        merged["lanes"] = [lanes[lane] for lane in sorted(lanes)]
+        merged["turn"] = 0
+    return merged
+
+
+def _field(state: Mapping[str, Any], name: str, kind: type, prefix: str = "") -> Any:
+    if name not in state:
+        raise StateError(f"the field '{prefix}{name}' is missing from this state")
+    value = state[name]
+    if not isinstance(value, kind):
+        raise StateError(f"the field '{prefix}{name}' of this state should be a {kind.__name__}, got {_short(value)}")
+    return value
+
+
+def _natural(state: Mapping[str, Any], name: str, prefix: str = "") -> int:
+    value = _field(state, name, int, prefix)
+    if isinstance(value, bool) or value < 0:
+        raise StateError(f"the field '{prefix}{name}' of this state should be a number >= 0, got {value!r}")
+    return int(value)
+
+
+def _triple(entry: Any) -> tuple[int, int, Any]:
+    return _checked(entry, lambda: (int(entry[0]), int(entry[1]), entry[2]), "skipped.latest")
+
+
+def _pair(entry: Any) -> tuple[int, int]:
+    return _checked(entry, lambda: (int(entry[0]), int(entry[1])), "islands")
+
+
+def _lane(entry: Any) -> tuple[int, PartitionOffset]:
+    def read() -> tuple[int, PartitionOffset]:
+        lane, batches, samples, state, ended = entry
+        return int(lane), PartitionOffset(int(batches), int(samples), state, bool(ended))
+
+    return _checked(entry, read, "lanes")
+
+
+def _checked(entry: Any, read: Callable[[], T], field: str) -> T:
+    try:
+        return read()
+    except (TypeError, ValueError, IndexError, KeyError) as error:
+        raise StateError(f"the field '{field}' of this state is damaged: {_short(entry)}") from error
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,59 @@
+"""Random numbers addressed by (key, position), vectorised: any span of a stream without what lies before it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.core.rng import derive, permuted
+
+_MASK64 = (1 << 64) - 1
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+_SORTED = 512
+"""Permutations up to this length are made by sorting, all passes in one call; longer ones by the keyed permutation."""
+
+
+def uniform(key: int, start: int, stop: int) -> NDArray[np.float64]:
+    """Numbers [start, stop) of the stream that `key` names, each a multiple of 2**-53 in [0, 1).
+
+    splitmix64 by counter (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+    """
+    first = key + (start + 1) * _GOLDEN & _MASK64
+    z = np.arange(stop - start, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(first)
+    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return ((z ^ z >> np.uint64(31)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def exponential(key: int, start: int, stop: int) -> NDArray[np.float64]:
+    """Numbers [start, stop) of a stream of standard exponential draws, bit for bit the same on every machine.
+
+    The logarithm is made of IEEE's exact operations alone: those of C libraries and vector units differ in the last
+    bit, which would exchange neighbours in an order that is sorted by it.
+    """
+    fraction, exponent = np.frexp(1.0 - uniform(key, start, stop))
+    ratio = (fraction - 1.0) / (fraction + 1.0)
+    square, series = ratio * ratio, np.zeros_like(ratio)
+    for odd in range(35, 0, -2):  # log x = 2 (r + r**3/3 + r**5/5 + ...), r = (x - 1)/(x + 1), here |r| <= 1/3
+        series = series * square + 1.0 / odd
+    return -(2.0 * ratio * series + exponent * 0.6931471805599453)
+
+
+def permutations(key: int, length: int, first: int, last: int) -> NDArray[np.int64]:
+    """Numbers [first, last) of a stream of random permutations of `range(length)`, one a row."""
+    draws = uniform(key, first * length, last * length).reshape(last - first, length)
+    return draws.argsort(axis=1, kind="stable").astype(np.int64, copy=False)
+
+
+def reshuffled(key: int, length: int, start: int, stop: int) -> NDArray[np.int64]:
+    """Places [start, stop) of an endless order of `range(length)`: one random permutation after the other."""
+    first, last = start // length, -(-stop // length)
+    if length <= _SORTED:
+        return permutations(key, length, first, last).ravel()[start - first * length : stop - first * length]
+    spans = ((p, max(start - p * length, 0), min(stop - p * length, length)) for p in range(first, last))
+    parts = [permuted(derive(key, p), length, low, high) for p, low, high in spans]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)

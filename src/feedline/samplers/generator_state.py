@@ -1,0 +1,275 @@
+"""The random generators that a foreign sampler may draw from: found, read, compared, packed as JSON, set.
+
+States of samplers and generators as JSON: plain containers and numbers, arrays, tensors and bytes; never pickle.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from feedline.errors import StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+_KIND = "$"  # marks a dict that stands for something JSON does not have
+
+
+def pack(value: Any, where: str = "state") -> Any:
+    """`value` in JSON's types; `unpack` gives it back. Refuses anything that only pickle could carry."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, np.generic):
+        return pack(value.item(), where)
+    if isinstance(value, list):
+        return [pack(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, dict) and _KIND not in value and all(type(key) is str for key in value):
+        return {key: pack(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, (tuple, dict)):
+        items = list(value) if isinstance(value, tuple) else [list(item) for item in value.items()]
+        return {_KIND: type(value).__name__, "items": pack(items, where)}
+    if isinstance(value, (bytes, np.ndarray, torch.Tensor)):
+        return _packed_buffer(value, where)
+    raise StateError(f"{where} is a {type(value).__name__}, which a state of JSON cannot hold")
+
+
+def unpack(value: Any) -> Any:
+    """What `pack` was given; raises StateError where the value cannot come from `pack`."""
+    if isinstance(value, list):
+        return [unpack(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _KIND not in value:
+        return {key: unpack(item) for key, item in value.items()}
+    try:
+        return _UNPACK[value[_KIND]](value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"a damaged state: {_KIND}={value[_KIND]!r} with {sorted(value)} means nothing") from error
+
+
+def to_text(content: bytes) -> str:
+    """Bytes as base64."""
+    return base64.b64encode(content).decode()
+
+
+def from_text(text: str) -> bytes:
+    """Bytes from base64; raises StateError for anything else."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (TypeError, binascii.Error) as error:
+        raise StateError(f"a damaged state: {str(text)[:40]!r} is not base64") from error
+
+
+def _packed_buffer(value: Any, where: str) -> dict[str, Any]:
+    if isinstance(value, bytes):
+        return {_KIND: "bytes", "data": to_text(value)}
+    array = np.ascontiguousarray(value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value)
+    if array.dtype.kind not in "biufc":
+        raise StateError(f"{where} is an array of {array.dtype}, which a state of JSON cannot hold")
+    kind = "tensor" if isinstance(value, torch.Tensor) else "ndarray"
+    return {_KIND: kind, "dtype": array.dtype.str, "shape": list(value.shape), "data": to_text(array.tobytes())}
+
+
+def _array(packed: dict[str, Any]) -> Any:
+    return np.frombuffer(from_text(packed["data"]), packed["dtype"]).reshape(packed["shape"]).copy()
+
+
+_UNPACK: dict[str, Any] = {
+    "tuple": lambda packed: tuple(unpack(packed["items"])),
+    "dict": lambda packed: dict(unpack(packed["items"])),
+    "bytes": lambda packed: from_text(packed["data"]),
+    "ndarray": _array,
+    "tensor": lambda packed: torch.from_numpy(_array(packed)),
+}
+
+
+_WORDS = 624  # of a Mersenne twister
+
+
+@dataclass(frozen=True)
+class GeneratorState:
+    """One generator; `read()` gives its state as a value that `==` compares, which `write` takes back."""
+
+    path: str
+    """ "torch", "random" or "numpy" for those of the process, else the attribute: ".sampler.generator"."""
+    holder: Any
+
+    @property
+    def owned(self) -> bool:
+        """It is the sampler's own: what the process draws elsewhere does not depend on it."""
+        return self.path.startswith(".")
+
+    def read(self) -> Any:
+        return pack(self.holder.bit_generator.state)
+
+    def write(self, state: Any) -> None:
+        self.holder.bit_generator.state = unpack(state)
+
+    def pack(self, state: Any) -> Any:
+        """The state in JSON's types."""
+        return state
+
+    def unpack(self, packed: Any) -> Any:
+        """The state from JSON's types; StateError where it is damaged."""
+        return packed
+
+
+class _Legacy(GeneratorState):
+    def read(self) -> Any:
+        return pack(self.holder.get_state(legacy=False))
+
+    def write(self, state: Any) -> None:
+        self.holder.set_state(unpack(state))
+
+
+class _Python(GeneratorState):
+    def read(self) -> Any:
+        return self.holder.getstate()
+
+    def write(self, state: Any) -> None:
+        self.holder.setstate(state)
+
+    def pack(self, state: Any) -> Any:
+        version, words, gauss = state
+        return {"version": version, "words": to_text(np.array(words, "<u4").tobytes()), "gauss": gauss}
+
+    def unpack(self, packed: Any) -> Any:
+        words = np.frombuffer(from_text(packed["words"]), "<u4")
+        return packed["version"], tuple(words.tolist()), packed["gauss"]
+
+
+class _Torch(GeneratorState):
+    def read(self) -> Any:
+        return self.holder.get_state().numpy().tobytes()
+
+    def write(self, state: Any) -> None:
+        self.holder.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+    def pack(self, state: Any) -> Any:
+        return to_text(_short(state))
+
+    def unpack(self, packed: Any) -> Any:
+        return _long(from_text(packed))
+
+
+def _short(state: bytes) -> bytes:
+    """The state of torch's CPU generator without the upper halves of its words, which are stored in 64 bits each.
+
+    Layout: 24 bytes, the words, and the rest (`CPUGeneratorImplState` in ATen/CPUGeneratorImpl.cpp). A state that does
+    not look like it stays as it is; the two differ in length.
+    """
+    words = np.frombuffer(state, "<u8", _WORDS, 24) if len(state) > 24 + 8 * _WORDS else np.array([1 << 32], "<u8")
+    if (words >> np.uint64(32)).any():
+        return state
+    return state[:24] + words.astype("<u4").tobytes() + state[24 + 8 * _WORDS :]
+
+
+def _long(content: bytes) -> bytes:
+    if not 24 + 4 * _WORDS < len(content) < 24 + 8 * _WORDS:
+        return content
+    words = np.frombuffer(content, "<u4", _WORDS, 24)
+    return content[:24] + words.astype("<u8").tobytes() + content[24 + 4 * _WORDS :]
+
+
+_TORCH = _Torch("torch", torch.default_generator)
+
+
+_PROCESS = (_TORCH, _Python("random", random._inst), _Legacy("numpy", np.random.mtrand._rand))
+
+
+_KINDS = (
+    (torch.Generator, _Torch),
+    (random.Random, _Python),
+    (np.random.RandomState, _Legacy),
+    (np.random.Generator, GeneratorState),
+)
+
+
+_DRAW_NOTHING = (SequentialSampler, range, list, tuple, np.ndarray, torch.Tensor)
+
+
+_INNER = ("sampler", "batch_sampler")  # attributes that hold a sampler of whatever class
+
+
+_TORCHS_OWN = (RandomSampler, WeightedRandomSampler, SubsetRandomSampler)
+
+
+def sources(sampler: object) -> list[GeneratorState]:
+    """Every generator that `sampler` may draw from: the process's, and attributes of it and of the samplers inside it.
+
+    Torch's own samplers are known to draw from one only, containers from none.
+    """
+    core, prefix = _core(sampler)
+    if type(core) in _DRAW_NOTHING:
+        return []
+    if type(core) in _TORCHS_OWN:
+        generator = core.generator
+        return [_TORCH if generator in (None, torch.default_generator) else _Torch(f"{prefix}.generator", generator)]
+    found = {id(source.holder): source for source in (*_held(sampler), *_PROCESS)}
+    return list(found.values())
+
+
+def _core(sampler: object) -> tuple[Any, str]:
+    prefix = ""
+    while type(sampler) is BatchSampler:
+        sampler, prefix = sampler.sampler, f"{prefix}.sampler"
+    return sampler, prefix
+
+
+def _held(sampler: object) -> Iterator[GeneratorState]:
+    for path, holder in nested(sampler):
+        for name, value in vars(holder).items() if hasattr(holder, "__dict__") else ():
+            for kind, source in _KINDS:
+                if isinstance(value, kind):
+                    yield source(f"{path}.{name}", value)
+
+
+def nested(sampler: object) -> list[tuple[str, object]]:
+    """The sampler and the samplers inside it, each with the path of attributes that leads to it ("" for itself)."""
+    found: list[tuple[str, object]] = [("", sampler)]
+    for path, holder in found:
+        known = {id(other) for _, other in found}
+        inner = [(name, value) for name, value in getattr(holder, "__dict__", {}).items() if id(value) not in known]
+        found += [(f"{path}.{name}", value) for name, value in inner if isinstance(value, Sampler) or name in _INNER]
+    return found
+
+
+def chosen(available: list[GeneratorState], states: dict[str, Any]) -> dict[GeneratorState, Any]:
+    """The sources that `states` names, with their states unpacked; StateError for an unknown one or a damaged state."""
+    by_path = {source.path: source for source in available}
+    unknown = sorted(states.keys() - by_path.keys())
+    if unknown:
+        raise StateError(
+            f"the saved order was drawn from the generator {unknown[0]!r}, but this sampler has only "
+            f"{sorted(by_path)}: build it as it was when the state was saved"
+        )
+    return {by_path[path]: _tried(by_path[path], packed) for path, packed in states.items()}
+
+
+def _tried(source: GeneratorState, packed: Any) -> Any:
+    """The state, once the generator has shown that it can take it."""
+    own = source.read()
+    try:
+        state = source.unpack(packed)
+        source.write(state)
+        return state
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise StateError(f"the saved state of the generator {source.path!r} is damaged: {error}") from error
+    finally:
+        source.write(own)

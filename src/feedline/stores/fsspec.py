@@ -1,0 +1,194 @@
+"""Every scheme that fsspec knows and obstore does not: `hf://`, `memory://`, `ftp://`, `sftp://` and many more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from feedline.core.caches import PerProcess
+from feedline.core.optional import load
+from feedline.core.store_metrics import count
+from feedline.errors import (
+    AccessDeniedError,
+    ArgumentError,
+    FeedlineError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    RangeError,
+    StoreError,
+    TransientError,
+)
+from feedline.stores.base import ObjectInfo, Views, unversioned
+from feedline.stores.obstore_errors import of_status
+from feedline.stores.options import StoreOptions
+from feedline.stores.requests import (
+    Answers,
+    Flight,
+    Requests,
+    Transfers,
+    are_many,
+    refuse_backwards,
+    refuse_beyond,
+    spans_for,
+)
+from feedline.stores.retry import Attempts, Retry
+from feedline.stores.urls import checked, join
+
+T = TypeVar("T")
+
+
+_VERSIONS = (
+    *("etag", "version_id", "versionid", "generation", "oid", "sha", "blob_id", "md5hash", "content-md5", "checksum"),
+    *("mtime", "lastmodified", "last_modified", "modificationtime", "modification_time", "modified", "updated"),
+    *("modify", "created"),
+)
+"""What file systems of fsspec call that which changes with an object, in small letters; the first counts."""
+
+
+class ForeignStore:
+    """What lies below an address that fsspec can open."""
+
+    def __init__(self, url: str, options: StoreOptions, retry: Retry, requests: Requests) -> None:
+        self._arguments = (url, options, retry, requests)
+        self._url = url
+        self._requests = requests
+        self._system = PerProcess(lambda: _opened(url, options))
+        self._transfers = Transfers(requests.at_once, retry.hedge_quantile)
+        self._attempts = Attempts(retry)
+
+    @property
+    def url(self) -> str:
+        """The address of the store."""
+        return self._url
+
+    def __repr__(self) -> str:
+        return f"ForeignStore({self._url!r}, {self._arguments[1]!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ForeignStore, self._arguments
+
+    def info(self, path: str) -> ObjectInfo:
+        """Size and version of one object, as they are now."""
+        found = self._asked(path, lambda system, name: system.info(name))
+        if found.get("type") == "directory":
+            raise ObjectNotFoundError(f"{join(self._url, path)}: this is a folder, not an object")
+        return ObjectInfo(path, int(found["size"]), _version(found))
+
+    def size(self, path: str) -> int:
+        """The bytes of one object."""
+        return self.info(path).size
+
+    def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
+        """The bytes from `start` up to `stop`, or to the end."""
+        if stop is None:
+            stop = self.info(path).size
+            refuse_beyond([(start, start)], stop, join(self._url, path))
+        return self.read_many(path, [(start, stop)], version=version)[0]
+
+    def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
+        """One view for each range. Versions are compared before the first byte: fsspec tells none with the bytes."""
+        refuse_backwards(ranges, join(self._url, path))
+        if version is not None and (found := self.info(path).version) != version:
+            raise ObjectChangedError(
+                f"{join(self._url, path)} changed: version {version} was asked for, and it is {found} now. "
+                "Make the dataset anew to read it"
+            )
+        if are_many(ranges, self._requests):
+            refuse_beyond(ranges, self.info(path).size, join(self._url, path))
+        spans = spans_for(ranges, self._requests)
+        answers = Answers(spans, self._transfers.run(lambda flight: self._fetch(path, flight), spans))
+        return [answers.cut(start, stop) for start, stop in ranges]
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Every object whose path begins with `prefix`, in the order of their paths."""
+        folder = checked(prefix)[: prefix.rfind("/") + 1]
+        root = self._asked("", lambda _, name: name).rstrip("/")
+        found = self._asked(folder, lambda system, name: system.find(name, detail=True))
+        for name in sorted(found):
+            path = name.removeprefix(root).lstrip("/")
+            if path.startswith(prefix):
+                yield ObjectInfo(path, int(found[name]["size"]), _version(found[name]))
+
+    def _fetch(self, path: str, flight: Flight) -> memoryview:
+        start, stop = flight.span
+
+        def ask(system: Any, name: str) -> bytes:
+            data: bytes = system.cat_file(name, start=start, end=stop)
+            if len(data) == stop - start:
+                return data
+            if (size := int(system.info(name)["size"])) < stop:
+                raise RangeError(f"{join(self._url, path)}, bytes [{start}, {stop}): the object has only {size} bytes")
+            count(truncated=1)
+            raise TransientError(f"the answer was cut short, {len(data)} of {stop - start} bytes")
+
+        data = self._asked(path, ask, f", bytes [{start}, {stop})")
+        count(nbytes=len(data))
+        return memoryview(data).toreadonly()
+
+    def _asked(self, path: str, ask: Callable[[Any, str], T], part: str = "") -> T:
+        """What `ask(file system, its own name for the path)` gives, after as many attempts as it takes."""
+        what = join(self._url, checked(path)) + part
+
+        def attempt(_: TransientError | None) -> T:
+            count(requests=1)
+            try:
+                system, root = self._system()
+                return ask(system, f"{root.rstrip('/')}/{path}" if root and path else root or path)
+            except (FeedlineError, TransientError):
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, its text may hold secrets
+                problem = _translated(error, what)
+            raise problem  # without the foreign exception, whose text may hold keys and signatures
+
+        try:
+            return self._attempts.run(attempt, what)
+        except StoreError:
+            count(failures=1)
+            raise
+
+
+def _opened(url: str, options: StoreOptions) -> tuple[Any, str]:
+    fsspec = load("fsspec", "stores", f"the store {url}")
+    try:
+        system, root = load("fsspec.core", "stores", "stores").url_to_fs(url, **options)
+    except ImportError as error:
+        raise ArgumentError(f"{url}: fsspec {fsspec.__version__} needs another package for it: {error}") from None
+    except ValueError:
+        raise ArgumentError(f"{url}: neither obstore nor fsspec {fsspec.__version__} knows this scheme") from None
+    except TypeError:
+        raise ArgumentError(
+            f"{url}: fsspec {fsspec.__version__} lacks an argument to open it; give what its file system wants in "
+            "options={...}"
+        ) from None
+    return system, root
+
+
+def _status(error: Exception) -> int | None:
+    """The HTTP status that an exception of a client library carries."""
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("status", "status_code", "code"):
+            if isinstance(value := getattr(holder, name, None), int) and 400 <= value < 600:
+                return value
+    return None
+
+
+def _translated(error: Exception, what: str) -> Exception:
+    if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
+        return ObjectNotFoundError(f"{what}: there is no such object")
+    if isinstance(error, PermissionError):
+        return AccessDeniedError(f"{what}: the store refuses the credentials, or there are none")
+    if (status := _status(error)) is not None:
+        return of_status(status, "", what)
+    if isinstance(error, OSError):
+        return TransientError(f"{type(error).__name__} of fsspec")
+    return StoreError(
+        f"{what}: {type(error).__name__} of fsspec; its text is left out, as it may hold secrets. Call fsspec itself "
+        "to read it"
+    )
+
+
+def _version(found: dict[str, Any]) -> str:
+    told = {name.lower(): value for name, value in found.items() if value is not None}
+    value = next((told[name] for name in _VERSIONS if name in told), unversioned(int(found["size"])))
+    return str(value.timestamp() if isinstance(value, datetime) else value)  # some tell it one way here, another there

@@ -1,0 +1,160 @@
+"""Many addresses written as one: braces without asking anybody, `*` by one listing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from glob import glob
+from itertools import product
+from math import prod
+from os import PathLike, fspath
+from pathlib import Path
+
+from feedline.errors import ArgumentError, ObjectNotFoundError
+from feedline.stores.base import ObjectInfo, Store
+from feedline.stores.cache import CachedStore
+from feedline.stores.object_store import RemoteStore
+from feedline.stores.urls import Address, join, local_path, refuse_secrets, scheme_of, split
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+_NUMBERS = re.compile(r"(\d+)\.\.(\d+)(?:\.\.-?(\d+))?")
+
+
+_BRACE = re.compile(r"[{}]")
+
+
+MAGIC = re.compile(r"[*?\[]")
+
+
+_GROUP = re.compile(r"\[(!?)([^]/]+)\]")
+
+
+_MOST = 10_000_000
+
+
+def braces(pattern: str) -> list[str]:
+    """What a pattern with braces stands for, as a shell would write it out, from left to right.
+
+    `a{0..2}.tar` is a0.tar, a1.tar, a2.tar; `{train,val}` are both; `{0..10..5}` goes in steps, `{3..1}` downwards. A
+    leading zero gives all numbers the width of the longer one. ArgumentError for braces that mean nothing.
+    """
+    parts = _BRACES.split(pattern)
+    if _BRACE.search("".join(parts[::2])):
+        raise ArgumentError(f"{pattern}: braces must be closed, and may not hold others")
+    choices = [_choices(part, pattern) if at % 2 else [part] for at, part in enumerate(parts)]
+    if prod(map(len, choices)) > _MOST:
+        raise ArgumentError(f"{pattern} stands for more than {_MOST:,} names")
+    return ["".join(choice) for choice in product(*choices)]
+
+
+def _choices(inner: str, pattern: str) -> list[str]:
+    numbers = _NUMBERS.fullmatch(inner)
+    if numbers is None:
+        if "," not in inner:
+            raise ArgumentError(f"{pattern}: {{{inner}}} is neither a range such as {{000..127}} nor a list {{a,b}}")
+        return inner.split(",")
+    first, last, step = int(numbers[1]), int(numbers[2]), int(numbers[3] or 1)
+    padded = any(len(number) > 1 and number.startswith("0") for number in numbers.groups()[:2])
+    width = max(len(numbers[1]), len(numbers[2])) if padded else 0
+    if step == 0 or abs(last - first) // step >= _MOST:
+        raise ArgumentError(f"{pattern}: {{{inner}}} has no end, or stands for more than {_MOST:,} names")
+    count = abs(last - first) // step + 1
+    return [f"{first + (step if last >= first else -step) * n:0{width}}" for n in range(count)]
+
+
+def unbraced(path: str, is_there: Callable[[str], bool] = os.path.exists) -> list[str]:
+    """The paths that a path with braces stands for; what `is_there` under that very name is meant itself.
+
+    So is a folder, where braces would mean nothing: `run{1}/{0..2}.tar` are three files in `run{1}` if that is there.
+    """
+    if not _BRACE.search(path) or is_there(path):
+        return [path]
+    try:
+        return braces(path)
+    except ArgumentError:
+        named = [folder for folder in Path(path).parents if _BRACE.search(str(folder)) and is_there(str(folder))]
+        if not named:
+            raise
+        return [str(named[0] / each) for each in braces(str(Path(path).relative_to(named[0])))]
+
+
+def expand(patterns: Address | Sequence[Address], open_store: Callable[[str], Store]) -> list[str]:
+    """The addresses that one pattern, or several, stand for, in the order given; those of one glob are sorted.
+
+    Only `*`, `**`, `?` and `[...]` ask the store, once each. ObjectNotFoundError names a glob that matches nothing.
+    A local file whose own name looks like a pattern is that file.
+    """
+    listed: Sequence[Address] = [patterns] if isinstance(patterns, (str, PathLike)) else patterns
+    found: list[str] = []
+    for address in listed:
+        pattern = fspath(address)
+        if scheme_of(pattern) == "file":
+            for path in unbraced(local_path(pattern)):
+                found += _files(path) if MAGIC.search(path) and not Path(path).exists() else [path]
+        else:
+            refuse_secrets(pattern)
+            for plain in braces(pattern):
+                found += _objects(plain, open_store) if MAGIC.search(plain) else [plain]
+    return found
+
+
+def _files(pattern: str) -> list[str]:
+    names = [name for name in glob(pattern, recursive=True, include_hidden=True) if Path(name).is_file()]  # noqa: PTH207
+    return _sorted(names, pattern)
+
+
+def _objects(pattern: str, open_store: Callable[[str], Store]) -> list[str]:
+    root, path = split(pattern)
+    matches = matcher(path)
+    found = candidates(open_store(root), path)
+    return _sorted([join(root, info.path) for info in found if matches(info.path)], pattern)
+
+
+def candidates(store: Store, pattern: str) -> Iterable[ObjectInfo]:
+    """Objects among which are all that match a glob: of one that stays in its folder, those right in there."""
+    folder, slash, name = pattern.rpartition("/")
+    bare = store.store if isinstance(store, CachedStore) else store
+    if MAGIC.search(folder) or "**" in name or not isinstance(bare, RemoteStore):
+        return store.list(MAGIC.split(pattern, maxsplit=1)[0])
+    infos = bare.list_folder(folder + slash)
+    if isinstance(store, CachedStore):
+        for info in infos:
+            store.know(info)
+    return infos
+
+
+def _sorted(names: list[str], pattern: str) -> list[str]:
+    if not names:
+        raise ObjectNotFoundError(f"{pattern}: nothing matches")
+    return sorted(names)
+
+
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether an object of this path matches a glob; what stands for a folder, and ends with `/`, is none."""
+    matches = translated(pattern).fullmatch
+    return lambda path: not path.endswith("/") and bool(matches(path))
+
+
+def translated(pattern: str) -> re.Pattern[str]:
+    """A glob as a regular expression: `*` and `?` stay within one part of a path, `**/` is any number of parts."""
+    out, at = [], 0
+    while at < len(pattern):
+        if pattern.startswith("**/", at):
+            out.append("(?:[^/]+/)*")
+            at += 3
+        elif pattern.startswith("**", at):
+            out.append(".*")
+            at += 2
+        elif (group := _GROUP.match(pattern, at)) is not None:
+            out.append(f"[{'^' if group[1] else ''}{group[2].replace(chr(92), chr(92) * 2)}]")
+            at = group.end()
+        else:
+            out.append({"*": "[^/]*", "?": "[^/]"}.get(pattern[at], re.escape(pattern[at])))
+            at += 1
+    try:
+        return re.compile("".join(out), re.DOTALL)
+    except re.error as error:  # [b-a]
+        raise ArgumentError(f"{pattern!r} is no pattern: {error}") from None

@@ -1,0 +1,24 @@
+"""How batches cross a process border: pickle protocol 5, with their memory in slots that are used again and again."""
+
+from feedline.workers.transport.explain import explain_unpicklable
+from feedline.workers.transport.receiver import Inbox, InboxStatistics
+from feedline.workers.transport.sender import MAX_FDS, Arena, ArenaStatistics, Message
+from feedline.workers.transport.shared_builder import SharedBuilder, dump_builder, load_builder
+from feedline.workers.transport.sharing import share
+from feedline.workers.transport.slots import BufferPool, SlotMemoryError
+
+__all__ = [
+    "MAX_FDS",
+    "Arena",
+    "ArenaStatistics",
+    "BufferPool",
+    "Inbox",
+    "InboxStatistics",
+    "Message",
+    "SharedBuilder",
+    "SlotMemoryError",
+    "dump_builder",
+    "explain_unpicklable",
+    "load_builder",
+    "share",
+]

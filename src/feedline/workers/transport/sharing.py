@@ -1,0 +1,114 @@
+"""Arrays that exist once for the training process and all of its workers."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.errors import ArgumentError
+from feedline.workers.transport.memory import fixed_file
+from feedline.workers.transport.pickling import bounds_of, is_plain
+from feedline.workers.transport.slots import SlotMemoryError
+from feedline.workers.transport.views import tensor_over
+
+Array = TypeVar("Array", NDArray[Any], torch.Tensor)
+
+
+class SharedFile:
+    """A file that is mapped into every process that has its descriptor; `np.asarray` gives its bytes.
+
+    Owns `fd`. Mapping and descriptor live as long as this object, and so as any array over its bytes.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd, self.nbytes, self._pid = fd, nbytes, os.getpid()
+        self._mapped = mmap.mmap(fd, nbytes)
+        self.address: int = np.frombuffer(self._mapped, np.uint8).__array_interface__["data"][0]
+        status = os.fstat(fd)
+        self.identity = status.st_dev, status.st_ino  # no other file's while this one is open
+        _files[self.address] = self
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"data": (self.address, False), "shape": (self.nbytes,), "typestr": "|u1", "version": 3}
+
+    def __del__(self) -> None:
+        # A forked child may have closed what it inherited, and given the number to another file.
+        if self._pid == os.getpid():
+            os.close(self.fd)
+
+
+_files: WeakValueDictionary[int, SharedFile] = WeakValueDictionary()
+
+
+def share(array: Array) -> Array:
+    """Copy an array or CPU tensor into memory that worker processes share.
+
+    The copy has the same shape, dtype and values, in C order. Worker processes get its file descriptor and no bytes:
+    one copy exists however many workers there are, also of views of it. What one process writes, all others see;
+    nothing orders concurrent writes. The memory is freed with the last array, loader or worker that uses it.
+
+    Processes of a `spawn` or `forkserver` context, and other uses of pickle, copy the array as usual.
+
+    Raises ArgumentError for dtypes that hold Python objects, and for anything but arrays (`np.memmap` included) and
+    plain tensors; SlotMemoryError where there is not enough memory.
+    """
+    source: Any = array
+    if type(source) in (np.ndarray, np.memmap):
+        if source.dtype.hasobject:
+            raise ArgumentError(f"share: dtype {source.dtype} refers to Python objects, which processes cannot share")
+        copy: Any = np.ndarray(source.shape, source.dtype, _allocated(source.nbytes))
+        copy[...] = source
+    elif type(source) is torch.Tensor and is_plain(source):
+        copy = tensor_over(_allocated(source.nbytes), tuple(source.shape), source.dtype)
+        copy.copy_(source.detach()).requires_grad_(source.requires_grad)
+    else:
+        raise ArgumentError(
+            f"share: {type(source).__name__} is neither a numpy.ndarray nor a dense CPU tensor; convert it first "
+            "(numpy.asarray, tensor.detach().cpu())"
+        )
+    shared: Array = copy
+    return shared
+
+
+def file_at(address: int) -> SharedFile | None:
+    """The shared file that is mapped at an address of this process."""
+    files = (reference() for reference in _files.valuerefs())
+    return next((file for file in files if file and 0 <= address - file.address < file.nbytes), None)
+
+
+def reduce_shared(array: NDArray[Any]) -> Any:
+    """For `reducer_override`: a view of bytes of its shared file; None for such bytes, and for other arrays.
+
+    A parcel copies what is not contiguous, and leaves some dtypes to NumPy, which copies as well.
+    """
+    if array.size == 0 or (array.dtype == np.uint8 and array.ndim == 1 and array.flags.c_contiguous):
+        return None
+    low, high = bounds_of(array)
+    if (file := file_at(low)) is None:
+        return None
+    memory = np.asarray(file)[low - file.address : high - file.address]
+    offset = array.__array_interface__["data"][0] - low
+    return np.ndarray, (array.shape, array.dtype, memory, offset, array.strides)
+
+
+def no_memory(nbytes: int, what: str, error: OSError) -> SlotMemoryError:
+    """The error for shared memory that the system refuses."""
+    return SlotMemoryError(
+        f"{nbytes} bytes of shared memory for {what} could not be had: {error.strerror}. "
+        "Map them from a file (numpy.memmap), or allow the process more memory."
+    )
+
+
+def _allocated(nbytes: int) -> NDArray[np.uint8]:
+    nbytes = max(nbytes, 1)  # no mapping is empty
+    try:
+        return np.asarray(SharedFile(fixed_file(nbytes), nbytes))
+    except OSError as error:
+        raise no_memory(nbytes, "an array", error) from error

@@ -1,0 +1,225 @@
+"""pad, ragged, detection and token_budget."""
+
+from __future__ import annotations
+
+import pickle
+from collections import UserDict
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from recorder import Recorder
+
+from feedline import collate
+from feedline.collate import Padded
+from feedline.errors import ArgumentError, CollateError
+
+
+class Sample(NamedTuple):
+    tokens: torch.Tensor
+    label: int
+
+
+def ranges(*lengths: int) -> list[torch.Tensor]:
+    return [torch.arange(1, length + 1) for length in lengths]
+
+
+class TestPad:
+    def test_values_lengths_and_mask(self) -> None:
+        padded = collate.pad()(ranges(2, 3))
+        assert padded.values.tolist() == [[1, 2, 0], [1, 2, 3]]
+        assert padded.lengths.tolist() == [2, 3]
+        assert padded.lengths.dtype == torch.int64
+        assert padded.mask.tolist() == [[True, True, False], [True] * 3]
+
+    def test_left(self) -> None:
+        padded = collate.pad(9, side="left", multiple_of=4)(ranges(2, 3))
+        assert padded.values.tolist() == [[9, 9, 1, 2], [9, 1, 2, 3]]
+        assert padded.mask.tolist() == [[False, False, True, True], [False, True, True, True]]
+
+    def test_max_length_cuts_the_end(self) -> None:
+        padded = collate.pad(max_length=2)(ranges(1, 5))
+        assert padded.values.tolist() == [[1, 0], [1, 2]]
+        assert padded.lengths.tolist() == [1, 2]
+
+    def test_without_mask(self) -> None:
+        assert collate.pad(mask=False)(ranges(1, 2)).mask is None
+
+    @pytest.mark.parametrize("kind", [torch.as_tensor, np.array, list])
+    def test_tensors_arrays_and_lists_of_numbers(self, kind: Any) -> None:
+        padded = collate.pad()([{"ids": kind([5, 6])}, {"ids": kind([7])}])["ids"]
+        assert padded.values.tolist() == [[5, 6], [7, 0]]
+        assert padded.values.dtype == torch.int64
+
+    def test_an_empty_list_takes_the_dtype_of_the_others(self) -> None:
+        padded = collate.pad()([[], [1, 2], []])
+        assert padded.values.tolist() == [[0, 0], [1, 2], [0, 0]]
+        assert padded.values.dtype == torch.int64
+
+    @pytest.mark.filterwarnings("error")
+    def test_read_only_arrays_warn_of_nothing(self) -> None:
+        array = np.arange(3)
+        array.flags.writeable = False
+        assert collate.pad()([array]).values.tolist() == [[0, 1, 2]]
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint16, torch.bool, torch.float8_e4m3fn])
+    def test_dtypes_that_numpy_has_or_lacks(self, dtype: torch.dtype) -> None:
+        values = collate.pad()([torch.ones(1).to(dtype), torch.ones(2).to(dtype)]).values
+        assert values.dtype == dtype
+        assert values.float().tolist() == [[1, 0], [1, 1]]
+
+    def test_trailing_dimensions_stay(self) -> None:
+        padded = collate.pad()([torch.ones(2, 5), torch.ones(1, 5)])
+        assert padded.values.shape == (2, 2, 5)
+        assert padded.mask.shape == (2, 2)
+
+    def test_trailing_dimensions_that_differ_are_named(self) -> None:
+        with pytest.raises(CollateError, match=r"batch\['x'\]: only the first .* \(2, 5\) and sample 1 has \(1, 4\)"):
+            collate.pad()([{"x": torch.ones(2, 5)}, {"x": torch.ones(1, 4)}])
+
+    def test_whether_a_field_is_padded_does_not_depend_on_its_lengths(self) -> None:
+        assert isinstance(collate.pad()(ranges(2, 2)), Padded)
+
+    def test_keys_narrow_it_to_fields_by_name_or_place(self) -> None:
+        samples = [{"text": (tokens, 1), "image": torch.ones(2)} for tokens in ranges(1, 2)]
+        batch = collate.pad(keys=[0])(samples)
+        assert isinstance(batch["text"][0], Padded)
+        assert batch["text"][1].tolist() == [1, 1]
+        assert batch["image"].shape == (2, 2)
+
+    def test_named_tuples_and_other_containers_stay(self) -> None:
+        batch = collate.pad(keys="tokens")([Sample(tokens, 3) for tokens in ranges(1, 2)])
+        assert type(batch) is Sample
+        assert isinstance(batch.tokens, Padded)
+        assert type(collate.pad()([UserDict(x=1)])) is UserDict
+
+    def test_a_key_that_no_sample_has_is_refused(self) -> None:
+        with pytest.raises(CollateError, match=r"no field 'token'; they have \['tokens', 'label'\]"):
+            collate.pad(keys=["token"])([{"tokens": torch.ones(2), "label": 1}])
+
+    def test_a_key_that_holds_no_sequence_is_refused(self) -> None:
+        with pytest.raises(CollateError, match=r"batch\['label'\]: sample 0 of the batch holds int"):
+            collate.pad(keys=["label"])([{"label": 1}])
+
+    def test_values_by_field(self) -> None:
+        samples = [{"ids": [1], "labels": [1], "mask": [1]}, {"ids": [1, 2], "labels": [1, 2], "mask": [1, 1]}]
+        batch = collate.pad({"ids": 50256, "labels": -100})(samples)
+        assert [batch[key].values[0, 1].item() for key in ("ids", "labels", "mask")] == [50256, -100, 0]
+
+    def test_memory_comes_from_the_allocator(self) -> None:
+        empty = Recorder()
+        assert empty.holds(collate.pad()([(tokens, 1, 2.0) for tokens in ranges(1, 2)], empty=empty))
+
+    def test_a_gradient_is_not_dropped_silently(self) -> None:
+        with pytest.raises(RuntimeError, match="requires grad"):
+            collate.pad()([torch.ones(2, requires_grad=True)])
+
+    def test_travels_to_workers(self) -> None:
+        recipe = collate.pad({"ids": 3}, side="left", keys=["ids"])
+        assert pickle.loads(pickle.dumps(recipe)) == recipe
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"side": "middle"}, "'middle'"),
+            ({"multiple_of": 0}, "multiple_of"),
+            ({"max_length": 0}, "max_length=0"),
+            ({"max_length": 10, "multiple_of": 8}, "multiple of multiple_of=8"),
+        ],
+    )
+    def test_arguments_are_checked(self, arguments: dict[str, Any], message: str) -> None:
+        with pytest.raises(ArgumentError, match=message):
+            collate.pad(**arguments)
+
+
+class TestRagged:
+    def test_every_tensor_is_kept_apart(self) -> None:
+        batch = collate.ragged()([{"boxes": np.ones((i, 4)), "id": i} for i in (2, 1)])
+        assert [boxes.shape for boxes in batch["boxes"]] == [(2, 4), (1, 4)]
+        assert all(isinstance(boxes, torch.Tensor) for boxes in batch["boxes"])
+        assert batch["id"].tolist() == [2, 1]
+
+    def test_a_named_field_is_kept_with_all_it_holds(self) -> None:
+        empty = Recorder()
+        samples = [(torch.ones(3, 4, 4), {"boxes": torch.ones(i, 4), "labels": torch.ones(i)}) for i in (2, 1)]
+        images, targets = collate.ragged([1])(samples, empty=empty)
+        assert empty.holds(images)
+        assert [sorted(target) for target in targets] == [["boxes", "labels"]] * 2
+
+    def test_travels_to_workers(self) -> None:
+        assert pickle.loads(pickle.dumps(collate.ragged(["boxes"]))) == collate.ragged(["boxes"])
+
+
+def test_detection_gives_tuples_per_field() -> None:
+    samples = [(torch.ones(3, i, i), {"boxes": torch.ones(i, 4)}) for i in (2, 1)]
+    images, targets = collate.detection(samples)
+    assert images == (samples[0][0], samples[1][0])
+    assert targets[1] is samples[1][1]
+
+
+class TestTokenBudget:
+    def test_rows_positions_segments_and_bounds(self) -> None:
+        packed = collate.token_budget(6, value=-1)(ranges(4, 3, 2))
+        assert packed.values.tolist() == [[1, 2, 3, 4, 1, 2], [1, 2, 3, -1, -1, -1]]
+        assert packed.positions.tolist() == [[0, 1, 2, 3, 0, 1], [0, 1, 2, 0, 0, 0]]
+        assert packed.segments.tolist() == [[1, 1, 1, 1, 2, 2], [1, 1, 1, 0, 0, 0]]
+        assert packed.cu_seqlens.tolist() == [0, 4, 6, 9, 12]
+        assert packed.cu_seqlens.dtype == torch.int32
+        assert packed.order.tolist() == [0, 2, 1]
+
+    def test_fields_of_one_length_are_packed_alike(self) -> None:
+        samples = [{"ids": tokens, "labels": -tokens} for tokens in ranges(2, 2)]
+        packed = collate.token_budget(5, value={"labels": -100})(samples)
+        assert packed.values["ids"].tolist() == [[1, 2, 1, 2, 0]]
+        assert packed.values["labels"].tolist() == [[-1, -2, -1, -2, -100]]
+
+    def test_fields_of_different_lengths_are_refused(self) -> None:
+        with pytest.raises(CollateError, match=r"sample 0 .* 2 tokens in batch\['a'\], but 1 in batch\['b'\]"):
+            collate.token_budget(5)([{"a": [1, 2], "b": [1]}])
+
+    def test_a_sequence_that_no_row_holds_is_refused_or_cut(self) -> None:
+        with pytest.raises(CollateError, match="sample 1 of the batch has 5 tokens, more than max_tokens=4"):
+            collate.token_budget(4)(ranges(2, 5))
+        assert collate.token_budget(4, cut=True)(ranges(2, 5)).values.tolist() == [[1, 2, 3, 4], [1, 2, 0, 0]]
+
+    @pytest.mark.parametrize("samples", [[torch.ones(2, 2)], [{}], [3]])
+    def test_what_is_no_sequence_is_refused(self, samples: list[Any]) -> None:
+        with pytest.raises(CollateError):
+            collate.token_budget(4)(samples)
+
+    def test_memory_comes_from_the_allocator(self) -> None:
+        empty = Recorder()
+        packed = collate.token_budget(4)(ranges(2, 3), empty=empty)
+        assert empty.holds([packed.values, packed.positions, packed.segments])
+
+    def test_the_budget_is_checked(self) -> None:
+        with pytest.raises(ArgumentError, match="max_tokens"):
+            collate.token_budget(0)
+
+
+class FakeTokenizer:
+    """As much of a Hugging Face tokenizer as their collators ask for."""
+
+    def pad(self, features: list[dict[str, Any]], return_tensors: str) -> dict[str, torch.Tensor]:
+        assert return_tensors == "pt"
+        longest = max(len(feature["input_ids"]) for feature in features)
+        rows = [feature["input_ids"] + [0] * (longest - len(feature["input_ids"])) for feature in features]
+        return {"input_ids": torch.tensor(rows)}
+
+
+class DataCollatorWithPadding:
+    """The shape of Hugging Face's: an object that is called with a list of dicts."""
+
+    def __init__(self, tokenizer: FakeTokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        return self.tokenizer.pad(features, return_tensors="pt")
+
+
+def test_a_hugging_face_collator_and_pad_agree() -> None:
+    samples = [{"input_ids": [5, 6]}, {"input_ids": [7]}]
+    theirs = DataCollatorWithPadding(FakeTokenizer())(samples)
+    ours = collate.pad()(samples)
+    assert torch.equal(theirs["input_ids"], ours["input_ids"].values)

@@ -1,0 +1,96 @@
+"""A cursor is the set of delivered positions, written shortly."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.core.cursor import Cursor, PartitionCursor, PartitionOffset
+
+spans = st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda span: (span[0], sum(span)))
+
+
+def delivered(cursor: Cursor) -> set[int]:
+    return set(range(cursor.position)).union(*(range(low, high) for low, high in cursor.islands))
+
+
+def is_canonical(cursor: Cursor) -> bool:
+    edges = [cursor.position, *(edge for island in cursor.islands for edge in island)]
+    return edges == sorted(set(edges))
+
+
+@given(st.lists(spans, max_size=20))
+def test_after_is_the_union_of_sets(deliveries: list[tuple[int, int]]) -> None:
+    cursor, wanted = Cursor(3), set()
+    for start, stop in deliveries:
+        cursor = cursor.after(start, stop)
+        wanted |= set(range(start, stop))
+        assert delivered(cursor) == wanted
+        assert is_canonical(cursor)
+        assert cursor.epoch == 3
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.randoms(use_true_random=False))
+def test_batches_in_any_order_end_at_the_same_cursor(sizes: list[int], rnd: random.Random) -> None:
+    edges = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    batches = list(itertools.pairwise(edges))
+    rnd.shuffle(batches)
+    cursor = Cursor()
+    for start, stop in batches:
+        cursor = cursor.after(start, stop)
+    assert cursor == Cursor(0, edges[-1])
+
+
+@given(st.lists(spans, max_size=12), st.integers(0, 90))
+def test_gaps_are_what_is_missing(deliveries: list[tuple[int, int]], stop: int) -> None:
+    cursor = Cursor()
+    for span in deliveries:
+        cursor = cursor.after(*span)
+    gaps = cursor.gaps(stop)
+    assert {position for low, high in gaps for position in range(low, high)} == set(range(stop)) - delivered(cursor)
+    edges = [edge for gap in gaps for edge in gap]
+    assert edges == sorted(set(edges))
+
+
+def test_filling_the_gaps_leaves_no_islands() -> None:
+    cursor = Cursor().after(4, 6).after(10, 11)
+    for gap in cursor.gaps(12):
+        cursor = cursor.after(*gap)
+    assert cursor == Cursor(0, 12)
+
+
+def test_epochs_begin_at_their_start() -> None:
+    assert Cursor(2, 10, ((12, 14),)).next_epoch() == Cursor(3)
+
+
+def test_a_cursor_never_changes() -> None:
+    cursor = Cursor(0, 4)
+    cursor.after(4, 8)
+    assert cursor == Cursor(0, 4)
+    with pytest.raises(AttributeError):
+        cursor.position = 5  # type: ignore[misc]
+
+
+def test_lanes_advance_apart() -> None:
+    cursor = (
+        PartitionCursor(1).after(2, PartitionOffset(1, 4), turn=0).after(0, PartitionOffset(1, 4, ended=True), turn=1)
+    )
+    assert cursor.mark(0) == PartitionOffset(1, 4, ended=True)
+    assert cursor.mark(1) == PartitionOffset()
+    assert cursor.mark(2) == PartitionOffset(1, 4)
+    assert cursor.turn == 1
+    assert cursor.ended() == {0}
+    assert cursor.next_epoch() == PartitionCursor(2)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=20))
+def test_a_lane_stands_at_its_last_mark(deliveries: list[tuple[int, int]]) -> None:
+    cursor = PartitionCursor()
+    for lane, batches in deliveries:
+        cursor = cursor.after(lane, PartitionOffset(batches), turn=lane)
+    assert dict(cursor.marks) == {lane: PartitionOffset(batches) for lane, batches in deliveries}
+    assert list(cursor.marks) == sorted(cursor.marks)

@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from format_cases import all_ways_agree, hidden
+from torch.utils.data import DataLoader
+
+import feedline as fl
+from feedline.datasets import HDF5
+from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
+from feedline.stores import files
+
+COUNT = 50
+ROWS = np.arange(COUNT * 6, dtype=np.float32).reshape(COUNT, 2, 3)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with h5py.File(tmp_path / "a.h5", "w", userblock_size=512) as file:
+        file["flat"] = ROWS
+        file.create_dataset("chunked", data=ROWS, chunks=(8, 2, 2), compression="gzip", shuffle=True)
+        file["part/labels"] = np.arange(COUNT, dtype=">i4")
+        file["flags"] = np.arange(COUNT) % 2 == 0
+        file.create_dataset("words", data=[f"größe {i}" for i in range(COUNT)], chunks=(7,))
+        ragged = file.create_dataset("ragged", (COUNT,), h5py.vlen_dtype(np.int16))
+        for i in range(COUNT):
+            ragged[i] = np.arange(i % 5)
+    return tmp_path / "a.h5"
+
+
+@pytest.mark.parametrize("names", ["flat", "chunked", ["chunked", "part/labels"], {"x": "flat", "y": "flags"}])
+@pytest.mark.parametrize("cache_nbytes", [0, 1 << 20])
+def test_rows_are_those_of_the_file(path: Path, names: Any, cache_nbytes: int) -> None:
+    dataset = HDF5(path, names, cache_nbytes=cache_nbytes)
+    all_ways_agree(dataset, [3, -1, 17, 3, 0, 49, 8, 7])
+    sample = dataset[17]
+    first = sample if isinstance(sample, torch.Tensor) else sample["x"] if isinstance(sample, dict) else sample[0]
+    assert first.tolist() == ROWS[17].tolist()
+
+
+def test_samples_have_the_structure_of_the_names(path: Path) -> None:
+    assert HDF5(path, ["part/labels", "flags"])[3] == (torch.tensor(3, dtype=torch.int32), torch.tensor(False))
+    assert set(HDF5(path)[0]) == {"chunked", "flags", "flat", "ragged", "words"}
+
+
+def test_texts_and_ragged_rows(path: Path) -> None:
+    dataset = HDF5(path, {"word": "words", "row": "ragged"})
+    all_ways_agree(dataset, [4, 0, -1])
+    assert dataset[4]["word"] == "größe 4"
+    assert dataset[4]["row"].tolist() == [0, 1, 2, 3]
+    assert not hasattr(dataset, "gather")
+
+
+def test_samples_are_memory_of_their_own(path: Path) -> None:
+    for name in ("flat", "chunked"):
+        dataset = HDF5(path, name)
+        dataset[0].fill_(99)
+        dataset.__getitems__([0])[0].fill_(99)
+        assert dataset[0].tolist() == ROWS[0].tolist()
+
+
+def test_a_transform_sees_each_sample(path: Path) -> None:
+    dataset = HDF5(path, "flat", transform=lambda row, rng: row + rng.random())
+    with fl.DataLoader(dataset, 10, seed=1) as loader:
+        inline = list(loader)
+    with fl.DataLoader(dataset, 10, seed=1, num_workers=2) as loader:
+        assert all(map(torch.equal, inline, loader))
+    assert not hasattr(dataset, "gather")
+
+
+def test_chunks_are_shards(path: Path) -> None:
+    assert HDF5(path, ["flat", "chunked"]).shard_sizes.tolist() == [8] * 6 + [2]
+    assert HDF5(path, ["flat", "flags"]).shard_sizes.tolist() == [COUNT]
+
+
+def test_each_chunk_is_read_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[int, int]] = []
+    dataset = HDF5(path, "chunked")
+    rows: Any = dataset._rows()[0]
+    plain = rows._read
+    monkeypatch.setattr(rows, "_read", lambda spans: (read.extend(spans), plain(spans))[1])
+    dataset.__getitems__([40, 1, 41, 0, 2])
+    dataset.__getitems__([5, 47])
+    assert sorted(read) == [(0, 8), (40, 48)]
+
+
+def test_one_contiguous_dataset_needs_no_library_to_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = HDF5(path, "flat")
+    assert dataset[0].sum() == ROWS[0].sum()
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", lambda *_: pytest.fail("read through the library"))
+    assert dataset[7].tolist() == ROWS[7].tolist()
+
+
+def test_what_was_never_written_is_what_the_file_says(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "new.h5", "w") as file:
+        file.create_dataset("zeros", (4, 2), "f4")
+        file.create_dataset("nothing", (0, 2), "f4")
+    assert HDF5(tmp_path / "new.h5", "zeros").__getitems__([1, 3])[0].tolist() == [0, 0]
+    assert len(HDF5(tmp_path / "new.h5", "nothing")) == 0
+
+
+def test_texts_of_several_dimensions(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "t.h5", "w") as file:
+        file.create_dataset("pairs", data=[[f"ä{i}", f"b{i}"] for i in range(5)], dtype=h5py.string_dtype())
+        file.create_dataset("fixed", data=np.array([[[b"x", b"y"]]] * 5))
+        ragged = file.create_dataset("ragged", (5, 2), h5py.vlen_dtype(np.int16))
+        for i in range(5):
+            ragged[i, 1] = np.arange(i)
+    dataset = HDF5(tmp_path / "t.h5", ["pairs", "fixed", "ragged"])
+    pair, fixed, rows = dataset[3]
+    assert (pair, fixed) == (["ä3", "b3"], [["x", "y"]])
+    assert [row.tolist() for row in rows] == [[], [0, 1, 2]]
+    with fl.DataLoader(HDF5(tmp_path / "t.h5", "pairs"), 5) as loader:
+        assert list(loader) == list(DataLoader(HDF5(tmp_path / "t.h5", "pairs"), 5))
+
+
+class TestSeveralFiles:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        rows, start = ROWS.reshape(COUNT, 6), 0
+        for name, count in (("a", 20), ("b", 0), ("c", 7), ("d", 23)):
+            with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+                part = rows[start : start + count]
+                file["flat"] = part
+                file.create_dataset("chunked", data=part, chunks=(8, 2), maxshape=(None, 6), compression="gzip")
+                file.create_dataset("words", data=[f"é{i}" for i in range(start, start + count)], dtype="T")
+                start += count
+        return tmp_path
+
+    @pytest.mark.parametrize("names", ["flat", "chunked", {"x": "chunked", "word": "words"}, None])
+    @pytest.mark.parametrize("cache_nbytes", [0, 1 << 20])
+    def test_rows_come_one_after_the_other(self, folder: Path, names: Any, cache_nbytes: int) -> None:
+        dataset = HDF5(folder / "*.h5", names, cache_nbytes=cache_nbytes)
+        assert len(dataset) == COUNT
+        all_ways_agree(dataset, [3, -1, 20, 3, 0, 49, 26, 27, 19, 21, 8, 7])
+        for at in range(COUNT):
+            sample = dataset[at]
+            row = sample if isinstance(sample, torch.Tensor) else sample.get("x", sample.get("flat"))
+            assert row.tolist() == ROWS[at].ravel().tolist()
+            if names is None:
+                assert (sample["words"], sample["chunked"].tolist()) == (f"é{at}", row.tolist())
+        assert torch.equal(*(torch.cat([*DataLoader(HDF5(folder, "flat"), 9, num_workers=n)]) for n in (0, 2)))
+
+    def test_the_forms_of_paths(self, folder: Path) -> None:
+        paths = [folder / "d.h5", f"file://{folder}/a.h5"]
+        assert HDF5(paths, "words").__getitems__([0, 23]) == ["é27", "é0"]
+        assert len(HDF5(folder, "words")) == len(HDF5(f"{folder}/{{a,b,c,d}}.h5", "words")) == COUNT
+
+    def test_shards_and_addresses(self, folder: Path) -> None:
+        assert HDF5(folder, "chunked").shard_sizes.tolist() == [8, 8, 4, 7, 8, 8, 7]
+        dataset = HDF5(folder, "flat")
+        assert dataset.shard_sizes.tolist() == [20, 7, 23]
+        assert dataset.paths == [str(folder / f"{name}.h5") for name in "abcd"]
+        assert [dataset.address(i) for i in (0, 20, -1)] == [
+            (str(folder / "a.h5"), "row 0"),
+            (str(folder / "c.h5"), "row 0"),
+            (str(folder / "d.h5"), "row 22"),
+        ]
+
+    def test_each_chunk_is_kept_for_its_file(self, folder: Path) -> None:
+        dataset = HDF5(folder, "chunked")
+        dataset.__getitems__(range(COUNT))
+        caches = [dataset._rows(file)[0]._cache for file in (0, 2, 3)]
+        assert {cache._whole.made for cache in caches} == {7}
+
+    def test_few_are_open_at_once(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(files, "open_at_once", lambda: 2)
+        dataset = HDF5([folder / "a.h5", folder / "c.h5", folder / "d.h5"] * 8, "flat")
+        rows = dataset.__getitems__(range(len(dataset)))
+        held = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        assert sum(each.suffix == ".h5" for each in held) <= 2 * 2
+        assert torch.equal(torch.stack(rows), torch.from_numpy(np.tile(ROWS.reshape(COUNT, 6), (8, 1))))
+
+    def test_files_that_do_not_go_together(self, folder: Path) -> None:
+        with h5py.File(folder / "e.h5", "w") as file:
+            file["flat"] = np.zeros((3, 6), "f8")
+        with pytest.raises(ArgumentError, match=r"a.h5 has chunked, flat, words, but .*e.h5 has flat; name what"):
+            HDF5(folder)
+        with pytest.raises(
+            ArgumentError, match=r"'flat' has rows of \(6,\), float32, in .*a.h5, but of \(6,\), float64"
+        ):
+            HDF5(folder, "flat")
+        with pytest.raises(ArgumentError, match=r"e.h5 has no dataset 'words'; it has flat"):
+            HDF5(folder, "words")
+
+
+class TestOtherFiles:
+    """Datasets of which the data lie in other files."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        with h5py.File(tmp_path / "b.h5", "w", userblock_size=1024) as file:
+            file["first"] = np.full(90, -7)
+            file["x"] = np.arange(10) * 10
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["much"] = np.arange(1000)
+            file["linked"] = h5py.ExternalLink("b.h5", "/x")
+            layout = h5py.VirtualLayout((20,), "i8")
+            layout[:10] = h5py.VirtualSource("b.h5", "x", (10,))
+            layout[10:] = h5py.VirtualSource(str(tmp_path / "b.h5"), "x", (10,))
+            file.create_virtual_dataset("virtual", layout, fillvalue=-1)
+        with h5py.File(tmp_path / "c.h5", "w") as file:
+            layout = h5py.VirtualLayout((20,), "i8")
+            layout[:] = h5py.VirtualSource("a.h5", "virtual", (20,))
+            file.create_virtual_dataset("nested", layout, fillvalue=-1)
+            raw = [(str(tmp_path / "raw.bin"), 0, h5py.h5f.UNLIMITED)]
+            file.create_dataset("raw", data=np.arange(10), external=raw)
+        return tmp_path
+
+    def test_they_are_found(self, folder: Path) -> None:
+        found = HDF5(folder / "a.h5", "linked").__getitems__(range(10))
+        assert torch.stack(found).tolist() == list(range(0, 100, 10))
+        for file, name in (("a", "virtual"), ("c", "nested")):
+            dataset = HDF5(folder / f"{file}.h5", name)
+            assert [dataset[1].item(), dataset[19].item()] == [10, 90]
+        assert HDF5(folder / "c.h5", "raw")[7].item() == 7
+
+    @pytest.mark.parametrize(("file", "name"), [("a", "virtual"), ("c", "nested")])
+    def test_a_source_that_is_gone_is_no_fill_value(self, folder: Path, file: str, name: str) -> None:
+        data = pickle.dumps(HDF5(folder / f"{file}.h5", name))
+        (folder / "b.h5").rename(folder / "away.h5")
+        told = rf"data of /{name} in .*/{file}.h5 lie in a file that is not there: .*/b.h5 "
+        with pytest.raises(FileNotFoundError, match=told):
+            HDF5(folder / f"{file}.h5", name)
+        with pytest.raises(FileNotFoundError, match=told):
+            pickle.loads(data)[0]
+        (folder / "b.h5").write_bytes((folder / "away.h5").read_bytes()[:1500])
+        with pytest.raises(SampleError, match=r"b.h5 cannot be opened as an HDF5 file"):
+            HDF5(folder / f"{file}.h5", name)
+        with h5py.File(folder / "b.h5", "w") as other:
+            other["y"] = 1
+        with pytest.raises(SampleError, match=rf"/{name} in .* is made of other datasets, and x in .*b.h5 is not ther"):
+            HDF5(folder / f"{file}.h5", name)
+
+    def test_raw_files_and_links(self, folder: Path) -> None:
+        (folder / "raw.bin").unlink()
+        with pytest.raises(FileNotFoundError, match=r"data of /raw in .*c.h5 lie in a file that is not there: .*raw.b"):
+            HDF5(folder / "c.h5", "raw")
+        (folder / "b.h5").unlink()
+        for names in ("linked", None):
+            with pytest.raises(ArgumentError, match=r"'linked' in .*a.h5 is a link to /x in b.h5, which cannot be"):
+                HDF5(folder / "a.h5", names)
+
+    @pytest.mark.parametrize(
+        ("cwd", "prefix", "there"),
+        [
+            ("in", "", True),
+            ("away", "", False),
+            ("away", "${ORIGIN}/in", True),
+            ("away", "/nowhere:../in", True),
+            ("away", "/nowhere:${ORIGIN}/in", False),  # it is expanded at the beginning only
+        ],
+    )
+    def test_sources_are_looked_for_where_the_library_does(
+        self, folder: Path, cwd: str, prefix: str, there: bool
+    ) -> None:
+        for name in ("in", "away"):
+            (folder / name).mkdir()
+        (folder / "b.h5").rename(folder / "in/b.h5")
+        program = (
+            "import h5py\nfrom feedline.datasets import HDF5\nprint(h5py.File('../a.h5')['virtual'][1])\n"
+            "try: print(HDF5('../a.h5', 'virtual')[1].item())\nexcept FileNotFoundError: print('gone')"
+        )
+        environment = {**os.environ, "HDF5_VDS_PREFIX": prefix}
+        ran = [sys.executable, "-c", program]
+        found = subprocess.check_output(ran, cwd=folder / cwd, env=environment, text=True).split()
+        assert found == (["10", "10"] if there else ["-1", "gone"])
+
+
+class TestProcesses:
+    def test_it_pickles_by_path(self, path: Path) -> None:
+        dataset = HDF5(path, ["flat", "words"])
+        dataset[0]
+        data = pickle.dumps(dataset)
+        assert len(data) < 1500
+        assert pickle.loads(data)[5][1] == "größe 5"
+
+    @pytest.mark.filterwarnings("ignore:.*use of fork\\(\\) may lead to deadlocks:DeprecationWarning")
+    @pytest.mark.parametrize("name", ["flat", "chunked"])
+    def test_a_file_that_was_open_before_a_fork(self, path: Path, name: str) -> None:
+        dataset = HDF5(path, name)
+        dataset[0]
+        loader = DataLoader(dataset, 10, num_workers=2, multiprocessing_context="fork")
+        assert torch.equal(torch.cat(list(loader)), torch.from_numpy(ROWS))
+        assert dataset[9].tolist() == ROWS[9].tolist()
+
+    def test_a_file_that_has_changed_is_refused(self, path: Path) -> None:
+        data = pickle.dumps(HDF5(path, "flat"))
+        with h5py.File(path, "w") as file:
+            file["flat"] = ROWS[:7]
+        with pytest.raises(StateError, match=r"'flat' in .*a.h5 had 50 rows of \(2, 3\) .* has 7 of \(2, 3\) now"):
+            pickle.loads(data)[0]
+
+
+class TestDamage:
+    def test_what_is_not_there(self, path: Path, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match=r"no such file: .*gone.h5"):
+            HDF5(tmp_path / "gone.h5", "x")
+        with pytest.raises(ArgumentError, match=r"a.h5 has no dataset 'x'; it has chunked, flags, flat, part/labels"):
+            HDF5(path, "x")
+        with pytest.raises(ArgumentError, match=r"has no dataset 'part'"):
+            HDF5(path, "part")
+
+    def test_what_does_not_fit(self, path: Path) -> None:
+        with h5py.File(path, "a") as file:
+            file["few"] = np.arange(3)
+            file["one"] = 1.0
+            file["pairs"] = np.zeros(COUNT, [("a", "i4"), ("b", "f4")])
+        with pytest.raises(ArgumentError, match=r"one length, but in .*a.h5 'flat' has 50, 'few' has 3"):
+            HDF5(path, ["flat", "few"])
+        with pytest.raises(ArgumentError, match=r"'one' in .*a.h5 is a single value"):
+            HDF5(path, "one")
+        with pytest.raises(ArgumentError, match=r"'pairs' in .* holds .*, which no tensor can hold"):
+            HDF5(path, "pairs")
+
+    def test_a_file_that_is_none_of_these(self, tmp_path: Path) -> None:
+        (tmp_path / "b.h5").write_bytes(b"nothing of the kind")
+        with pytest.raises(SampleError, match=r"b.h5 cannot be opened as an HDF5 file .*written to its end\?"):
+            HDF5(tmp_path / "b.h5", "x")
+
+    def test_a_damaged_chunk_is_named_by_its_rows(self, path: Path) -> None:
+        with h5py.File(path, "r") as file:
+            chunk = file["chunked"].id.get_chunk_info_by_coord((16, 0, 0))
+        with open(path, "r+b") as damaged:
+            damaged.seek(chunk.byte_offset)
+            damaged.write(bytes(chunk.size))
+        dataset = HDF5(path, "chunked")
+        with pytest.raises(SampleError, match=r"rows 16 to 23 of 'chunked' in .*a.h5 cannot be read .*on_error='skip'"):
+            dataset[20]
+        with fl.DataLoader(dataset, 10, on_error="skip") as loader:
+            assert sum(map(len, loader)) == COUNT - 8
+
+    def test_a_truncated_file(self, tmp_path: Path) -> None:
+        with h5py.File(tmp_path / "c.h5", "w") as file:
+            file["x"] = np.arange(100_000)
+        os.truncate(tmp_path / "c.h5", 10_000)
+        with pytest.raises(SampleError, match=r"c.h5 cannot be opened as an HDF5 file .*truncated"):
+            HDF5(tmp_path / "c.h5", "x")
+
+    @pytest.mark.parametrize("index", [COUNT, -COUNT - 1])
+    def test_an_index_out_of_range(self, path: Path, index: int) -> None:
+        dataset = HDF5(path, "chunked")
+        for fetch in (
+            dataset.__getitem__,
+            lambda i: dataset.__getitems__([i]),
+            lambda i: dataset.gather(np.array([i]), 0),
+        ):
+            with pytest.raises(IndexError, match=rf"index {index} is out of range for HDF5 with 50 samples"):
+                fetch(index)
+
+    def test_a_missing_library(self, path: Path) -> None:
+        with hidden("h5py"), pytest.raises(MissingExtraError, match=r"pip install 'feedline\[hdf5\]'"):
+            HDF5(path, "flat")

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from format_cases import all_ways_agree, hidden
+from torch.utils.data import DataLoader
+
+import feedline as fl
+from feedline.datasets import Zarr
+from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
+
+COUNT = 50
+ROWS = np.arange(COUNT * 6, dtype=np.float32).reshape(COUNT, 2, 3)
+
+
+def filled(path: Path, version: int) -> Path:
+    group = zarr.open_group(path, mode="w", zarr_format=version)
+    group.create_array("x", data=ROWS, chunks=(8, 2, 2))
+    group.create_array("labels", data=np.arange(COUNT, dtype=">i4"), chunks=(COUNT,))
+    if version == 3:
+        group.create_array("sharded", data=ROWS, chunks=(2, 1, 3), shards=(16, 2, 3))
+    return path
+
+
+@pytest.fixture(params=[2, 3])
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    return filled(tmp_path / "a.zarr", request.param)
+
+
+@pytest.mark.parametrize("names", ["x", ["x", "labels"], {"data": "x"}, None])
+@pytest.mark.parametrize("cache_nbytes", [0, 1 << 20])
+def test_rows_are_those_of_the_store(store: Path, names: Any, cache_nbytes: int) -> None:
+    dataset = Zarr(store, names, cache_nbytes=cache_nbytes)
+    all_ways_agree(dataset, [3, -1, 17, 3, 0, 49, 8, 7])
+    first = dataset[17]
+    while not isinstance(first, torch.Tensor):
+        first = first[0] if isinstance(first, tuple) else first.get("x", first.get("data"))
+    assert first.tolist() == ROWS[17].tolist()
+
+
+def test_a_store_that_is_an_array(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "bare.zarr", data=ROWS, chunks=(5, 2, 3))
+    dataset = Zarr(tmp_path / "bare.zarr")
+    assert dataset[11].tolist() == ROWS[11].tolist()
+    assert dataset.shard_sizes.tolist() == [5] * 10
+    with pytest.raises(ArgumentError, match=r"bare.zarr has no array 'x'; it has itself \(names=None\)"):
+        Zarr(tmp_path / "bare.zarr", "x")
+
+
+def test_shards_are_read_whole(tmp_path: Path) -> None:
+    dataset = Zarr(filled(tmp_path / "b.zarr", 3), "sharded")
+    assert dataset.shard_sizes.tolist() == [16, 16, 16, 2]
+    all_ways_agree(dataset, [0, 49, 15, 16])
+
+
+def test_a_zip_file(tmp_path: Path) -> None:
+    filled(tmp_path / "c.zarr", 2)
+    packed = shutil.make_archive(str(tmp_path / "c"), "zip", tmp_path / "c.zarr")
+    assert Zarr(packed, "x")[20].tolist() == ROWS[20].tolist()
+
+
+def test_texts(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "d.zarr", mode="w", zarr_format=2)
+    group.create_array("words", data=np.array([f"größe {i}" for i in range(9)]), chunks=(4,))
+    dataset = Zarr(tmp_path / "d.zarr", "words")
+    all_ways_agree(dataset, [5, 0, -1])
+    assert dataset[5] == "größe 5"
+
+
+class TestProcesses:
+    def test_it_pickles_by_path(self, store: Path) -> None:
+        dataset = Zarr(store, "x")
+        dataset[0]
+        data = pickle.dumps(dataset)
+        assert len(data) < 1000
+        assert pickle.loads(data)[5].tolist() == ROWS[5].tolist()
+
+    @pytest.mark.filterwarnings("ignore:.*use of fork\\(\\) may lead to deadlocks:DeprecationWarning")
+    def test_a_store_that_was_open_before_a_fork(self, store: Path) -> None:
+        dataset = Zarr(store, "x")
+        dataset[0]
+        loader = DataLoader(dataset, 10, num_workers=2, multiprocessing_context="fork")
+        assert torch.equal(torch.cat(list(loader)), torch.from_numpy(ROWS))
+        assert dataset[9].tolist() == ROWS[9].tolist()
+
+    def test_a_store_that_has_changed_is_refused(self, store: Path) -> None:
+        data = pickle.dumps(Zarr(store, "x"))
+        zarr.open_group(store, mode="w").create_array("x", data=ROWS[:7])
+        with pytest.raises(StateError, match=r"'x' in .*a.zarr had 50 rows of \(2, 3\) .* has 7 of \(2, 3\) now"):
+            pickle.loads(data)[0]
+
+
+class TestDamage:
+    def test_what_is_not_there(self, store: Path, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match=r"no such store: .*gone.zarr"):
+            Zarr(tmp_path / "gone.zarr")
+        with pytest.raises(ArgumentError, match=r"a.zarr has no array 'y'; it has labels"):
+            Zarr(store, "y")
+
+    def test_what_is_no_store(self, tmp_path: Path) -> None:
+        (tmp_path / "file.zarr").write_bytes(b"junk")
+        (tmp_path / "empty").mkdir()
+        for name in ("file.zarr", "empty"):
+            with pytest.raises(SampleError, match=rf"{name} cannot be opened as a Zarr store .*written to its end\?"):
+                Zarr(tmp_path / name)
+
+    @pytest.mark.filterwarnings("ignore")  # zarr's, of codecs without a specification
+    def test_an_array_that_cannot_be_opened_is_named(self, store: Path) -> None:
+        if (store / "x/.zarray").exists():
+            told = store / "labels/.zarray"
+            found = json.loads(told.read_text()) | {"dtype": "|O", "filters": [{"id": "pickle"}]}
+        else:
+            told = store / "labels/zarr.json"
+            found = json.loads(told.read_text()) | {"codecs": [{"name": "numcodecs.pickle", "configuration": {}}]}
+        told.write_text(json.dumps(found))
+        with pytest.raises(
+            SampleError, match=r"'labels' in .*a.zarr cannot be opened \(.*pickle.* Else name other arra"
+        ):
+            Zarr(store, ["x", "labels"])
+        with pytest.raises(SampleError, match=r"arrays of .*a.zarr cannot be listed.*; name those that are to be read"):
+            Zarr(store)
+        assert Zarr(store, "x")[3].tolist() == ROWS[3].tolist()
+
+    def test_several_stores_are_joined_by_others(self, store: Path) -> None:
+        with pytest.raises(ArgumentError, match=r"Zarr reads one store; join several, .* ConcatDataset"):
+            Zarr([store, store], "x")  # type: ignore[arg-type]
+        assert Zarr(store, "x").address(-1) == (str(store), f"row {COUNT - 1}")
+
+    def test_a_damaged_chunk_is_named_by_its_rows(self, store: Path) -> None:
+        chunk = next(path for path in (store / "x/2.0.0", store / "x/c/2/0/0") if path.exists())
+        chunk.write_bytes(b"rubbish" * 9)
+        dataset = Zarr(store, "x")
+        with pytest.raises(SampleError, match=r"rows 16 to 23 of 'x' in .*a.zarr cannot be read .*on_error='skip'"):
+            dataset[20]
+        with fl.DataLoader(dataset, 10, on_error="skip") as loader:
+            assert sum(map(len, loader)) == COUNT - 8
+
+    def test_a_missing_library(self, store: Path) -> None:
+        with hidden("zarr"), pytest.raises(MissingExtraError, match=r"pip install 'feedline\[zarr\]'"):
+            Zarr(store)

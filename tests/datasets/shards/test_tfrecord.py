@@ -1,0 +1,409 @@
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import resource
+import struct
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pytest
+import torch
+from format_cases import all_ways_agree, equal, hidden
+from hypothesis import given
+from hypothesis import strategies as st
+from peers import written
+from torch.utils.data import default_collate
+from writers.values import COUNT, examples, jpeg, picture
+
+import feedline as fl
+from feedline.datasets import TFRecord
+from feedline.datasets.shards.tf_example import parsed
+from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
+from feedline.stores.local import LOOK_EVERY_S
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return written("examples")
+
+
+@pytest.fixture
+def files(folder: Path, tmp_path: Path) -> list[Path]:
+    """Copies, without side-cars."""
+    found = []
+    for name in ("one.tfrecord", "two.tfrecord"):
+        found.append(tmp_path / name)
+        found[-1].write_bytes((folder / name).read_bytes())
+    return found
+
+
+def masked(data: bytes) -> bytes:
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def records(*payloads: bytes) -> bytes:
+    heads = [struct.pack("<Q", len(payload)) for payload in payloads]
+    return b"".join(h + masked(h) + payload + masked(payload) for h, payload in zip(heads, payloads, strict=True))
+
+
+class TestExamples:
+    def test_all_features_come_as_they_were_written(self, files: list[Path]) -> None:
+        dataset = TFRecord(files)
+        assert len(dataset) == COUNT
+        assert dataset.shard_sizes.tolist() == [8, 12]
+        for ours, theirs in zip((dataset[i] for i in range(COUNT)), examples(), strict=True):
+            for name, (value, kind) in theirs.items():
+                if kind == "byte":
+                    assert ours[name] == [value]
+                    continue
+                dtype = torch.int64 if kind == "int" else torch.float32
+                assert equal(ours[name], torch.tensor(value if isinstance(value, list) else [value], dtype=dtype))
+
+    def test_features_become_what_is_asked_for(self, files: list[Path]) -> None:
+        features = {
+            "label": torch.int16,
+            "box": ("float64", (2, 2)),
+            "many": ("int64", (-1,)),
+            "name": "text",
+            "image": "image",
+            "raw": (np.uint8, (2, 3)),
+        }
+        sample = TFRecord(files, features)[10]
+        assert list(sample) == list(features)
+        assert equal(sample["label"], torch.tensor(7, dtype=torch.int16))
+        assert equal(sample["box"], torch.tensor([[5.0, 0], [-1.5, float(np.float32(1e30))]], dtype=torch.float64))
+        assert sample["many"].tolist() == list(range(-10, 400, 7))
+        assert sample["name"] == "größe 10"
+        assert sample["image"].size == picture(10, (24, 18)).size
+        assert equal(sample["raw"], torch.full((2, 3), 10, dtype=torch.uint8))
+
+    def test_transforms_by_feature_and_of_the_whole(self, files: list[Path]) -> None:
+        small = fl.transforms.Compose([fl.transforms.Resize((8, 8)), fl.transforms.ToTensor()])
+        dataset = TFRecord(
+            files, {"image": "image", "label": "int64"}, transform={"image": small, "label": lambda y: y + 3}
+        )
+        assert dataset[4]["image"].shape == (3, 8, 8)
+        assert dataset[4]["label"].item() == 4
+        assert TFRecord(files, {"label": "int64"}, transform=lambda s: int(s["label"]))[4] == 1
+
+    def test_batches_of_pictures_are_made_in_place(self, files: list[Path], tmp_path: Path) -> None:
+        crop = fl.transforms.Compose([fl.transforms.RandomResizedCrop(6), fl.transforms.ToTensor()])
+        features = {"image": "image", "label": "int64", "name": "text"}
+        dataset = TFRecord(files, features, transform={"image": crop})
+        (tmp_path / "bare.tfrecord").write_bytes(records(*(jpeg(i, (24, 18)) for i in range(20))))
+        bare = TFRecord(tmp_path / "bare.tfrecord", decode="image", transform=crop)
+        for each in (dataset, bare):
+            torch.manual_seed(1)
+            theirs = default_collate([each[i] for i in (3, -1, 12)])
+            torch.manual_seed(1)
+            assert equal(each.gather(np.array([3, -1, 12]), fl.core.tensors.allocate_tensor, None), theirs)
+            with fl.DataLoader(each, 6, seed=4) as loader, fl.DataLoader(each, 6, seed=4, on_error="skip") as slow:
+                assert equal(list(loader), list(slow))
+        for other in ({}, {"transform": str}, {"transform": {"image": crop, "label": abs}}):
+            assert not hasattr(TFRecord(files, features, **other), "gather")
+        (tmp_path / "bad.tfrecord").write_bytes(records(jpeg(0), b"no picture"))
+        bad = TFRecord(tmp_path / "bad.tfrecord", decode="image", transform=crop)
+        with pytest.raises(SampleError, match=r"record 1 of .*bad.tfrecord: .*could not be read"):
+            bad.gather(np.array([0, 1]), fl.core.tensors.allocate_tensor, None)
+
+    def test_ways_to_fetch_agree(self, files: list[Path]) -> None:
+        all_ways_agree(TFRecord(files, {"label": "int64", "name": "bytes"}), [19, 0, 7, 8, -1])
+
+    def test_records_of_something_else(self, tmp_path: Path) -> None:
+        (tmp_path / "a.tfrecord").write_bytes(records(b"one", b"", "größe".encode()))
+        assert list(TFRecord(tmp_path / "a.tfrecord", decode="text").__getitems__([0, 1, 2])) == ["one", "", "größe"]
+        with pytest.raises(ArgumentError, match="with decode= the records are none"):
+            TFRecord(tmp_path / "a.tfrecord", {"x": "int64"}, decode="text")
+
+    def test_an_empty_file(self, files: list[Path], tmp_path: Path) -> None:
+        (tmp_path / "empty.tfrecord").touch()
+        assert len(TFRecord([tmp_path / "empty.tfrecord", *files])) == COUNT
+
+
+class TestFeatures:
+    @pytest.mark.parametrize(
+        ("features", "message"),
+        [
+            ({"gone": "int64"}, r"record 2 of .*one.tfrecord has no feature 'gone'; it has box, image, label"),
+            ({"box": "int64"}, r"feature 'box' of record 2 of .* holds 4 x float32, which do not make int64 of shape"),
+            ({"box": ("float32", (3, -1))}, r"holds 4 x float32, which do not make float32 of shape \(3, -1\)"),
+            ({"label": "bytes"}, r"feature 'label' .* holds 1 x int64, not one value of bytes"),
+            ({"label": "uint8"}, r"feature 'label' .* holds numbers that uint8 does not; ask for a wider dtype"),
+            ({"box": ("int64", (4,))}, r"feature 'box' of record 2 .* holds .*, which int64 does not; ask for a float"),
+            ({"raw": ("int32", (2, 3))}, r"feature 'raw' .* holds 6 bytes, which do not make int32"),
+            ({"name": "image"}, r"feature 'name' of record 2 .* cannot be decoded as image .*on_error='skip'"),
+        ],
+    )
+    def test_what_does_not_fit_is_named(self, files: list[Path], features: Any, message: str) -> None:
+        with pytest.raises(SampleError, match=message):
+            TFRecord(files, features)[2]
+
+    @pytest.mark.parametrize(
+        ("number", "dtype"),
+        [
+            (3.7, "int64"),
+            (3.7, "bool"),
+            (2.0, "bool"),
+            (-1.0, "uint8"),
+            (256.0, "uint8"),
+            (1e30, "uint8"),
+            (2.0**63, "int64"),
+            (2.0**64, "uint64"),
+            (float("nan"), "int32"),
+            (float("-inf"), "int32"),
+        ],
+    )
+    def test_numbers_that_are_no_integers_are_refused(self, tmp_path: Path, number: float, dtype: str) -> None:
+        value = field(2, field(1, struct.pack("<ff", 1.0, number)))
+        (tmp_path / "a.tfrecord").write_bytes(records(example({"x": value})))
+        with pytest.raises(SampleError, match=rf"feature 'x' .* holds \S+, which {dtype} does not; ask for a float"):
+            TFRecord(tmp_path / "a.tfrecord", {"x": (dtype, (2,))})[0]
+
+    @pytest.mark.parametrize(
+        ("number", "dtype"), [(3.0, "int64"), (-(2.0**63), "int64"), (2.0**63, "uint64"), (1, "bool"), (0.1, "float64")]
+    )
+    def test_whole_numbers_are_taken(self, tmp_path: Path, number: float, dtype: str) -> None:
+        (tmp_path / "a.tfrecord").write_bytes(records(example({"x": field(2, field(1, struct.pack("<f", number)))})))
+        assert TFRecord(tmp_path / "a.tfrecord", {"x": dtype})[0]["x"].item() == np.float32(number)
+
+    @pytest.mark.parametrize(
+        "feature",
+        [
+            *("imag", "datetime64[s]", object, ("int64",), ("int64", (2,), 3)),
+            *(("int64", shape) for shape in ((-1, -1), 3, "3", (2.0,), (-2,), None)),
+        ],
+    )
+    def test_what_cannot_be_asked_for(self, files: list[Path], feature: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"features\['x'\]=.* is no dtype"):
+            TFRecord(files, {"x": feature})
+
+    def test_features_have_to_be_described_by_name(self, files: list[Path]) -> None:
+        for features in (["label"], "label", {"label"}):
+            with pytest.raises(ArgumentError, match=r"features=.*label.*: give a dict that says by name"):
+                TFRecord(files, features)  # type: ignore[arg-type]
+
+    def test_a_transform_of_an_unknown_feature(self, files: list[Path]) -> None:
+        with pytest.raises(ArgumentError, match=r"transform= names 'x'; known fields of a sample are label"):
+            TFRecord(files, {"label": "int64"}, transform={"x": abs})
+
+
+class TestFiles:
+    def test_patterns_and_folders(self, files: list[Path]) -> None:
+        for _ in range(2):  # side-cars are no records
+            assert len(TFRecord(files[0].parent)) == COUNT
+        assert len(TFRecord(str(files[0].parent / "{one,two}.tfrecord"))) == COUNT
+
+    def test_the_index_is_made_once_and_checks_every_record(self, files: list[Path]) -> None:
+        TFRecord(files)
+        assert (files[0].parent / ".one.tfrecord.index").exists()
+        with hidden("google_crc32c"):
+            assert len(TFRecord(files)) == COUNT
+
+    def test_the_index_can_lie_elsewhere(self, files: list[Path], tmp_path: Path) -> None:
+        TFRecord(files, index=tmp_path / "indexes")
+        assert sorted(path.name[12:] for path in (tmp_path / "indexes").iterdir()) == [
+            "-one.tfrecord.index",
+            "-two.tfrecord.index",
+        ]
+        assert not (files[0].parent / ".one.tfrecord.index").exists()
+
+    def test_it_pickles_by_path(self, files: list[Path]) -> None:
+        dataset = TFRecord(files)
+        dataset[0]
+        data = pickle.dumps(dataset)
+        assert len(data) < 2000
+        assert equal(pickle.loads(data)[9], dataset[9])
+
+    def test_a_file_that_has_changed_is_refused(self, files: list[Path]) -> None:
+        data = pickle.dumps(TFRecord(files))
+        files[1].write_bytes(files[0].read_bytes())
+        dataset = pickle.loads(data)
+        assert len(dataset[0]) == len(examples()[0])
+        with pytest.raises(
+            StateError, match=r"two.tfrecord has changed since this dataset was made: .*make the dataset anew"
+        ):
+            dataset[10]
+
+    def test_an_index_that_is_gone_is_told(self, files: list[Path]) -> None:
+        dataset = TFRecord(files)
+        (files[0].parent / ".one.tfrecord.index").unlink()
+        with pytest.raises(StateError, match=r"the index .*.one.tfrecord.index was removed or replaced"):
+            dataset[0]
+
+    def test_more_files_than_may_be_open(self, tmp_path: Path) -> None:
+        for number in range(300):
+            (tmp_path / f"{number:03}.tfrecord").write_bytes(records(b"%d" % number))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        dataset = TFRecord(tmp_path, decode=int)
+        held = len(list(Path("/proc/self/fd").iterdir()))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        try:
+            dataset = TFRecord(tmp_path, decode=int)
+            assert [dataset[i] for i in range(300)] == list(range(300))
+            assert len(list(Path("/proc/self/fd").iterdir())) < held + 100
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    def test_a_missing_library(self, files: list[Path]) -> None:
+        with hidden("google_crc32c"), pytest.raises(MissingExtraError, match=r"pip install 'feedline\[tfrecord\]'"):
+            TFRecord(files)
+        with hidden("google_crc32c"):
+            assert len(TFRecord(files, check=False)) == COUNT
+
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match=r"no such file: .*gone.tfrecord"):
+            TFRecord(tmp_path / "gone.tfrecord")
+
+
+class TestDamage:
+    @pytest.mark.parametrize(
+        ("at", "message"),
+        [
+            (0, r"record 0 of .*, at byte 0, has a damaged length \(checksum mismatch\)"),
+            (15, r"record 0 of .* is damaged \(checksum mismatch\).*check=False"),
+            (40, r"record 1 of .*, at byte 21, is damaged"),
+        ],
+    )
+    def test_a_flipped_bit_is_found(self, tmp_path: Path, at: int, message: str) -> None:
+        data = bytearray(records(b"hello", b"something longer"))
+        data[at] ^= 4
+        (tmp_path / "a.tfrecord").write_bytes(data)
+        with pytest.raises(SampleError, match=message):
+            TFRecord(tmp_path / "a.tfrecord", decode="bytes")
+
+    def test_check_can_be_left_out(self, tmp_path: Path) -> None:
+        data = bytearray(records(b"hello"))
+        data[12] ^= 1
+        (tmp_path / "a.tfrecord").write_bytes(data)
+        assert TFRecord(tmp_path / "a.tfrecord", decode="bytes", check=False)[0] == b"iello"
+
+    def test_an_index_that_was_made_without_is_made_again_to_check(self, tmp_path: Path) -> None:
+        data = bytearray(records(b"hello", b"more"))
+        path, place = tmp_path / "a.tfrecord", tmp_path / ".a.tfrecord.index"
+        path.write_bytes(data)
+        TFRecord(path, decode="bytes", check=False)
+        unchecked = place.read_bytes()
+        assert len(TFRecord(path, decode="bytes")) == 2
+        checked = place.read_bytes()
+        assert checked != unchecked
+        assert len(TFRecord(path, decode="bytes", check=False)) == 2
+        assert place.read_bytes() == checked
+        data[12] ^= 1
+        path.write_bytes(data)
+        assert TFRecord(path, decode="bytes", check=False)[0] == b"iello"
+        for _ in range(2):
+            with pytest.raises(SampleError, match=r"record 0 of .* is damaged \(checksum mismatch\)"):
+                TFRecord(path, decode="bytes")
+
+    def test_a_file_that_is_truncated_while_it_is_open(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.tfrecord"
+        path.write_bytes(records(*[bytes(50_000)] * 4))
+        dataset = TFRecord(path, decode="bytes")
+        assert len(dataset[3]) == 50_000
+        for rest in (60_000, 0):
+            os.truncate(path, rest)
+            time.sleep(2 * LOOK_EVERY_S)
+            with (
+                fl.DataLoader(dataset, batch_size=4, collate_fn=len) as loader,
+                pytest.raises(StateError, match=rf"a.tfrecord has changed .* has {rest} now.*make the dataset anew"),
+            ):
+                list(loader)
+        (tmp_path / "b.tfrecord").write_bytes(records(b"whole"))
+        path.write_bytes(records(*[bytes(50_000)] * 4))
+        both = TFRecord(tmp_path, decode="bytes")
+        assert len(both[3]) == 50_000
+        os.truncate(path, 0)
+        time.sleep(2 * LOOK_EVERY_S)
+        with fl.DataLoader(both, batch_size=5, collate_fn=list, on_error="skip") as loader:
+            assert list(loader) == [[b"whole"]]
+
+    @pytest.mark.parametrize("left", [3, 20, 30, 50])
+    def test_a_file_that_was_cut_off(self, tmp_path: Path, left: int) -> None:
+        (tmp_path / "a.tfrecord").write_bytes(records(b"hello", b"something much longer")[:left])
+        with pytest.raises(SampleError, match=r"record [01] of .*was the file copied whole\?"):
+            TFRecord(tmp_path / "a.tfrecord", decode="bytes")
+
+    @pytest.mark.parametrize("check", [True, False])
+    def test_a_length_from_hell(self, tmp_path: Path, check: bool) -> None:
+        head = struct.pack("<Q", 2**64 - 8)
+        (tmp_path / "a.tfrecord").write_bytes(head + masked(head) + bytes(40))
+        with pytest.raises(SampleError, match=r"wants 18446744073709551608 bytes of the 40 left"):
+            TFRecord(tmp_path / "a.tfrecord", decode="bytes", check=check)
+
+    @pytest.mark.parametrize("check", [True, False])
+    def test_compressed_files_are_refused_with_the_way_out(
+        self, files: list[Path], tmp_path: Path, check: bool
+    ) -> None:
+        (tmp_path / "a.tfrecord.gz").write_bytes(gzip.compress(files[0].read_bytes()))
+        with pytest.raises(SampleError, match=r"a.tfrecord.gz is compressed with gzip.*decompress it once \(gunzip"):
+            TFRecord(tmp_path / "a.tfrecord.gz", check=check)
+
+    def test_a_record_as_long_as_a_gzip_file_begins_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / "a.tfrecord").write_bytes(records(bytes(0x8B1F)))
+        assert len(TFRecord(tmp_path / "a.tfrecord", decode="bytes")[0]) == 0x8B1F
+
+    def test_records_that_are_no_examples(self, tmp_path: Path) -> None:
+        (tmp_path / "a.tfrecord").write_bytes(records(b"\x0a\xff\xff\x03", b"\xff" * 20, b"\x0b"))
+        dataset = TFRecord(tmp_path / "a.tfrecord")
+        for number in range(3):
+            with pytest.raises(SampleError, match=rf"record {number} of .* is no tf.train.Example \(.*decode='bytes'"):
+                dataset[number]
+
+
+def varint(value: int) -> bytes:
+    value &= 2**64 - 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def field(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def example(features: dict[str, bytes]) -> bytes:
+    return field(1, b"".join(field(1, field(1, k.encode()) + field(2, v)) for k, v in features.items()))
+
+
+class TestWire:
+    @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40), st.integers(0, 40))
+    def test_integers_packed_or_not(self, values: list[int], split: int) -> None:
+        packed = field(1, b"".join(map(varint, values[:split])))
+        loose = b"".join(varint(1 << 3) + varint(value) for value in values[split:])
+        assert parsed(example({"x": field(3, packed + loose)}))["x"].tolist() == values  # type: ignore[union-attr]
+
+    @given(st.lists(st.floats(width=32, allow_nan=False), max_size=40), st.integers(0, 40))
+    def test_floats_packed_or_not(self, values: list[float], split: int) -> None:
+        packed = field(1, struct.pack(f"<{len(values[:split])}f", *values[:split]))
+        loose = b"".join(varint(1 << 3 | 5) + struct.pack("<f", value) for value in values[split:])
+        assert parsed(example({"x": field(2, packed + loose)}))["x"].tolist() == values  # type: ignore[union-attr]
+
+    @given(st.dictionaries(st.text(max_size=5), st.lists(st.binary(max_size=5), max_size=5), max_size=5))
+    def test_bytes_and_names(self, features: dict[str, list[bytes]]) -> None:
+        lists = {name: field(1, b"".join(field(1, value) for value in values)) for name, values in features.items()}
+        assert parsed(example(lists)) == features
+
+    def test_fields_of_later_versions_are_passed_over(self) -> None:
+        later = varint(9 << 3) + varint(5) + field(8, b"new") + varint(7 << 3 | 1) + bytes(8)
+        assert parsed(later + example({"x": later + field(1, field(1, b"v"))}) + later) == {"x": [b"v"]}
+
+    @given(st.binary(max_size=60))
+    def test_rubbish_is_refused_or_read_but_never_more(self, data: bytes) -> None:
+        with suppress(ValueError):
+            parsed(data)
+
+    @given(st.binary(max_size=30), st.integers(0, 200), st.integers(0, 255))
+    def test_damage_is_refused_or_read_but_never_more(self, value: bytes, at: int, byte: int) -> None:
+        data = bytearray(example({"a": field(1, field(1, value)), "b": field(3, field(1, varint(-5) * 6))}))
+        data[at % len(data)] = byte
+        with suppress(ValueError):
+            parsed(bytes(data))

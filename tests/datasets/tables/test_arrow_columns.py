@@ -1,0 +1,280 @@
+"""Bytes of Arrow objects that are read for some of their columns, and what is made of them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import feedline as fl
+from feedline.datasets import Arrow
+from feedline.datasets.tables.arrow_messages import Layout, layout_of, unpacked
+from feedline.errors import SampleError
+from feedline.stores import Cache
+from feedline.stores.fsspec import ForeignStore
+
+ROWS = 60
+WIDE = [bytes(range(256)) * 800] * ROWS
+"""Rows of a column that lie so far apart that nothing is read together with them."""
+
+
+def written(batches: Any, *, stream: bool = False, **options: Any) -> bytes:
+    file = io.BytesIO()
+    new = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with new(file, batches[0].schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return file.getvalue()
+
+
+def laid_out(data: bytes) -> Layout:
+    def read(spans: Any) -> list[memoryview]:
+        return [memoryview(data)[start:stop] for start, stop in spans]
+
+    return unpacked(layout_of(len(data), read, lambda start: iter([(start, memoryview(data)[start:])])))
+
+
+class Bucket:
+    """A store in memory that remembers what it was asked for."""
+
+    address = "memory://columns/t.arrow"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[int, int]] = []
+        read_many = ForeignStore.read_many
+
+        def recorded(store: ForeignStore, path: str, ranges: Any, **more: Any) -> Any:
+            self.asked += ranges
+            return read_many(store, path, ranges, **more)
+
+        monkeypatch.setattr(ForeignStore, "read_many", recorded)
+
+    def put(self, data: bytes) -> None:
+        fsspec.filesystem("memory").pipe("/columns/t.arrow", data)
+
+    def asked_by(self, fetch: Callable[[], Any]) -> tuple[Any, list[tuple[int, int]]]:
+        """What it gives, and the ranges that it asked for."""
+        self.asked.clear()
+        return fetch(), list(self.asked)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    yield Bucket(monkeypatch)
+    fsspec.filesystem("memory").rm("/columns", recursive=True)
+
+
+def nbytes(spans: list[tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in spans)
+
+
+class TestDictionaries:
+    """Of their messages those are read that the chosen columns take."""
+
+    @staticmethod
+    def batches() -> list[Any]:
+        """Whose dictionaries change or grow from one to the next, beside one that is large and stays."""
+        texts = [["a", "b", "a"], ["b", "c", "d"], ["e", "e", "f"]]
+        large = pa.array([f"{row:05}" * 200 for row in range(100)])
+        beside = pa.DictionaryArray.from_arrays(pa.array([5, 6, 7], pa.int8()), large)
+        return [
+            pa.record_batch({"beside": beside, "t": pa.array(each).dictionary_encode(), "x": pa.array([1, 2, 3])})
+            for each in texts
+        ]
+
+    @pytest.mark.parametrize("deltas", [False, True], ids=["replaced", "deltas"])
+    def test_that_change_within_a_stream(self, bucket: Bucket, deltas: bool) -> None:
+        batches = self.batches()
+        if deltas:
+            grown = [pa.array(list("abcdef")[:count]) for count in (2, 4, 6)]
+            codes = [pa.array(each, pa.int32()) for each in ([0, 1, 0], [1, 2, 3], [4, 4, 5])]
+            columns = [pa.DictionaryArray.from_arrays(*each) for each in zip(codes, grown, strict=True)]
+            batches = [batch.set_column(1, "t", each) for batch, each in zip(batches, columns, strict=True)]
+        bucket.put(written(batches, stream=True, emit_dictionary_deltas=deltas))
+        dataset = Arrow(bucket.address, ["t"])
+        samples, asked = bucket.asked_by(lambda: dataset.__getitems__(range(9)))
+        assert "".join(sample["t"] for sample in samples) == "ababcdeef"
+        assert nbytes(asked) < 5000  # the other dictionary has 100,000
+        assert Arrow(bucket.address, ["beside"])[8]["beside"] == "00007" * 200
+
+    def test_within_lists_and_within_each_other(self, bucket: Bucket) -> None:
+        inner = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1, 0], pa.int8()), ["one", "two"])
+        lists = pa.ListArray.from_arrays([0, 1, 3, 4], inner)
+        values = pa.StructArray.from_arrays([pa.array([7, 8]), inner[:2]], ["n", "d"])
+        both = pa.DictionaryArray.from_arrays(pa.array([1, 1, 0], pa.int8()), values)
+        bucket.put(written([pa.record_batch({"l": lists, "first": inner[:3], "s": both})]))
+        samples = Arrow(bucket.address, ["s", "l"]).__getitems__(range(3))
+        assert [sample["l"] for sample in samples] == [["two"], ["one", "two"], ["one"]]
+        assert [(each["s"]["n"].item(), each["s"]["d"]) for each in samples] == [(8, "one"), (8, "one"), (7, "two")]
+
+    def test_one_that_is_not_there_is_named(self, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+        bucket.put(written(self.batches(), stream=True))
+        dataset = Arrow(bucket.address, ["t"])
+        monkeypatch.setattr(Layout, "needed", lambda *_: [])
+        with pytest.raises(SampleError, match=r"record batch 1 of .*t\.arrow is no whole .*[Dd]ictionary"):
+            dataset[4]
+
+
+class TestWholes:
+    """All columns are asked for at once, and record batches of older writers are read as well."""
+
+    BATCHES = (pa.record_batch({"x": pa.array(range(ROWS)), "s": pa.array(["text"] * ROWS, pa.string_view())}),)
+
+    def test_before_1_0(self, bucket: Bucket) -> None:
+        data = written(self.BATCHES, metadata_version=pa.ipc.MetadataVersion.V4)
+        bucket.put(data)
+        dataset = Arrow(bucket.address, ["s"], cache_nbytes=0)
+        sample, asked = bucket.asked_by(lambda: dataset[5])
+        assert sample == {"s": "text"}
+        assert nbytes(asked) == 16 * ROWS
+
+    def test_all_columns_are_asked_for_at_once(self, bucket: Bucket) -> None:
+        data = written(self.BATCHES)
+        bucket.put(data)
+        dataset = Arrow(bucket.address)
+        _, asked = bucket.asked_by(lambda: dataset[5])
+        assert asked == [tuple(laid_out(data).batches[0, [0, 2]].tolist())]
+
+    @pytest.mark.parametrize("columns", [["x"], None])
+    @pytest.mark.parametrize("buffer", [(-8, 5), (8, -1), (1 << 40, 8), (1 << 62, 1 << 62)])
+    def test_buffers_that_lie_elsewhere_are_named(
+        self, bucket: Bucket, columns: list[str] | None, buffer: tuple[int, int]
+    ) -> None:
+        data = bytearray(written(self.BATCHES))
+        start, body, _, _ = laid_out(bytes(data)).batches[0].tolist()
+        at = bytes(data).index(np.array([0, 8 * ROWS], np.int64).tobytes(), start, body)
+        data[at : at + 16] = np.array(buffer, np.int64).tobytes()
+        bucket.put(bytes(data))
+        dataset = Arrow(bucket.address, columns)
+        with pytest.raises(SampleError, match=r"record batch 0 of memory://columns/t\.arrow is no whole Arrow file"):
+            dataset[5]
+
+
+class TestMemory:
+    """What is read together with what was wanted is not held for as long as that."""
+
+    def test_what_was_gone_through_is_let_go(self) -> None:
+        data = np.frombuffer(written([pa.record_batch({"x": pa.array(range(100))})] * 50, stream=True), np.uint8)
+        blocks: list[weakref.ref[Any]] = []
+        most = 0
+
+        def coming(start: int) -> Iterator[tuple[int, memoryview]]:
+            nonlocal most
+            for at in range(start, len(data), 1000):
+                block = data[at : at + 1000].copy()
+                blocks.append(weakref.ref(block))
+                most = max(most, sum(each() is not None for each in blocks))
+                yield at, memoryview(block)
+
+        layout = unpacked(layout_of(len(data), lambda spans: [data[start:stop].data for start, stop in spans], coming))
+        assert len(layout.batches) == 50
+        assert most <= 3
+
+    def test_little_of_much_is_copied(self, bucket: Bucket) -> None:
+        bucket.put(written([pa.record_batch({"narrow": pa.array(range(ROWS)), "wide": pa.array(WIDE)})]))
+        dataset, before = Arrow(bucket.address, ["narrow"]), pa.total_allocated_bytes()
+        assert dataset[5]["narrow"].item() == 5
+        assert pa.total_allocated_bytes() - before < 10_000 < len(WIDE[0])
+
+
+class TestRows:
+    """Rows of record batches that cannot be kept."""
+
+    BATCHES = tuple(
+        pa.record_batch(
+            {
+                "x": pa.array([None if row % 7 == 3 else row for row in range(at, at + 20)], pa.int32()),
+                "v": pa.array([[row, row + 1] for row in range(at, at + 20)], pa.list_(pa.float32(), 2)),
+                "flag": pa.array([row % 3 == 0 for row in range(at, at + 20)]),
+                "wide": pa.array(WIDE[:20]),
+            }
+        )
+        for at in (0, 20, 40)
+    )
+
+    def test_all_of_a_batch_at_once(self, bucket: Bucket) -> None:
+        bucket.put(written(self.BATCHES))
+        dataset = Arrow(bucket.address, ["v", "flag"], cache_nbytes=0)
+        places = [59, -60, 3, 3, 21]
+        samples, asked = bucket.asked_by(lambda: dataset.__getitems__(places))
+        assert [sample["v"].tolist() for sample in samples] == [[59, 60], [0, 1], [3, 4], [3, 4], [21, 22]]
+        assert [sample["flag"].item() for sample in samples] == [False, True, True, True, True]
+        assert nbytes(asked) == 3 * (20 * 8 + 3)
+        assert dataset.__getitems__([]) == []
+
+    def test_a_null_is_named_by_object_and_row(self, bucket: Bucket) -> None:
+        bucket.put(written(self.BATCHES))
+        dataset = Arrow(bucket.address, ["x"], cache_nbytes=0)
+        assert dataset[44]["x"].item() == 44
+        with pytest.raises(SampleError, match=r"memory://columns/t\.arrow, row 45: column 'x' is null"):
+            dataset.__getitems__([1, 45, 2])
+        filled = Arrow(bucket.address, ["x"], cache_nbytes=0, nulls=-1)
+        assert [sample["x"].item() for sample in filled.__getitems__([1, 45, 2, 3])] == [1, -1, 2, -1]
+
+    def test_wanted_are_the_chosen_buffers(self, bucket: Bucket, tmp_path: Path) -> None:
+        bucket.put(written(self.BATCHES))
+        cache = Cache(tmp_path / "cache", limit="10 MB")
+        dataset = Arrow(bucket.address, ["v"], cache_nbytes=0, cache=cache)
+        assert [want.stop - want.start for _, want in dataset.wants(np.array([3, -1]))] == [160, 160]
+        assert dataset.wants(np.array([], np.int64)) == []
+
+    def test_compressed_ones_are_kept_all_the_same(self, bucket: Bucket) -> None:
+        bucket.put(written(self.BATCHES, compression="lz4"))
+        dataset = Arrow(bucket.address, ["v"], cache_nbytes=0)
+        assert dataset[45]["v"].tolist() == [45, 46]
+        assert bucket.asked_by(lambda: dataset[46])[1] == []
+
+    @pytest.mark.parametrize("method", ["thread", "process"])
+    def test_in_workers(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+        monkeypatch.chdir(tmp_path)
+        Path("t.arrow").write_bytes(written(self.BATCHES))
+        far = Arrow("local://t.arrow", ["v", "flag"], cache_nbytes=0)
+        near = Arrow("t.arrow", ["v", "flag"])
+        assert pickle.loads(pickle.dumps(far))[7]["v"].tolist() == [7, 8]
+        with fl.DataLoader(far, 7, shuffle=True, seed=1, num_workers=2, worker_method=method) as loader:
+            found = [(batch["v"].tolist(), batch["flag"].tolist()) for batch in loader]
+        with fl.DataLoader(near, 7, shuffle=True, seed=1) as loader:
+            assert found == [(batch["v"].tolist(), batch["flag"].tolist()) for batch in loader]
+
+
+def test_types_within_types(bucket: Bucket) -> None:
+    tensors = pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.int8(), [2, 2]), pa.array([[1, 2, 3, 4], [5, 6, 7, 8]], pa.list_(pa.int8(), 4))
+    )
+    columns = {
+        "s": pa.StructArray.from_arrays([tensors, pa.array(["a", "b"])], ["t", "u"]),
+        "l": pa.FixedSizeListArray.from_arrays(tensors, 1),
+        "wide": pa.array(WIDE[:2]),
+    }
+    bucket.put(written([pa.record_batch(columns)]))
+    for cache_nbytes in (0, 1 << 20):
+        sample = Arrow(bucket.address, ["l", "s"], cache_nbytes=cache_nbytes)[1]
+        assert (sample["s"]["t"].tolist(), sample["s"]["u"]) == ([[5, 6], [7, 8]], "b")
+        assert sample["l"].tolist() == [[[5, 6], [7, 8]]]
+        assert Arrow(bucket.address, ["l"], cache_nbytes=cache_nbytes)[0]["l"].tolist() == [[[1, 2], [3, 4]]]
+
+
+@pytest.mark.parametrize("column", ["x", "s"])
+def test_damaged_buffers_are_named_with_their_record_batch(bucket: Bucket, column: str) -> None:
+    batches = [pa.record_batch({"x": pa.array(range(1000)), "s": pa.array(["text"] * 1000)})] * 2
+    data = bytearray(written(batches, compression="zstd"))
+    bucket.put(bytes(data))
+    reading = Arrow(bucket.address, [column])
+    _, asked = bucket.asked_by(lambda: reading[1000])
+    first = min(start for start, _ in asked)
+    data[first : first + 16] = bytes(range(16))
+    bucket.put(bytes(data))
+    dataset = Arrow(bucket.address, [column])
+    assert column in dataset[999]
+    with pytest.raises(SampleError, match=r"record batch 1 of memory://columns/t\.arrow is no whole Arrow file"):
+        dataset[1000]

@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from datetime import datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from recorder import Recorder
+from torch.utils.data import DataLoader, default_collate
+
+import datasets
+import feedline as fl
+from datasets import ClassLabel, Features, Image, List, Value
+from feedline.collate.gather import gathering
+from feedline.core.tree import leaves
+from feedline.datasets import HuggingFace
+from feedline.errors import ArgumentError, SampleError
+from feedline.loader.builder import _read_directly
+
+N = 60
+DTYPES = [
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bool",
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_progress_bars() -> Iterator[None]:
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    pairs = list(zip(leaves(ours), leaves(theirs), strict=True))
+    return type(ours) is type(theirs) and all(type(a) is type(b) and equal(a, b) for a, b in pairs)
+
+
+def equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    return bool(np.array_equal(a, b)) and getattr(a, "dtype", None) == getattr(b, "dtype", None)
+
+
+def made() -> datasets.Dataset:
+    rng = np.random.default_rng(0)
+    columns: dict[str, Any] = {"text": [f"é{i}" for i in range(N)], "label": rng.integers(0, 2, N)}
+    features: dict[str, Any] = {"text": Value("string"), "label": ClassLabel(names=["no", "yes"])}
+    for dtype in DTYPES:
+        values = rng.integers(0, 2 if dtype == "bool" else 100, (N, 3)).astype(dtype)
+        columns |= {dtype: values[:, 0], f"list {dtype}": list(values), f"fixed {dtype}": list(values)}
+        features |= {
+            dtype: Value(dtype),
+            f"list {dtype}": List(Value(dtype)),
+            f"fixed {dtype}": List(Value(dtype), length=3),
+        }
+    return datasets.Dataset.from_dict(columns, features=Features(features))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> datasets.Dataset:
+    folder = tmp_path_factory.mktemp("saved")
+    datasets.concatenate_datasets([made().select(range(25)), made().select(range(25, N))]).save_to_disk(folder)
+    return datasets.load_from_disk(folder)
+
+
+@pytest.mark.parametrize("selection", ["all", "shuffled", "sliced"])
+@pytest.mark.parametrize("kind", ["torch", "numpy", None])
+def test_batches_are_those_of_torch_for_every_kind_of_column(saved: Any, kind: str | None, selection: str) -> None:
+    chosen = {"all": saved, "shuffled": saved.shuffle(seed=1), "sliced": saved.select(range(10, 50))}[selection]
+    for name in saved.column_names:
+        dataset = chosen.select_columns([name]).with_format(kind)
+        # datasets takes no negative indices in a list once rows were selected
+        for indices in ([0, 39, 7, 7, 20], [3 if chosen._indices is not None else -1, 3]):
+            theirs = default_collate(dataset.__getitems__(indices))
+            ours = HuggingFace(dataset)
+            assert same(default_collate(ours.__getitems__(indices)), theirs), name
+            gather = gathering(ours)
+            if gather is not None:
+                empty = Recorder()
+                batch = gather(np.array(indices), empty)
+                assert same(batch, theirs), name
+                assert empty.holds(batch), name
+
+
+def test_the_common_columns_are_read_directly(saved: Any) -> None:
+    for kind in ("torch", "numpy"):
+        columns = ["label", "float32", "int64", "list int64", "fixed float32"]
+        assert gathering(HuggingFace(saved.with_format(kind, columns=columns))) is not None
+    assert gathering(HuggingFace(saved.select_columns(["label", "float64", "text", "bool"]))) is not None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loader_gives_what_torchs_gives(saved: Any, workers: int) -> None:
+    dataset = saved.shuffle(seed=3).with_format("torch", columns=["text", "label", "list int32"])
+    ours = HuggingFace(dataset)
+    assert ours.thread_safe
+    with fl.DataLoader(ours, 16, num_workers=workers) as loader:
+        assert all(same(a, b) for a, b in zip(loader, DataLoader(dataset, 16), strict=True))
+    assert all(same(a, b) for a, b in zip(DataLoader(ours, 16), DataLoader(dataset, 16), strict=True))
+
+
+def test_samples_are_those_of_the_dataset(saved: Any) -> None:
+    dataset = saved.with_format("torch")
+    assert same(HuggingFace(dataset)[5], dataset[5])
+    with pytest.raises(IndexError, match="100"):
+        HuggingFace(dataset)[100]
+
+
+DAY = datetime.fromisoformat("2020-01-02")
+NO_NUMBERS: dict[str, Any] = {
+    "timestamp[us]": DAY,
+    "timestamp[us, tz=UTC]": DAY,
+    "date32": DAY.date(),
+    "date64": DAY,
+    "time32[s]": time(1, 2, 3),
+    "time64[us]": time(1, 2, 3),
+    "duration[us]": timedelta(seconds=3),
+    "decimal128(10, 2)": Decimal("1.25"),
+}
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("kind", ["torch", "numpy", None])
+@pytest.mark.parametrize("dtype", NO_NUMBERS)
+def test_times_and_decimals_are_left_to_datasets(dtype: str, kind: str | None, listed: bool) -> None:
+    feature, value = (List(Value(dtype)), [NO_NUMBERS[dtype]] * 2) if listed else (Value(dtype), NO_NUMBERS[dtype])
+    dataset = datasets.Dataset.from_dict({"v": [value] * 4}, features=Features(v=feature)).with_format(kind)
+
+    def seen(loader: Any) -> Any:
+        try:
+            return [repr(batch) for batch in loader]
+        except (TypeError, RuntimeError) as error:  # there are no tensors of these
+            return type(error)
+
+    for loaded in (dataset, HuggingFace(dataset)):
+        assert seen(fl.DataLoader(loaded, 2)) == seen(DataLoader(dataset, 2))
+        assert seen(fl.DataLoader(loaded, 2, collate_fn=list)) == seen(DataLoader(dataset, 2, collate_fn=list))
+
+
+def test_lists_of_other_lengths_can_be_padded() -> None:
+    dataset = HuggingFace(datasets.Dataset.from_dict({"ids": [[1, 2], [3], []]}).with_format("torch"))
+    padded = next(iter(fl.DataLoader(dataset, 2, collate_fn=fl.collate.pad())))
+    assert padded["ids"].values.tolist() == [[1, 2], [3, 0]]
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_missing_values_are_what_datasets_makes_of_them(kind: str) -> None:
+    dataset = datasets.Dataset.from_dict({"x": [1.0, None, 3.0], "i": [1, 2, 3]}).with_format(kind)
+    ours = HuggingFace(dataset)
+    for indices in ([0], [0, 1], [1, 2]):
+        theirs = default_collate(dataset.__getitems__(indices))
+        batch = ours.gather(np.array(indices), Recorder())
+        assert [(v.dtype, v.isnan().tolist()) for v in batch.values()] == [
+            (v.dtype, v.isnan().tolist()) for v in theirs.values()
+        ]
+
+
+def test_transforms_images_and_odd_formats_go_through_datasets(tmp_path: Path) -> None:
+    numbers = datasets.Dataset.from_dict({"x": [1, 2, 3], "y": [1.0, 2.0, 3.0]})
+    doubled = numbers.with_transform(lambda batch: {"x": [value * 2 for value in batch["x"]]})
+    pictures = [PIL.Image.new("RGB", (4, 3), (i, 0, 0)) for i in range(3)]
+    images = datasets.Dataset.from_dict({"image": pictures}, features=Features({"image": Image()}))
+    others = [
+        doubled,
+        images.with_format("torch"),
+        numbers.with_format("torch", dtype=torch.float64),
+        numbers.with_format("torch", columns=["x"], output_all_columns=True),
+    ]
+    for dataset in others:
+        ours = HuggingFace(dataset)
+        assert gathering(ours) is None
+        assert not ours.thread_safe
+        assert same(default_collate(ours.__getitems__([2, 0])), default_collate(dataset.__getitems__([2, 0])))
+    assert isinstance(HuggingFace(images)[1]["image"], PIL.Image.Image)
+
+
+def test_it_travels_by_path(saved: Any) -> None:
+    ours = HuggingFace(saved.with_format("torch", columns=["int64"]))
+    expected = ours.gather(np.array([3]), Recorder())
+    data = pickle.dumps(ours)
+    assert len(data) < 20_000
+    assert same(pickle.loads(data).gather(np.array([3]), Recorder()), expected)
+
+
+def test_what_is_no_dataset_is_refused() -> None:
+    dataset = datasets.Dataset.from_dict({"x": [1]})
+    with pytest.raises(ArgumentError, match=r"dict of splits \(train\): give one, as ds\['train'\]"):
+        HuggingFace(datasets.DatasetDict({"train": dataset}))
+    with pytest.raises(ArgumentError, match="HuggingFaceStream is for such streams"):
+        HuggingFace(dataset.to_iterable_dataset())
+    with pytest.raises(ArgumentError, match=r"reads datasets\.Dataset, not list"):
+        HuggingFace([1, 2])
+
+
+def test_a_bare_dataset_is_recognised() -> None:
+    dataset = datasets.Dataset.from_dict({"x": [1]})
+    assert isinstance(_read_directly(dataset), HuggingFace)
+    assert _read_directly([1]) == [1]
+
+
+class TestPictures:
+    @pytest.fixture
+    def pictures(self, tmp_path: Path) -> Any:
+        rng = np.random.default_rng(0)
+        paths = []
+        for i in range(12):
+            paths.append(str(tmp_path / f"{i}.png"))
+            PIL.Image.fromarray(rng.integers(0, 256, (20 + i, 30, 3), np.uint8)).save(paths[-1])
+        features = Features({"name": Value("string"), "image": Image(), "label": Value("int64")})
+        columns = {"name": [str(i) for i in range(12)], "image": paths, "label": list(range(12))}
+        return datasets.Dataset.from_dict(columns, features=features)
+
+    @pytest.mark.parametrize("stored", ["path", "bytes"])
+    def test_a_transform_of_our_own_works_on_the_stored_bytes(self, pictures: Any, tmp_path: Path, stored: str) -> None:
+        if stored == "bytes":
+            pictures.save_to_disk(tmp_path / "saved")
+            pictures = datasets.load_from_disk(tmp_path / "saved")
+        transform = fl.transforms.imagenet_eval(16)
+        dataset, empty = HuggingFace(pictures.shuffle(seed=0), {"image": transform}), Recorder()
+        expected = [transform(sample["image"]) for sample in pictures.shuffle(seed=0)]
+        assert list(dataset[3]) == ["name", "image", "label"]
+        assert torch.equal(dataset[3]["image"], expected[3])
+        gather = gathering(dataset)
+        assert gather is not None
+        batch = gather(np.array([5, 0, -1]), empty)
+        assert torch.equal(batch["image"], torch.stack([expected[i] for i in (5, 0, -1)]))
+        assert same(batch, default_collate(dataset.__getitems__([5, 0, -1])))
+
+    def test_random_crops_follow_the_seed(self, pictures: Any) -> None:
+        dataset = HuggingFace(pictures, {"image": fl.transforms.imagenet_train(8)})
+        found = []
+        for arguments in ({}, {"num_workers": 2}, {"num_workers": 2, "worker_method": "process"}, {"on_error": "skip"}):
+            with fl.DataLoader(dataset, 5, seed=1, shuffle=True, **arguments) as loader:
+                found.append(list(loader))
+        for other in found[1:]:
+            assert all(same(a, b) for a, b in zip(found[0], other, strict=True))
+
+    def test_pictures_alone(self, pictures: Any) -> None:
+        dataset = HuggingFace(pictures.select_columns(["image"]), {"image": fl.transforms.imagenet_eval(16)})
+        assert next(iter(fl.DataLoader(dataset, 4)))["image"].shape == (4, 3, 16, 16)
+
+    def test_foreign_transforms_get_what_datasets_gives(self, pictures: Any) -> None:
+        by_column = HuggingFace(pictures, {"image": lambda image: image.size, "label": lambda label: -label})
+        assert (by_column[2]["image"], by_column[2]["label"]) == ((30, 22), -2)
+        assert gathering(by_column) is None
+        whole = HuggingFace(pictures, lambda sample: sample["label"])
+        assert whole.__getitems__([3, 4]) == [3, 4]
+        with pytest.raises(ArgumentError, match=r"transform= names 'picture'; known fields .* name, image, label"):
+            HuggingFace(pictures, {"picture": len})
+
+    def test_bad_pictures_are_named(self, pictures: Any, tmp_path: Path) -> None:
+        (tmp_path / "3.png").write_bytes(b"no picture")
+        dataset = HuggingFace(pictures, {"image": fl.transforms.imagenet_eval(16)})
+        for fetch in (dataset.__getitem__, lambda i: dataset.gather(np.array([0, i]), Recorder())):
+            with pytest.raises(SampleError, match="sample 3 of the Hugging Face dataset, column 'image'"):
+                fetch(3)
+        missing = datasets.Dataset.from_dict({"image": [None]}, features=Features({"image": Image()}))
+        with pytest.raises(SampleError, match="column 'image' is null"):
+            HuggingFace(missing, {"image": fl.transforms.imagenet_eval(16)})[0]

@@ -1,0 +1,86 @@
+"""Hugging Face's own objects, given to the loader as they are."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+
+import datasets
+import feedline as fl
+from feedline.loader.builder import BatchBuilder
+from feedline.testing import difference
+
+
+def table(**more: Any) -> Any:
+    columns = {"x": [[float(i), -1.0] for i in range(50)], "y": list(range(50)), "name": [str(i) for i in range(50)]}
+    return datasets.Dataset.from_dict({**columns, **more})
+
+
+MADE = {
+    "plain": table,
+    "as torch": lambda: table().with_format("torch"),
+    "as numpy, some columns": lambda: table().with_format("numpy", columns=["y"]),
+    "shuffled and selected": lambda: table().shuffle(seed=1).select(range(5, 45)).with_format("torch"),
+    "transformed": lambda: table().with_transform(lambda rows: {"z": [2 * y for y in rows["y"]]}),
+    "with a list of bool": lambda: table(flags=[[True, False]] * 50).with_format("torch"),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_those_of_torchs_loader(name: str, workers: int) -> None:
+    def batches(cls: Any, **more: Any) -> list[Any]:
+        return list(cls(MADE[name](), batch_size=7, shuffle=True, generator=torch.Generator().manual_seed(0), **more))
+
+    assert difference(batches(TorchDataLoader), batches(fl.DataLoader, num_workers=workers)) is None
+
+
+def test_a_table_is_gathered_whole() -> None:
+    assert BatchBuilder(table().with_format("torch")).vectorised
+    assert not BatchBuilder(MADE["transformed"]()).vectorised
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+def test_a_stream_loses_nothing_on_resume(buffered: bool) -> None:
+    def stream() -> Any:
+        made = table().to_iterable_dataset(num_shards=4)
+        return made.shuffle(seed=3, buffer_size=8) if buffered else made
+
+    whole = [batch["y"].tolist() for batch in fl.DataLoader(stream(), batch_size=4)]
+    for cut in (1, 5, 9):
+        loader = fl.DataLoader(stream(), batch_size=4)
+        begun = [batch["y"].tolist() for batch in islice(loader, cut)]
+        state = loader.state_dict()
+        again = fl.DataLoader(stream(), batch_size=4)
+        again.load_state_dict(state)
+        rest = [batch["y"].tolist() for batch in again]
+        assert begun + rest == whole
+
+
+def test_a_stream_with_workers_is_pointed_to_ours_once() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with fl.DataLoader(table().to_iterable_dataset(num_shards=2), batch_size=10, num_workers=2) as loader:
+            for _ in range(2):
+                assert sorted(y for batch in loader for y in batch["y"].tolist()) == list(range(50))
+        with fl.DataLoader(fl.datasets.HuggingFaceStream(loader.dataset), batch_size=10, num_workers=2) as loader:
+            assert sorted(y for batch in loader for y in batch["y"].tolist()) == list(range(50))
+    (warning,) = caught
+    assert "Give feedline.datasets.HuggingFaceStream(dataset)" in str(warning.message)
+
+
+def test_ranks_that_will_have_unequal_numbers_of_batches_are_told() -> None:
+    stream = fl.datasets.HuggingFaceStream(table().to_iterable_dataset(num_shards=5))
+    with pytest.warns(UserWarning, match="HuggingFaceStream has 5 lanes, which 2 ranks cannot share equally") as caught:
+        batches = _twice(fl.DataLoader(stream, batch_size=4, distributed=(0, 2)))
+    assert batches == 18  # in three lanes of ten samples
+    assert len(caught) == 1
+
+
+def _twice(loader: Any) -> int:
+    return sum(len(list(loader)) for _ in range(2))

@@ -1,0 +1,371 @@
+"""Results that are kept of a dataset are kept for the data, and the code, that they were made from."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import fsspec
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+import zarr
+from fsspec.implementations.memory import MemoryFileSystem
+from preloaded import Preloaded
+from tar_cases import write_tar
+
+from feedline.datasets import CachedMap, Files, Filter, ImageFolder, Map, TarShards, Zarr
+from feedline.datasets.fingerprints import fingerprint
+from feedline.errors import ArgumentError
+from formats.files import manifest, write_texts
+from formats.suite import FORMATS
+
+
+def _tars(folder: Path) -> None:
+    for name in ("a", "b"):
+        write_tar(folder / f"{name}.tar", {f"{i:03}.txt": f"{i:0800}".encode() for i in range(100)})
+
+
+class Here:
+    """Files of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = str(folder)
+
+    def change(self, path: Path, data: bytes) -> None:
+        before = path.stat().st_mtime_ns
+        path.write_bytes(data)
+        os.utime(path, ns=(before + 10**6, before + 10**6))
+
+
+class Away:
+    """The same files as objects."""
+
+    root = "memory://bucket"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._system = folder, fsspec.filesystem("memory")
+        for path in folder.rglob("*"):
+            if path.is_file():
+                self.change(path, path.read_bytes())
+
+    def change(self, path: Path, data: bytes) -> None:
+        self._system.pipe(f"/bucket/{path.relative_to(self._folder).as_posix()}", data)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    (tmp_path / "data").mkdir()
+    yield tmp_path / "data"
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def _texts(folder: Path, number: int) -> None:
+    write_texts(folder)
+    (folder / "07.txt").write_text(f"text {number}")
+
+
+def _picture(folder: Path, number: int) -> None:
+    (folder / "class").mkdir(exist_ok=True)
+    PIL.Image.new("RGB", (4, 4), (number, 0, 0)).save(folder / "class" / "a.bmp")
+
+
+def _chunks(folder: Path, number: int) -> None:
+    zarr.create_array(folder / "a.zarr", data=np.full(9, number), chunks=(1,), compressors=None, overwrite=True)
+
+
+def _tar(folder: Path, number: int) -> None:
+    _tars(folder)
+    with open(folder / "a.tar", "r+b") as file:  # in the midst of a member, of which no index tells
+        file.seek((7 * 3 + 1) * 512)
+        file.write(f"{number}".encode())
+
+
+CHANGED: dict[str, tuple[Callable[[Path, int], None], Callable[..., Any], Callable[[Any], str]]] = {
+    "files": (_texts, lambda root, **more: Files(f"{root}/*.txt", decode="text", **more), str),
+    "manifest": (_texts, manifest, lambda sample: sample["data"]),
+    "folder": (
+        _picture,
+        lambda root, **more: ImageFolder(root, **more),
+        lambda sample: str(sample[0].getpixel((0, 0))),
+    ),
+    "zarr": (_chunks, lambda root, **more: Zarr(f"{root}/a.zarr", **more), str),
+    "tars": (_tar, lambda root, **more: TarShards(f"{root}/*.tar", **more), lambda sample: sample["txt"]),
+}
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("place", ["here", "away"])
+@pytest.mark.parametrize("name", CHANGED)
+def test_results_are_those_of_the_data_as_they_are(
+    name: str, place: str, cached: bool, folder: Path, tmp_path: Path
+) -> None:
+    write, opened, seen = CHANGED[name]
+    more = {"cache": tmp_path / "cache"} if cached and place == "away" else {}
+    for number in (3, 4, 3):
+        write(folder, number)
+        for path in folder.rglob("*"):
+            os.utime(path, ns=(number, number))  # as if it had been long ago, or just in the same moment
+        dataset = opened((Here(folder) if place == "here" else Away(folder)).root, **more)
+        wanted = [seen(dataset[at]) for at in range(len(dataset))]
+        kept = CachedMap(dataset, seen, tmp_path / "kept")
+        assert [kept[at] for at in range(len(kept))] == wanted
+        with_four = Filter(Map(dataset, seen), lambda text: "4" in text, cache=tmp_path / "chosen").indices.tolist()
+        assert with_four == [at for at, text in enumerate(wanted) if "4" in text]
+
+
+class TestObjectsWithoutVersions:
+    @pytest.fixture(autouse=True)
+    def _no_versions(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def told(info: dict[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in info.items() if name != "created"}
+
+        asked, found = MemoryFileSystem.info, MemoryFileSystem.find
+        monkeypatch.setattr(MemoryFileSystem, "info", lambda *given, **more: told(asked(*given, **more)))
+        monkeypatch.setattr(
+            MemoryFileSystem,
+            "find",
+            lambda *given, detail=False, **more: (
+                {name: told(info) for name, info in found(*given, detail=True, **more).items()}
+                if detail
+                else found(*given, **more)
+            ),
+        )
+
+    @pytest.mark.parametrize("cached", [False, True])
+    @pytest.mark.parametrize(
+        "name", ["files", "manifest", "folder", "zarr 3", "tokens", "jsonl", "litdata", "parquet", "tar"]
+    )
+    def test_nothing_is_kept_of_them(self, name: str, cached: bool, folder: Path, tmp_path: Path) -> None:
+        case = FORMATS[name]
+        case.write(folder)
+        dataset = case.open(Away(folder).root, **({"cache": tmp_path / "cache"} if cached else {}))
+        with pytest.raises(ArgumentError, match=r"tells no version of .*copy the data to where their changes show"):
+            CachedMap(dataset, str, tmp_path / "kept")
+        with pytest.raises(ArgumentError, match=r"tells no version of .*Leave out cache= of Filter"):
+            Filter(dataset, bool, cache=tmp_path / "kept")
+
+
+@pytest.fixture(scope="class")
+def preloaded() -> Iterator[Preloaded]:
+    with Preloaded("-B") as server:  # no bytecode: a module that is written again within a second must be read again
+        yield server
+
+
+def _lent(server: Preloaded, folder: Path, **sources: str) -> list[str]:
+    """Output of a job that keeps results of functions, which call those of modules of the user's own."""
+    for name, source in sources.items():
+        (folder / f"{name}.py").write_text(source)
+    output = folder / "output.log"
+    assert server.run(folder / "job.py", output, 120.0) == 0, output.read_text()
+    return output.read_text().split()
+
+
+FUNCTIONS = """
+import numpy as np
+import lent
+import package.inner
+from feedline.datasets import Arrays, CachedMap, Filter, Map
+from feedline.datasets.fingerprints import fingerprint
+from lent import Scale as Taken
+
+
+def by_attribute(x):
+    return lent.scaled(int(x))
+
+
+def by_class(x):
+    return Taken()(int(x))
+
+
+def by_instance(x):
+    return lent.Scale()(int(x))
+
+
+def by_static_method(x):
+    return lent.Scale.apart(int(x))
+
+
+def by_class_method(x):
+    return Taken.of_class(int(x))
+
+
+def by_property(x):
+    return Taken().factor * int(x)
+
+
+def by_what_remembers(x):
+    return lent.remembered(int(x))
+
+
+def by_name(x):
+    return getattr(lent, "scaled")(int(x))
+
+
+def imported_when_called(x):
+    import lent as theirs
+
+    return theirs.scaled(int(x))
+
+
+def imported_of_a_package(x):
+    from package import lazy
+
+    return lazy.deep(int(x))
+
+
+def in_a_package(x):
+    return package.inner.deep(int(x))
+
+
+def closed_over(module):
+    return lambda x: module.scaled(int(x))
+
+
+class Method:
+    def __call__(self, x):
+        return lent.scaled(int(x))
+
+
+functions = [by_attribute, by_class, by_instance, by_name, imported_when_called, imported_of_a_package]
+functions += [package.inner.relative, in_a_package, by_static_method, by_class_method, by_property, by_what_remembers]
+"""
+JOB = f"""{FUNCTIONS}
+data = Arrays(np.arange(4))
+for fn in (*functions, closed_over(lent), Method()):
+    print(CachedMap(data, fn, "kept")[1])
+    print(CachedMap(Map(data, fn), str, "kept")[1])
+    print(Filter(data, lambda x: fn(x) == 2, cache="found").indices.sum())
+"""
+INNER = """
+import lent
+
+
+def deep(x):
+    return lent.scaled(x)
+
+
+def relative(x):
+    from .later import deep
+
+    return deep(int(x))
+"""
+LENT = """
+import functools
+
+
+def scaled(x):
+    return x * {by}
+
+
+class Scale:
+    by = [{by}]
+
+    def __call__(self, x):
+        return x * self.by[0]
+
+    @staticmethod
+    def apart(x):
+        return x * {by}
+
+    @classmethod
+    def of_class(cls, x):
+        return x * {by}
+
+    @functools.cached_property
+    def factor(self):
+        return {by}
+
+
+@functools.lru_cache
+def remembered(x):
+    return x * {by}
+"""
+
+
+class TestCodeOfTheUsersOwn:
+    def test_results_follow_the_modules_that_functions_name(self, preloaded: Preloaded, tmp_path: Path) -> None:
+        (tmp_path / "package").mkdir()
+        (tmp_path / "package" / "__init__.py").write_text("")
+        for name in ("inner", "lazy", "later"):
+            (tmp_path / "package" / f"{name}.py").write_text(INNER)
+        for by, found in ((2, 1), (3, 0)):
+            assert _lent(preloaded, tmp_path, job=JOB, lent=LENT.format(by=by)) == [str(by), str(by), str(found)] * 14
+
+    def test_a_job_that_is_run_again_finds_its_results(self, preloaded: Preloaded, tmp_path: Path) -> None:
+        job = JOB.replace(
+            "data = Arrays", "from feedline.datasets.fingerprints import fingerprint as CachedMap\ndata = Arrays"
+        )
+        job = job[: job.index("    print(")] + "    print(CachedMap(fn))\n"
+        (tmp_path / "package").mkdir()
+        for name in ("inner", "lazy", "later"):
+            (tmp_path / "package" / f"{name}.py").write_text(INNER)
+        first = _lent(preloaded, tmp_path, job=job, lent=LENT.format(by=2))
+        assert first == _lent(preloaded, tmp_path, job=job)
+
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [
+            ([1], [2]),
+            ({"k": 1}, {"k": 2}),
+            ((1, [2]), (1, [3])),
+            ({1}, {2}),
+            (b"a", b"b"),
+            (None, 1),
+            (np.arange(3), np.arange(3) + 1),
+            (torch.arange(3), torch.arange(3) + 1),
+            (np.float32(1), np.float32(2)),
+            (torch.float32, torch.float16),
+        ],
+    )
+    def test_values_of_classes_count(self, before: Any, after: Any) -> None:
+        class Settings:
+            value = before
+
+        def used(x: Any) -> Any:
+            return Settings.value, x
+
+        told = fingerprint(used)
+        assert fingerprint(used) == told
+        Settings.value = after
+        assert fingerprint(used) != told
+        Settings.value = before
+        assert fingerprint(used) == told
+
+    def test_what_python_and_its_decorators_make_of_classes_is_no_hindrance(self) -> None:
+        @dataclass
+        class Point(Hashable):
+            x: int = 1
+            tags: list[str] = field(default_factory=list)
+            lock: ClassVar[Any] = threading.Lock()
+
+            class Inner(Enum):
+                ONE = 1
+                TWO = 2
+
+            @cached_property
+            def both(self) -> int:
+                return self.x
+
+        class Pair(NamedTuple):
+            first: int
+            second: float = 2.0
+
+        for thing in (Point, Point(3), Point.Inner, Point.Inner.TWO, Pair, Pair(1)):
+            assert fingerprint(thing) == fingerprint(thing)
+        assert fingerprint(Point.Inner.ONE) != fingerprint(Point.Inner.TWO)
+
+    def test_a_function_that_remembers_is_the_function(self) -> None:
+        def remembering(by: int) -> Any:
+            return lru_cache(lambda x: x * by)
+
+        assert fingerprint(remembering(1)) == fingerprint(remembering(1)) != fingerprint(remembering(2))

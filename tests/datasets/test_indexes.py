@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import logging
+import pickle
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tar_cases import write_tar
+from test_lmdb import filled
+from test_tfrecord import records
+
+from feedline.datasets import LMDB, TarShards, TFRecord, array_container
+from feedline.datasets.indexes import Columns, SideCar
+from feedline.errors import SampleError, StateError
+
+CONTENT = {"starts": np.arange(3000, dtype=np.int64), "names": np.arange(7, dtype=np.uint8)}
+STATE = (7, "state")
+
+
+def built() -> Columns:
+    return CONTENT
+
+
+def forbidden() -> Columns:
+    pytest.fail("made anew")
+
+
+def damages(good: bytes) -> Iterator[bytes]:
+    """A byte changed in each of many places, the first and the last ones among them."""
+    places = random.Random(0).sample(range(len(good)), 40)
+    for at in (*range(0, 300, 11), *places, len(good) - 1):
+        hurt = bytearray(good)
+        hurt[at] ^= 1 << at % 8
+        yield bytes(hurt)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Another file at the path, as copying or restoring it leaves one."""
+    other = path.with_name("other")
+    other.write_bytes(data)
+    other.replace(path)
+
+
+def equal(found: Columns, expected: Columns = CONTENT) -> bool:
+    return found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+class TestArrays:
+    def test_any_damage_is_told(self, tmp_path: Path) -> None:
+        path = tmp_path / "x"
+        array_container.write(str(path), array_container.packed({"a": "é"}, CONTENT))
+        assert equal(array_container.opened(str(path)).arrays)
+        good = path.read_bytes()
+        for hurt in damages(good):
+            replace(path, hurt)
+            try:
+                assert equal(array_container.opened(str(path)).arrays)  # a byte of padding
+            except SampleError:
+                continue
+            assert equal(array_container.held(hurt, "x").arrays)
+
+    def test_the_head_alone_is_checked_when_nothing_else_is_read(self, tmp_path: Path) -> None:
+        path = tmp_path / "x"
+        array_container.write(str(path), array_container.packed({}, CONTENT))
+        data = bytearray(path.read_bytes())
+        data[-60] ^= 1
+        replace(path, bytes(data))
+        assert array_container.table_of(str(path)).arrays["names"].shape == (7,)
+        for read in (array_container.opened, lambda name: array_container.held(path.read_bytes(), name)):
+            with pytest.raises(SampleError, match=r"x is damaged: its array 'names' is not what was written"):
+                read(str(path))
+
+    def test_an_older_version_is_told_with_the_remedy(self, tmp_path: Path) -> None:
+        path = tmp_path / "x"
+        array_container.write(str(path), array_container.packed({}, CONTENT))
+        data = bytearray(path.read_bytes())
+        data[16] = 1
+        path.write_bytes(data)
+        with pytest.raises(SampleError, match=r"version 1 of the format; this feedline reads 2") as told:
+            array_container.table_of(str(path))
+        assert told.value.__notes__ == ["Remove the file, and it is made anew."]
+
+
+class TestSideCar:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        SideCar(tmp_path / "side", STATE, built)
+        return tmp_path / "side"
+
+    def test_a_damaged_head_is_found_at_once(self, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        data = bytearray(path.read_bytes())
+        data[40] ^= 1
+        replace(path, bytes(data))
+        with caplog.at_level(logging.WARNING, "feedline"):
+            assert equal(SideCar(path, STATE, built).arrays)
+            assert equal(SideCar(path, STATE, forbidden).arrays)
+        assert [record.getMessage() for record in caplog.records] == [
+            f"feedline: the index {path} is made anew ({path} is damaged: its table is not what was written)"
+        ]
+
+    def test_damaged_arrays_are_made_anew_when_they_are_used(
+        self, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        good = path.read_bytes()
+        replace(path, good[:-60] + b"\xff" + good[-59:])
+        opened = SideCar(path, STATE, built)
+        assert path.read_bytes() != good
+        with caplog.at_level(logging.WARNING, "feedline"):
+            assert equal(opened.opened())
+            assert equal(opened.opened())
+        assert path.read_bytes() == good
+        assert len(caplog.records) == 1
+        assert "made anew (" in caplog.text
+
+    def test_another_process_says_what_to_do(self, path: Path) -> None:
+        opened = pickle.loads(pickle.dumps(SideCar(path, STATE, built)))
+        good = path.read_bytes()
+        replace(path, good[:-60] + b"\xff" + good[-59:])
+        with pytest.raises(StateError, match=r"index .*side is damaged: its array 'names' .*; remove it, and make the"):
+            opened.opened()
+
+    def test_what_is_not_the_same_when_it_is_made_anew_is_refused(self, path: Path) -> None:
+        other = {"starts": CONTENT["starts"][:9]}
+        good = path.read_bytes()
+        replace(path, good[:-60] + b"\xff" + good[-59:])
+        with pytest.raises(StateError, match=r"side was removed or replaced while a dataset used it"):
+            SideCar(path, STATE, lambda: other).opened()
+
+
+class TestDatasets:
+    """Whatever happens to a side-car, samples are right, or there is an error of ours."""
+
+    def check(self, opening: object, place: Path) -> None:
+        assert callable(opening)
+        expected = list(map(repr, opening()))
+        good = place.read_bytes()
+        for hurt in damages(good):
+            replace(place, hurt)
+            assert list(map(repr, opening())) == expected
+        for rest in (0, 10, 300, len(good) - 1):
+            replace(place, good[:rest])
+            assert list(map(repr, opening())) == expected
+
+    def test_tars(self, tmp_path: Path) -> None:
+        path = write_tar(tmp_path / "x.tar", {f"{i:03}.txt": b"%d" % i * i for i in range(60)})
+        self.check(lambda: TarShards(path), Path(f"{path}.index"))
+
+    def test_records(self, tmp_path: Path) -> None:
+        (tmp_path / "x.tfrecord").write_bytes(records(*(b"%d" % i * i for i in range(90))))
+        self.check(
+            lambda: (bytes(record) for record in TFRecord(tmp_path / "x.tfrecord", decode="bytes")),
+            tmp_path / ".x.tfrecord.index",
+        )
+
+    def test_environments(self, tmp_path: Path) -> None:
+        path = filled(tmp_path / "lmdb", {b"%d" % i * (i % 5 + 1): b"value %d" % i for i in range(90)})
+        self.check(lambda: LMDB(path), path / "data.mdb.main.keys")
+
+    def test_of_many_side_cars_only_the_heads_are_read(self, tmp_path: Path) -> None:
+        names = [tmp_path / f"{i}.tfrecord" for i in range(3)]
+        for name in names:
+            name.write_bytes(records(b"one", b"two"))
+        TFRecord(names)
+        place = tmp_path / ".1.tfrecord.index"
+        good = place.read_bytes()
+        replace(place, good[:-60] + b"\xff" + good[-59:])
+        dataset = TFRecord(names, decode="bytes")
+        assert place.read_bytes() != good
+        assert [bytes(dataset[i]) for i in (0, 1, 4, 5)] == [b"one", b"two"] * 2
+        assert place.read_bytes() != good
+        assert bytes(dataset[3]) == b"two"
+        assert place.read_bytes() == good
+        assert not list(tmp_path.glob("*partial*"))

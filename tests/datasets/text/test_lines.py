@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pickle
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import feedline as fl
+from feedline.datasets import CSV, JSONL, Lines, file_objects
+from feedline.datasets.indexes import SideCarWarning
+from feedline.datasets.text import line_index
+from feedline.errors import ArgumentError, SampleError, SampleIndexError, StateError
+from feedline.stores.files import LocalFile, file_version
+from feedline.stores.local import LOOK_EVERY_S
+
+FRESH = [HealthCheck.function_scoped_fixture]
+
+
+def written(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def all_of(dataset: Any) -> list[Any]:
+    return [dataset[i] for i in range(len(dataset))]
+
+
+class TestLines:
+    @settings(suppress_health_check=FRESH)
+    @given(text=st.text(st.sampled_from("aé \r\n"), max_size=30))
+    def test_lines_are_pythons(self, tmp_path: Path, text: str) -> None:
+        path = written(tmp_path / "t.txt", text)
+        expected = text.split("\n")
+        expected = expected[:-1] if expected[-1] == "" else expected
+        for index in tmp_path.glob("*-index"):
+            index.unlink()  # two examples may fall into one tick of the clock
+        assert all_of(Lines(path)) == [line.removesuffix("\r") for line in expected]
+
+    def test_many_files_and_a_byte_order_mark(self, tmp_path: Path) -> None:
+        written(tmp_path / "a.txt", b"\xef\xbb\xbfone\r\ntwo")
+        written(tmp_path / "b.txt", "")
+        written(tmp_path / "c.txt", "three\n")
+        dataset = Lines(tmp_path)
+        assert (all_of(dataset), dataset.shard_sizes.tolist()) == (["one", "two", "three"], [2, 0, 1])
+        assert dataset.__getitems__([-1, 0]) == ["three", "one"]
+        with pytest.raises(SampleIndexError, match="index 3 is out of range for Lines with 3 samples"):
+            dataset[3]
+
+    def test_bytes_that_are_not_utf8_are_named_with_their_line(self, tmp_path: Path) -> None:
+        dataset = Lines(written(tmp_path / "t.txt", b"one\ntwo\n\xff\xfe\n"))
+        with pytest.raises(SampleError, match=r"t\.txt, line 3, is not UTF-8"):
+            dataset[2]
+
+    def test_the_index_is_written_once_and_anew_when_the_file_changes(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "t.txt", "a\nb\n")
+        Lines(path)
+        (index,) = tmp_path.glob("*-index")
+        first = index.stat().st_mtime_ns
+        assert len(Lines(path)) == 2
+        assert index.stat().st_mtime_ns == first
+        written(path, "a\nb\nc\n")
+        assert all_of(Lines(path)) == ["a", "b", "c"]
+
+    def test_the_index_takes_16_bytes_a_row(self, tmp_path: Path) -> None:
+        Lines(written(tmp_path / "t.txt", "a\n" * 100_000))
+        (index,) = tmp_path.glob("*-index")
+        assert index.stat().st_size < 16.1 * 100_000
+
+    def test_the_index_may_lie_elsewhere(self, tmp_path: Path) -> None:
+        data, index = tmp_path / "data", tmp_path / "index"
+        data.mkdir()
+        assert len(Lines(written(data / "t.txt", "a\n"), index=index)) == 1
+        assert len(list(index.iterdir())) == 1
+        assert [path.name for path in data.iterdir()] == ["t.txt"]
+
+    def test_a_folder_that_cannot_be_written_costs_only_time(self, tmp_path: Path) -> None:
+        path, index = written(tmp_path / "t.txt", "a\nb\n"), written(tmp_path / "file", "")
+        with pytest.warns(SideCarWarning, match="could not be written"):
+            dataset = Lines(path, index=index / "in a file")
+        assert pickle.loads(pickle.dumps(dataset))[1] == "b"
+
+    def test_more_files_than_a_process_may_open(self, tmp_path: Path) -> None:
+        for i in range(300):
+            written(tmp_path / f"{i:03}.txt", f"{i}\n")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        try:
+            dataset = Lines(tmp_path)
+            assert all_of(dataset) == [str(i) for i in range(300)]
+            assert len(list(Path("/proc/self/fd").iterdir())) - before < 100
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    def test_a_file_that_has_changed_is_refused(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "t.txt", "a\nb\n")
+        data = pickle.dumps(Lines(path))
+        written(path, "longer than before\n")
+        with pytest.raises(StateError, match=r"t\.txt has changed since this dataset was made"):
+            pickle.loads(data)[0]
+
+
+class TestJSONL:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        rows = [json.dumps({"x": i, "y": i / 2, "text": f"é{i}"}, ensure_ascii=bool(i % 2)) for i in range(20)]
+        return written(tmp_path / "t.jsonl", "\n".join(rows[:10]) + "\n \n\n" + "\r\n".join(rows[10:]))
+
+    def test_rows_are_the_values(self, path: Path) -> None:
+        dataset = JSONL(path)
+        assert all_of(dataset) == [{"x": i, "y": i / 2, "text": f"é{i}"} for i in range(20)]
+        assert JSONL(path, ["y"])[3] == {"y": 1.5}
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize("method", ["thread", "process"])
+    def test_loaders_agree(self, path: Path, workers: int, method: str) -> None:
+        dataset = JSONL(path)
+        theirs = list(DataLoader(dataset, 6))
+        with fl.DataLoader(dataset, 6, num_workers=workers, worker_method=method) as loader:
+            for ours, their in zip(loader, theirs, strict=True):
+                assert torch.equal(ours["x"], their["x"])
+                assert torch.equal(ours["y"], their["y"])
+                assert ours["text"] == their["text"]
+
+    @pytest.mark.parametrize("line", ["{", "nothing", '{"a": 1} {"b": 2}', "[" * 100_000])
+    def test_a_malformed_line_is_named(self, tmp_path: Path, line: str) -> None:
+        dataset = JSONL(written(tmp_path / "t.jsonl", f"1\n\n{line}\n"))
+        with pytest.raises(SampleError, match=r"t\.jsonl, line 3, is not JSON .*on_error='skip'"):
+            dataset[1]
+
+    def test_a_missing_key_tells_those_that_are_there(self, tmp_path: Path) -> None:
+        dataset = JSONL(written(tmp_path / "t.jsonl", '{"a": 1}\n[1]\n'), ["b"])
+        with pytest.raises(SampleError, match=r"t\.jsonl, line 1, has no key 'b'; it has a"):
+            dataset[0]
+        with pytest.raises(SampleError, match=r"line 2, is a list; columns= needs objects"):
+            dataset[1]
+
+    def test_a_transform_may_draw(self, path: Path) -> None:
+        dataset = JSONL(path, transform=lambda row, rng: row["x"] + rng.random())
+        batches = [list(fl.DataLoader(dataset, 5, seed=3, num_workers=n)) for n in (0, 2)]
+        assert all(torch.equal(a, b) for a, b in zip(*batches, strict=True))
+
+
+class TestReading:
+    """What all text files share: addresses, encodings, a limit for what is one record."""
+
+    @pytest.mark.parametrize(
+        ("make", "content"),
+        [(Lines, "é1\né2\né3"), (JSONL, '"é1"\n"é2"\n"é3"\n'), (CSV, "é\né1\né2\né3\n"), (CSV, 'é\n"é1"\né2\né3\n')],
+    )
+    @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "cp1252", "UTF8"])
+    def test_encodings(self, tmp_path: Path, make: Any, content: str, encoding: str) -> None:
+        dataset = make(written(tmp_path / "t.txt", content.encode(encoding)), encoding=encoding)
+        assert all_of(dataset) == [{"é": text} if make is CSV else text for text in ("é1", "é2", "é3")]
+        assert pickle.loads(pickle.dumps(dataset))[2] == dataset[2]
+
+    def test_characters_of_two_bytes(self, tmp_path: Path) -> None:
+        content = '名前,x\n"表,\nソ",1\nーソ,2\n'
+        dataset = CSV(written(tmp_path / "t.csv", content.encode("shift_jis")), encoding="shift_jis")
+        assert all_of(dataset) == [{"名前": "表,\nソ", "x": "1"}, {"名前": "ーソ", "x": "2"}]
+        with pytest.raises(ArgumentError, match=r"encoding='shift_jis': where lines and fields end cannot be told"):
+            CSV(tmp_path / "t.csv", encoding="shift_jis", delimiter="|")  # second half of many characters
+
+    @pytest.mark.parametrize("make", [Lines, JSONL, CSV])
+    def test_encodings_without_single_bytes_are_refused(self, tmp_path: Path, make: Any) -> None:
+        path = written(tmp_path / "t.txt", "a,b\n1,2\n".encode("utf-16"))
+        with pytest.raises(SampleError, match=r"t\.txt is UTF-16, .* write it as UTF-8: by `iconv -f UTF-16"):
+            make(path)
+        for encoding in ("utf-16", "utf-16-le", "utf-32", "utf-7", "cp500", "iso2022_jp"):
+            with pytest.raises(ArgumentError, match=rf"encoding='{encoding}': .* `iconv -f {encoding} -t UTF-8"):
+                make(path, encoding=encoding)
+        with pytest.raises(ArgumentError, match="encoding='latin-11' is none that Python has"):
+            make(path, encoding="latin-11")
+
+    def test_another_encoding_is_named_as_the_remedy(self, tmp_path: Path) -> None:
+        content = "größe,x\né,1\n".encode("latin-1")
+        with pytest.raises(SampleError, match=r"t\.csv: the first row is not UTF-8 .*encoding='cp1252'"):
+            CSV(written(tmp_path / "t.csv", content))
+        with pytest.raises(SampleError, match=r"t\.csv, line 2, is not ASCII .*encoding='cp1252'"):
+            Lines(tmp_path / "t.csv", encoding="ascii")[1]
+
+    def test_addresses(self, tmp_path: Path) -> None:
+        written(tmp_path / "a.jsonl", '{"x": 1}\n\n{"x": null}\n')
+        written(tmp_path / "b.jsonl", '{"x": 3}')
+        written(tmp_path / "c.csv", 'x\n"1\n2"\n3\n')
+        dataset = JSONL(tmp_path)
+        assert [dataset.address(i) for i in (0, 1, -1)] == [
+            (str(tmp_path / "a.jsonl"), "line 1"),
+            (str(tmp_path / "a.jsonl"), "line 3"),
+            (str(tmp_path / "b.jsonl"), "line 1"),
+        ]
+        assert CSV(tmp_path).address(1) == (str(tmp_path / "c.csv"), "line 4")
+        with pytest.raises(SampleIndexError, match="index 3 is out of range for JSONL with 3 samples"):
+            dataset.address(3)
+
+    @pytest.mark.parametrize("make", [Lines, JSONL, CSV])
+    def test_a_record_that_is_too_long_is_refused(self, tmp_path: Path, make: Any) -> None:
+        path = written(tmp_path / "t.txt", '"x"\n"1"\n"' + "y" * 100 + '"\n')
+        dataset = make(path, most_nbytes=50)
+        assert dataset[len(dataset) - 2] in ("1", {"x": "1"}, '"1"')
+        with pytest.raises(
+            SampleError, match=r"t\.txt, line 3, has 10[23] bytes, and most_nbytes= allows 50: raise it"
+        ):
+            dataset[-1]
+        with fl.DataLoader(dataset, 1, on_error="skip") as loader:
+            assert len(list(loader)) == len(dataset) - 1
+        assert make(path)[-1] is not None
+        with pytest.raises(ArgumentError, match="most_nbytes=0: a record has at least one byte"):
+            make(path, most_nbytes=0)
+
+    def test_a_line_of_any_length_is_indexed_in_little_memory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(file_objects, "_PART_NBYTES", 8)
+        short, long = b'"one"\r\n', b'"' + b"x" * 100 + b'"\r\n'
+        path = written(tmp_path / "t.jsonl", short + long + b"  \n" + short + long)
+        blob = LocalFile(str(path), path.stat().st_size, file_version(path.stat()))
+        found = [*line_index.pieces(blob, 20)]
+        assert max(len(piece.data) for piece in found) <= 20 + 2 * 8
+        assert sum(len(piece.data) + piece.left_out for piece in found) == blob.nbytes
+        monkeypatch.setattr(line_index, "_HELD_NBYTES", 20)
+        assert all_of(JSONL(path)) == ["one", "x" * 100] * 2
+        assert all_of(Lines(path))[1:3] == ['"' + "x" * 100 + '"', "  "]
+        with pytest.raises(
+            SampleError, match=r"t\.jsonl: the line at byte 7 has more than 20 bytes; is this a CSV file"
+        ):
+            CSV(path, most_nbytes=20)
+
+    @pytest.mark.parametrize("make", [JSONL, CSV])
+    def test_a_bare_name_is_no_list_of_columns(self, tmp_path: Path, make: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"columns='xy': give a list of names, such as \['xy'\]"):
+            make(written(tmp_path / "t.txt", "x,y\n"), "xy")
+
+
+class TestCSV:
+    CONTENT = 'x,name,ok\n1.5,"a, b",yes\n2.5,"two\nlines ""quoted""",no\n\n3.5,é,true\n'
+
+    def test_rows_are_dicts_converted_as_declared(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "t.csv", self.CONTENT)
+        assert all_of(CSV(path)) == [
+            {"x": "1.5", "name": "a, b", "ok": "yes"},
+            {"x": "2.5", "name": 'two\nlines "quoted"', "ok": "no"},
+            {"x": "3.5", "name": "é", "ok": "true"},
+        ]
+        assert all_of(CSV(path, {"ok": bool, "x": float}))[1] == {"ok": False, "x": 2.5}
+        assert CSV(path, ["name"])[2] == {"name": "é"}
+
+    @settings(suppress_health_check=FRESH)
+    @given(
+        rows=st.lists(st.tuples(*[st.text(st.sampled_from('aé,;" \n'), max_size=6)] * 2), max_size=6),
+        delimiter=st.sampled_from(",;\t"),
+        end=st.sampled_from(["\n", "\r\n"]),
+    )
+    def test_what_the_csv_module_writes_is_read_back(
+        self, tmp_path: Path, rows: list[Any], delimiter: str, end: str
+    ) -> None:
+        path = tmp_path / "t.csv"
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, delimiter=delimiter, lineterminator=end)
+            writer.writerows([("p", "q"), *rows])
+        for index in tmp_path.glob("*-index"):
+            index.unlink()
+        dataset = CSV(path, delimiter=delimiter)
+        assert [tuple(row.values()) for row in all_of(dataset)] == rows
+
+    def test_a_value_that_cannot_be_converted_is_named(self, tmp_path: Path) -> None:
+        dataset = CSV(written(tmp_path / "t.csv", 'x,y\n1,"a\nb"\noops,2\n3,4\n'), {"x": float})
+        with pytest.raises(SampleError, match=r"t\.csv, line 4, column 'x': 'oops' is no float"):
+            dataset[1]
+        with pytest.raises(SampleError, match=r"line 2, column 'y': 'a\\nb' is no bool \(neither true nor false\)"):
+            CSV(tmp_path / "t.csv", {"y": bool})[0]
+
+    def test_a_row_of_another_length_is_named(self, tmp_path: Path) -> None:
+        dataset = CSV(written(tmp_path / "t.csv", "x,y\n1\n1,2\n"))
+        with pytest.raises(SampleError, match=r"t\.csv, line 2, has 1 fields, the first row has 2"):
+            dataset[0]
+        assert dataset[1] == {"x": "1", "y": "2"}
+
+    def test_a_field_beyond_the_limit_of_the_csv_module_is_named(self, tmp_path: Path) -> None:
+        long = "a" * (csv.field_size_limit() + 1)
+        with pytest.raises(SampleError, match=r"line 2, is not CSV .*csv\.field_size_limit"):
+            CSV(written(tmp_path / "t.csv", f"x\n{long}\n"))[0]
+        with pytest.raises(SampleError, match=r"begins at byte 2 is not CSV .*csv\.field_size_limit"):
+            CSV(written(tmp_path / "u.csv", f'x\n"{long}"\n'))
+
+    @pytest.mark.parametrize("quoted", ["3", '"3"'])
+    def test_a_carriage_return_alone_spoils_one_row(self, tmp_path: Path, quoted: str) -> None:
+        dataset = CSV(written(tmp_path / "t.csv", f"x,y\n1\r,2\n{quoted},4\n5,6\n"))
+        with pytest.raises(
+            SampleError, match=r"t\.csv, line 2, is not CSV \(new-line .*quote the field, or pass on_err"
+        ):
+            dataset[0]
+        assert [dataset[1], dataset[2]] == [{"x": "3", "y": "4"}, {"x": "5", "y": "6"}]
+        with pytest.raises(SampleError, match=r"m\.csv: the first row is not CSV .*a carriage return alone\?"):
+            CSV(written(tmp_path / "m.csv", "x,y\r1,2\r"))
+
+    @pytest.mark.parametrize("delimiter", [";;", "", '"', "\n", 3])
+    def test_what_is_no_delimiter(self, tmp_path: Path, delimiter: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"delimiter=.*: one character is expected, and no quote or line end"):
+            CSV(written(tmp_path / "t.csv", "x\n"), delimiter=delimiter)
+
+    @pytest.mark.parametrize(("delimiter", "encoding"), [("→", "utf-8"), ("§", "utf-8"), ("§", "latin-1")])
+    def test_delimiters_beyond_ascii(self, tmp_path: Path, delimiter: str, encoding: str) -> None:
+        content = f'x{delimiter}y\n1{delimiter}"2\né"\n3{delimiter}4\n'
+        dataset = CSV(written(tmp_path / "t.csv", content.encode(encoding)), delimiter=delimiter, encoding=encoding)
+        assert all_of(dataset) == [{"x": "1", "y": "2\né"}, {"x": "3", "y": "4"}]
+        with pytest.raises(ArgumentError, match="delimiter='→' is no single byte in ISO8859-1"):
+            CSV(tmp_path / "t.csv", delimiter="→", encoding="latin-1")
+
+    def test_files_share_their_first_row(self, tmp_path: Path) -> None:
+        written(tmp_path / "a.csv", "x,y\n1,2\n")
+        written(tmp_path / "b.csv", "x,y\n3,4\n")
+        assert [row["y"] for row in all_of(CSV(tmp_path))] == ["2", "4"]
+        written(tmp_path / "c.csv", "x,z\n3,4\n")
+        with pytest.raises(SampleError, match=r"c\.csv begins with the columns \['x', 'z'\], but .*a\.csv with"):
+            CSV(tmp_path)
+
+    def test_bad_files_and_columns_are_named(self, tmp_path: Path) -> None:
+        with pytest.raises(SampleError, match=r"empty\.csv is empty; its first row"):
+            CSV(written(tmp_path / "empty.csv", ""))
+        with pytest.raises(SampleError, match=r"twice\.csv: the first row names a column twice"):
+            CSV(written(tmp_path / "twice.csv", "x,x\n"))
+        with pytest.raises(ArgumentError, match=r"column 'z' is not in .*t\.csv; there are x, y"):
+            CSV(written(tmp_path / "t.csv", "x,y\n"), ["z"])
+
+    def test_it_travels_by_path(self, tmp_path: Path) -> None:
+        dataset = CSV(written(tmp_path / "t.csv", "x\n" + "1\n" * 10_000), {"x": float})
+        data = pickle.dumps(dataset)
+        assert len(data) < 2000
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if dataset[9_999] == {"x": 1.0} else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert pickle.loads(data)[9_999] == {"x": 1.0}
+
+
+@pytest.mark.parametrize("read", [Lines, JSONL, CSV])
+def test_a_file_that_is_cut_short_while_it_is_read(tmp_path: Path, read: Any) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b'{"a": 1}\n' * 20_000)
+    dataset = read(path)
+    assert dataset[0] is not None
+    os.truncate(path, 9)
+    time.sleep(2 * LOOK_EVERY_S)
+    with (
+        fl.DataLoader(dataset, 256, collate_fn=len) as loader,
+        pytest.raises(StateError, match=r"a.txt has changed since this dataset was made: it had 180000 bytes"),
+    ):
+        list(loader)

@@ -1,0 +1,462 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from picture_cases import encoded, intervals, jpeg, photo, rgb
+from PIL import Image
+from recorder import Recorder
+from tar_cases import npy, picture_shards, pictures, write_tar
+from torch.utils.data import DataLoader, default_collate
+
+import feedline as fl
+from feedline import transforms as T
+from feedline.collate.gather import gathering
+from feedline.core.tensors import allocate_tensor
+from feedline.datasets import TarShards
+from feedline.datasets.webdataset import ShardError, write_index
+from feedline.datasets.webdataset import shards as tars
+from feedline.errors import ArgumentError, SampleError, SampleIndexError
+from feedline.testing import difference
+
+CROP = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor()])
+CENTRE = T.Compose([T.Resize(40), T.CenterCrop(32)])
+KINDS = ["jpg", "seg.png", "cls", "id", "txt", "json", "jsonl", "npy", "emb.npy", "npz", "flac", "bin"]
+PAIR = ("jpg;png;jpeg", "cls")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten samples in shards of 4, 1 and 5."""
+    folder = tmp_path_factory.mktemp("shards")
+    picture_shards(folder, [4, 1, 5])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One sample with a field of each kind."""
+    npz = io.BytesIO()
+    np.savez(npz, a=np.arange(3), b=np.ones(2))
+    members = {
+        "s/0.jpg": jpeg(64, 48),
+        "s/0.seg.PNG": encoded(photo(64, 48), "PNG"),
+        "s/0.cls": b"17\n",
+        "s/0.id": b" -3",
+        "s/0.txt": "größe".encode(),
+        "s/0.json": b'{"a": [1, 2.5, null]}',
+        "s/0.jsonl": b'{"a": 1}\n\n{"a": 2}\n',
+        "s/0.npy": npy(np.arange(6, dtype=np.float32).reshape(2, 3)),
+        "s/0.emb.npy": npy(np.asfortranarray(np.arange(6).reshape(2, 3))),
+        "s/0.npz": npz.getvalue(),
+        "s/0.flac": b"fLaC",
+        "s/0.bin": b"",
+    }
+    return write_tar(tmp_path_factory.mktemp("kinds") / "kinds.tar", members)
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    return difference(ours, theirs) is None
+
+
+class TestSamples:
+    def test_dicts_of_all_fields(self, kinds: Path) -> None:
+        sample = TarShards(kinds)[0]
+        assert list(sample) == ["__key__", *KINDS]
+        assert np.array_equal(np.asarray(sample.pop("jpg")), np.asarray(rgb(jpeg(64, 48))))
+        assert isinstance(sample["seg.png"], Image.Image)
+        assert sample.pop("seg.png").mode == "RGB"
+        assert same(sample.pop("npy"), np.arange(6, dtype=np.float32).reshape(2, 3))
+        assert same(sample.pop("emb.npy"), np.arange(6).reshape(2, 3))
+        assert sample["npz"]["a"].tolist() == [0, 1, 2]
+        assert sample.pop("npz")["b"].tolist() == [1, 1]
+        assert sample == {
+            "__key__": "s/0",
+            "cls": 17,
+            "id": -3,
+            "txt": "größe",
+            "json": {"a": [1, 2.5, None]},
+            "jsonl": [{"a": 1}, {"a": 2}],
+            "flac": b"fLaC",
+            "bin": b"",
+        }
+
+    def test_arrays_are_samples_of_their_own(self, kinds: Path) -> None:
+        array = TarShards(kinds, ("npy",))[0][0]
+        array[...] = 7
+        assert TarShards(kinds, ("npy",))[0][0].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+    def test_tuples_of_chosen_fields(self, kinds: Path) -> None:
+        data = TarShards(kinds, ("__key__", "tiff; TXT", "cls", "__shard__"))
+        assert data[0] == ("s/0", "größe", 17, str(kinds))
+        assert data.fields == ("__key__", "tiff; TXT", "cls", "__shard__")
+
+    def test_undecoded(self, kinds: Path) -> None:
+        sample = TarShards(kinds, decode=False)[0]
+        assert sample["jpg"] == jpeg(64, 48)
+        assert sample["cls"] == b"17\n"
+        assert TarShards(kinds, ("jpg",), {"jpg": CENTRE}, decode=False)[0][0].shape == (32, 32, 3)
+
+    def test_decoders_of_ones_own(self, kinds: Path) -> None:
+        own = {"flac": len, "seg.png": lambda data: (type(data), data[:4]), "json": bytes.decode}
+        sample = TarShards(kinds, decoders=own)[0]
+        assert sample["flac"] == 4
+        assert sample["seg.png"] == (bytes, b"\x89PNG")
+        assert json.loads(sample["json"]) == {"a": [1, 2.5, None]}
+        assert TarShards(kinds, ("jpg",), {"jpg": type}, decoders={"jpg": len})[0] == (int,)
+
+    def test_order_and_addresses(self, folder: Path) -> None:
+        data = TarShards(folder, ("cls",))
+        assert [data[at][0] for at in range(10)] == list(range(10))
+        assert data[-1] == (9,)
+        assert data.shard_sizes.tolist() == [4, 1, 5]
+        assert data.address(4) == (str(folder / "train-001.tar"), "0004")
+        assert data.__getitems__([7, -10]) == [(7,), (0,)]
+        assert repr(data) == "<TarShards: 10 samples in 3 tars>"
+
+    def test_ways_to_name_shards(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(folder)
+        ways: list[Any] = [
+            folder,
+            "train-{000..002}.tar",
+            "train-00{0,1,2}.tar",
+            str(folder / "train-*.tar"),
+            [folder / "train-000.tar", "train-00[12].tar"],
+        ]
+        for way in ways:
+            assert list(TarShards(way).paths) == [str(folder / f"train-00{number}.tar") for number in range(3)]
+        back = TarShards(["train-002.tar", "train-000.tar"], ("cls",))
+        monkeypatch.chdir("/")
+        assert [back[at][0] for at in (0, 5)] == [5, 0]
+
+
+class TestTransforms:
+    def test_of_whole_samples(self, kinds: Path) -> None:
+        assert TarShards(kinds, ("cls", "jpg"), lambda sample: (sample[1].size, sample[0]))[0] == ((64, 48), 17)
+        assert TarShards(kinds, transform=lambda sample: sample["txt"])[0] == "größe"
+
+    def test_of_fields(self, kinds: Path) -> None:
+        by_field = {"jpg": lambda picture: picture.size, "cls": lambda number, rng: (number, rng.key)}
+        for data in (TarShards(kinds, ("png;jpg", "cls"), by_field), TarShards(kinds, transform=by_field)):
+            [[sample]] = fl.DataLoader(data, batch_size=1, seed=5, collate_fn=list)
+            size, (number, key) = sample if isinstance(sample, tuple) else (sample["jpg"], sample["cls"])
+            assert (size, number) == ((64, 48), 17)
+            assert key == keys_of(5)[0]
+
+    def test_ours_alone_is_for_all_pictures_and_they_share_their_draws(self, kinds: Path) -> None:
+        sample = TarShards(kinds, transform=T.RandomResizedCrop(24))[0]
+        assert sample["jpg"].shape == sample["seg.png"].shape == (24, 24, 3)
+        assert abs(sample["jpg"].astype(int) - sample["seg.png"].astype(int)).mean() < 8  # one box, but for the JPEG
+        assert sample["npy"].shape == (2, 3)
+        assert sample["cls"] == 17
+
+    def test_fused_is_what_the_transform_makes_of_the_picture(self, folder: Path) -> None:
+        data = TarShards(folder, PAIR, CENTRE)
+        assert np.array_equal(data[3][0], CENTRE(jpeg(96, 72, 3, quality=85)))
+
+    @pytest.mark.parametrize("transform", [CROP, CENTRE, {"jpg": CROP}, {"jpg;png;jpeg": CENTRE}])
+    def test_a_gather_is_the_collation_of_samples(self, folder: Path, transform: Any) -> None:
+        data, recorder = TarShards(folder, PAIR, transform), Recorder()
+        gather = gathering(data)
+        assert gather is not None
+        torch.manual_seed(7)
+        batch = gather(np.array([9, 3, 4, 3, -1]), recorder)
+        torch.manual_seed(7)
+        samples = [data[at] for at in (9, 3, 4, 3, -1)]
+        wanted = default_collate([(torch.as_tensor(picture), number) for picture, number in samples])
+        assert isinstance(batch, list)
+        assert same(batch, wanted)
+        assert recorder.holds(batch)
+
+    def test_other_fields_are_collated(self, kinds: Path) -> None:
+        fields = ("__key__", "cls", "txt", "npy", "json", "bin")
+        data = TarShards(kinds, fields, decoders={"json": lambda _: {"a": [1, 2.5]}})
+        gather = gathering(data)
+        assert gather is not None
+        batch = gather(np.array([0, 0]), allocate_tensor)
+        assert same(batch, default_collate([data[0], data[0]]))
+        assert batch[0] == ("s/0", "s/0")
+        assert batch[3].shape == (2, 2, 3)
+
+    def test_what_must_be_seen_one_by_one_is_not_gathered(self, kinds: Path) -> None:
+        for data in (
+            TarShards(kinds),
+            TarShards(kinds, ("jpg",)),
+            TarShards(kinds, ("jpg", "cls"), T.Resize(30)),
+            TarShards(kinds, ("jpg", "cls"), {"jpg": CROP, "cls": str}),
+            TarShards(kinds, ("cls",), lambda sample: sample),
+            TarShards(kinds, ("cls",), decode=False),
+        ):
+            assert gathering(data) is None
+
+    def test_a_subclass_that_makes_its_own_samples(self, folder: Path) -> None:
+        class Doubled(TarShards):
+            def __getitem__(self, index: int) -> Any:
+                return super().__getitem__(index) * 2
+
+        data = Doubled(folder, ("cls",))
+        assert gathering(data) is None
+        assert data.__getitems__([3]) == [(3, 3)]
+
+    def test_ready_pixels(self, tmp_path: Path) -> None:
+        photos = [np.asarray(photo(90 + at, 60, at)) for at in range(4)]
+        members = {f"{at}.npy": npy(pixels) for at, pixels in enumerate(photos)}
+        data = TarShards(write_tar(tmp_path / "x.tar", members), ("jpg;npy",), CROP)
+        plain = TarShards(tmp_path / "x.tar", ("npy",), CENTRE)
+        [batch] = fl.DataLoader(data, batch_size=4, seed=3)
+        keys = keys_of(3, 4)
+        for at, pixels in enumerate(photos):
+            assert torch.equal(batch[0][at], CROP(pixels, fl.SampleRng(keys[at])))
+            assert np.array_equal(plain[at][0], CENTRE(pixels))
+        assert TarShards(tmp_path / "x.tar", transform=CENTRE)[1]["npy"].shape == (32, 32, 3)
+
+    def test_pictures_are_read_where_they_lie_in_the_tar(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = write_tar(tmp_path / "x.tar", {"0.npy": npy(np.asarray(photo(640, 480))), "0.jpg": jpeg(640, 480)})
+        data = TarShards(path, ("npy", "jpg"), {"npy": CENTRE, "jpg": CENTRE})
+        sources: list[Any] = []
+        monkeypatch.setattr(T.ImagePlan, "batch", lambda _, given, *rest: (sources.extend(given), torch.zeros(1))[1])
+        gathering(data)(np.array([0]), allocate_tensor)  # type: ignore[misc]
+        memory = np.frombuffer(data._shards[0]._memory, np.uint8)
+        for source in sources:
+            assert np.shares_memory(np.asarray(source), memory)
+
+    def test_grids_are_handed_on(self, tmp_path: Path) -> None:
+        data = jpeg(640, 480, restart_marker_blocks=8)
+        path = write_tar(tmp_path / "x.tar", {"0.jpg": data, "0.cls": b"1", "1.jpg": jpeg(64, 64), "1.cls": b"2"})
+        write_index(path, grids={"0.jpg": intervals(data)})
+        gridded = TarShards(path, ("jpg", "cls"), CROP)
+        assert gridded._shards[0].index.has_grids
+        [batch] = fl.DataLoader(gridded, batch_size=2, seed=3)
+        write_index(path)
+        [plain] = fl.DataLoader(TarShards(path, ("jpg", "cls"), CROP), batch_size=2, seed=3)
+        assert same(batch, plain)
+        alone = [picture for picture, _ in fl.DataLoader(gridded, batch_size=None, seed=3)]
+        assert same(list(batch[0]), alone)
+
+    def test_orientation(self, tmp_path: Path) -> None:
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        path = write_tar(tmp_path / "x.tar", {"0.jpg": encoded(photo(80, 60), exif=exif)})
+        assert TarShards(path)[0]["jpg"].size == (80, 60)
+        assert TarShards(path, apply_exif_orientation=True)[0]["jpg"].size == (60, 80)
+
+
+def keys_of(seed: int, count: int = 1) -> list[int]:
+    """The keys of the first samples of epoch 0."""
+
+    class Keys(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return count
+
+        def __getitem__(self, index: int) -> int:
+            return fl.sample_rng().key
+
+    return list(fl.DataLoader(Keys(), batch_size=None, seed=seed))
+
+
+class TestManyShards:
+    def test_few_are_open_at_a_time(self, folder: Path) -> None:
+        data = TarShards(folder, PAIR, CENTRE, open_shards=1)
+        whole = TarShards(folder, PAIR, CENTRE)
+        for _ in range(2):
+            assert same(data.gather(np.arange(10), allocate_tensor), whole.gather(np.arange(10), allocate_tensor))
+            assert data._shards.open_count == 1
+
+    def test_shard_shuffled_order(self, folder: Path) -> None:
+        data = TarShards(folder, PAIR, CENTRE)
+        sampler = fl.samplers.ShardShuffled(data.shard_sizes, seed=1, window=1)
+        labels = torch.cat([numbers for _, numbers in fl.DataLoader(data, batch_size=3, sampler=sampler)])
+        assert sorted(labels.tolist()) == list(range(10))
+        assert np.count_nonzero(np.diff(np.searchsorted([4, 5, 10], labels.numpy(), side="right"))) == 2
+
+    def test_indexes_are_made_once(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        TarShards(folder)
+        monkeypatch.setattr(tars, "open_index", None)
+        assert len(TarShards(folder)) == 10
+
+    def test_travels_by_path(self, folder: Path) -> None:
+        data = TarShards(folder, PAIR, CENTRE)
+        data[0]
+        assert len(pickle.dumps(data)) < 3000
+        assert same(pickle.loads(pickle.dumps(data))[5], data[5])
+
+    def test_conformance(self, folder: Path) -> None:
+        fl.testing.check_dataset(TarShards(folder, PAIR, CROP))
+        fl.testing.check_dataset(TarShards(folder, transform={"jpg": CROP}))
+
+    def test_torchs_own_loader(self, folder: Path) -> None:
+        batches = list(
+            DataLoader(TarShards(folder, PAIR, CROP), batch_size=4, num_workers=1, multiprocessing_context="fork")
+        )
+        assert torch.cat([labels for _, labels in batches]).tolist() == list(range(10))
+        assert batches[0][0].shape == (4, 3, 32, 32)
+
+
+class TestBadInput:
+    def test_shards_that_are_not_there(self, tmp_path: Path) -> None:
+        write_tar(tmp_path / "train-000.tar", {"a.txt": b""})
+        with pytest.raises(FileNotFoundError, match=r"no such file: .*train-001.tar"):
+            TarShards(str(tmp_path / "train-{000..001}.tar"))
+        with pytest.raises(FileNotFoundError, match=r"matches none"):
+            TarShards(str(tmp_path / "val-*.tar"))
+
+    def test_arguments(self, folder: Path) -> None:
+        wrong: list[tuple[str, dict[str, Any]]] = [
+            (r"train-000.tar is named twice", {"shards": [folder / "train-000.tar", folder / "train-*.tar"]}),
+            (r"fields='jpg': give a tuple of names", {"fields": "jpg"}),
+            (r"fields=\(\): give a tuple", {"fields": ()}),
+            (r"field 'jpg;' names nothing", {"fields": ("jpg;",)}),
+            (
+                r"transform names the field 'png'; fields are cls, jpg",
+                {"fields": ("jpg", "cls"), "transform": {"png": CROP}},
+            ),
+            (r"transform is a callable or a dict of them by field, not int", {"transform": 3}),
+            (
+                r"transform names 'jgp', and no sample has such a field; fields are cls, jpg. Did you mean 'jpg'\?",
+                {"transform": {"jgp": CROP}},
+            ),
+            (
+                r"fields names 'jpgg;png', and no sample has such a field; fields are __key__, __shard__, cls, jpg. Di",
+                {"fields": ("cls", "jpgg;png")},
+            ),
+            (r"open_shards=0: at least one tar", {"open_shards": 0}),
+        ]
+        for message, arguments in wrong:
+            with pytest.raises(ArgumentError, match=message):
+                TarShards(**{"shards": folder, **arguments})
+
+    def test_tars_without_samples(self, tmp_path: Path) -> None:
+        with pytest.raises(ArgumentError, match=r"there are no samples in .*x.tar"):
+            TarShards(write_tar(tmp_path / "x.tar", {"README": b""}))
+
+    def test_an_index_out_of_range(self, folder: Path) -> None:
+        data = TarShards(folder, PAIR, CENTRE)
+        with pytest.raises(SampleIndexError, match=r"index 10 is out of range for TarShards with 10"):
+            data[10]
+        with pytest.raises(SampleIndexError, match=r"index -11"):
+            data.gather(np.array([-11]), allocate_tensor)
+
+    def test_fields_of_some_samples_only(self, tmp_path: Path) -> None:
+        one = write_tar(tmp_path / "1.tar", {"a.txt": b"1", "b.CLS": b"2"})
+        two = write_tar(tmp_path / "2.tar", {"c.json": b"3", "c.pth": b"", "d.json": b"4"})
+        data = TarShards([one, two], transform={"json": str})
+        assert (data[0]["txt"], data[3]["json"]) == ("1", "4")
+        with pytest.raises(ArgumentError, match=r"'pth' would have to be unpickled"):
+            data[2]
+        assert TarShards([one, two], ("TXT;CLS;json", "__key__"))[2] == (3, "c")
+
+    def test_pickles_of_all_samples_are_refused_at_once(self, tmp_path: Path) -> None:
+        held = {f"{number}.{field}": b"" for number in range(2) for field in ("txt", "pth")}
+        path = write_tar(tmp_path / "x.tar", held)
+        with pytest.raises(ArgumentError, match=r"field 'pth' would have to be unpickled"):
+            TarShards(path)
+        assert len(TarShards(path, decoders={"pth": len})) == len(TarShards(path, decode=False)) == 2
+
+    def test_whole_numbers_that_no_tensor_holds_are_named(self, tmp_path: Path) -> None:
+        most, least = str(2**63 - 1).encode(), str(-(2**63)).encode()
+        path = write_tar(tmp_path / "x.tar", {"a.cls": most, "b.cls": least, "c.cls": str(2**63).encode()})
+        for fields in (None, ("cls",)):
+            data = TarShards(path, fields)
+            assert len(data.__getitems__([0, 1])) == 2
+            with pytest.raises(SampleError, match=r"x.tar: member 'c.cls' .*a number of 19 digits, which no tensor of"):
+                data[2]
+            with fl.DataLoader(data, 3, on_error="skip") as loader:
+                assert sum(len(next(iter(batch.values() if fields is None else batch))) for batch in loader) == 2
+        assert TarShards(path, decoders={"cls": int})[2]["cls"] == 2**63
+
+    @pytest.mark.parametrize("field", ["pyd", "pickle", "meta.pkl", "pth", "pt"])
+    def test_pickles(self, tmp_path: Path, field: str) -> None:
+        path = write_tar(tmp_path / "x.tar", {f"0.{field}": pickle.dumps(os.system), "0.cls": b"1"})
+        refused = rf"field '{field}' would have to be unpickled.*decoders={{'{field}': function_of_the_bytes}}"
+        with pytest.raises(ArgumentError, match=refused):
+            TarShards(path, (field, "cls"))
+        with pytest.raises(ArgumentError, match=refused):
+            TarShards(path)[0]
+        assert TarShards(path, ("cls",))[0] == (1,)
+        assert TarShards(path, decoders={field: len})[0][field] == len(pickle.dumps(os.system))
+
+    @pytest.mark.parametrize(
+        ("name", "data", "what"),
+        [
+            ("0.cls", b"cat", r"as cls \(ValueError: invalid literal"),
+            ("0.json", b"{", r"as json \(JSONDecodeError"),
+            ("0.txt", b"\xff", r"as txt \(UnicodeDecodeError"),
+            ("0.jpg", b"", r"as jpg \(UnidentifiedImageError"),
+            ("0.png", jpeg(64, 64)[:1000], r"as png \(OSError: .*truncated"),
+            ("0.npy", npy(np.zeros(5))[:-1], r"as npy \(ValueError: the .npy array is truncated: 167 bytes, .* 168\)"),
+            ("0.npy", npy(np.array([{}], object)), r"as npy \(ValueError: .*holds Python objects"),
+            ("0.npy", b"\x93NUMPY", r"as npy \(ValueError: not a .npy array"),
+            ("0.npz", b"PK", r"as npz \("),
+        ],
+    )
+    def test_members_that_cannot_be_decoded(self, tmp_path: Path, name: str, data: bytes, what: str) -> None:
+        path = write_tar(tmp_path / "x.tar", {name: data})
+        with pytest.raises(SampleError, match=rf"x.tar: member '{name}' cannot be decoded {what}.*on_error='skip'"):
+            TarShards(path)[0]
+
+    @pytest.mark.parametrize(
+        ("name", "data", "what"),
+        [
+            ("3.jpg", b"no picture", "could not be read"),
+            ("3.jpg", b"", "could not be read"),
+            ("3.npy", npy(np.zeros((4, 4, 3), np.float32)), r"float32 of shape \(4, 4, 3\) is no picture"),
+            ("3.npy", npy(np.zeros((4, 4), np.uint8)), r"uint8 of shape \(4, 4\) is no picture"),
+            ("3.npy", npy(np.zeros((0, 4, 3), np.uint8)), r"\(0, 4, 3\) is no picture"),
+            ("3.npy", b"junk", "not a .npy array"),
+        ],
+    )
+    @pytest.mark.parametrize("transform", [CROP, T.Compose([CROP, T.RandomErasing()])], ids=["fused", "stages"])
+    def test_pictures_that_cannot_be_read(
+        self, tmp_path: Path, name: str, data: bytes, what: str, transform: Any
+    ) -> None:
+        path = write_tar(tmp_path / "x.tar", {**pictures(3), name: data})
+        shards = TarShards(path, ("jpg;npy",), transform)
+        with pytest.raises(SampleError, match=rf"x.tar: member '{name}': .*{what}"):
+            shards[3]
+        with pytest.raises(SampleError, match=rf"x.tar: member '{name}': .*{what}"):
+            shards.gather(np.array([0, 2, 3]), allocate_tensor)
+
+    def test_missing_halves(self, tmp_path: Path) -> None:
+        members = pictures(4)
+        del members["0002.cls"]
+        data = TarShards(write_tar(tmp_path / "x.tar", members), PAIR, CENTRE)
+        message = r"x.tar: sample '0002' has no cls; it has jpg. Pack it again .*on_error='skip'"
+        with pytest.raises(SampleError, match=message):
+            data[2]
+        with pytest.raises(SampleError, match=message):
+            list(fl.DataLoader(data, batch_size=4))
+        with fl.DataLoader(data, batch_size=4, on_error="skip", seed=0) as loader:
+            [[_, labels]] = loader
+            assert labels.tolist() == [0, 1, 3]
+            assert loader.stats().skipped == 1
+
+    def test_truncated_shards(self, tmp_path: Path) -> None:
+        path = picture_shards(tmp_path, [3])[0]
+        path.write_bytes(path.read_bytes()[:-11_000])
+        with pytest.raises(ShardError, match=r"train-000.tar is truncated: member .*allow_truncated=True"):
+            TarShards(path)
+        data = TarShards(path, PAIR, CENTRE, allow_truncated=True)
+        assert 0 < len(data) < 3
+        assert same(pickle.loads(pickle.dumps(data))[0], data[0])
+
+    def test_a_shard_that_is_replaced_while_it_is_used(self, tmp_path: Path) -> None:
+        paths = picture_shards(tmp_path, [3, 3])
+        data = TarShards(paths, PAIR, CENTRE)
+        data[0]
+        write_tar(paths[0], pictures(3, 7))
+        with pytest.raises(ShardError, match=r"train-000.tar does not fit it: the tar was changed or replaced"):
+            data.gather(np.array([3, 0]), allocate_tensor)
+        with pytest.raises(
+            ShardError, match=r"train-000.tar is not the tar that was indexed when this dataset was made"
+        ):
+            pickle.loads(pickle.dumps(data))[0]
+        os.truncate(paths[1], 600)
+        with pytest.raises(ShardError, match=r"train-001.tar"):
+            data[3]

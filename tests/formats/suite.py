@@ -1,0 +1,228 @@
+"""`FormatSuite`: the laws that every dataset obeys in every place. A new format gets them all by a row in a table."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from format_cases import all_ways_agree, equal
+
+import feedline as fl
+from feedline.collate.gather import gathering
+from feedline.datasets.fingerprints import fingerprint
+from feedline.errors import SampleError
+from feedline.stores import ObjectChangedError, ObjectNotFoundError, statistics
+from formats import arrays, files, records, tables, tars, text
+from formats.format import Format, epoch
+from formats.places import Place
+
+FORMATS: dict[str, Format] = {
+    **arrays.FORMATS,
+    **files.FORMATS,
+    **records.FORMATS,
+    **text.FORMATS,
+    **tables.FORMATS,
+    **tars.FORMATS,
+}
+INDICES = [3, -1, 17, 3, 0, 8, 7, 20]
+PICKLED_NBYTES = 12_000
+
+
+class Corpus:
+    """A format, its files, and what they hold."""
+
+    def __init__(self, form: Format, files: dict[str, bytes], local: Callable[[], Any]) -> None:
+        self.format, self.files = form, files
+        self._local = local
+
+    @property
+    def expected(self) -> list[Any]:
+        form = self.format
+        return [form.sample(i) for i in range(form.count)] if form.sample else self.local
+
+    @property
+    def local(self) -> list[Any]:
+        """The samples of the local files, as `epoch` gives them."""
+        samples: list[Any] = self._local()
+        return samples
+
+    def open(self, place: Place, **store: Any) -> Any:
+        return self.format.open(place.root, **{**place.store_of(self.format), **store})
+
+    def indices(self) -> list[int]:
+        return [index for index in INDICES if index < self.format.count]
+
+
+def law(*places: str, of: Callable[[Format], object] = bool) -> Callable[[Any], Any]:
+    """The places that a law holds in, for the formats that it says something of."""
+
+    def mark(test: Any) -> Any:
+        test.places, test.of = places, of
+        return test
+
+    return mark
+
+
+class FormatSuite:
+    """Subclasses name their `places`; tests get a `corpus` and a `place` that is still empty."""
+
+    places: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls) -> None:
+        """Leaves out the laws that hold in none of the places."""
+        for name, test in vars(FormatSuite).items():
+            if not set(getattr(test, "places", cls.places)) & set(cls.places):
+                setattr(cls, name, None)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        test = metafunc.function
+        if hasattr(test, "places"):
+            cases = [(f, p) for p in test.places if p in self.places for f, form in FORMATS.items() if test.of(form)]
+            metafunc.parametrize(("corpus", "place"), cases, indirect=True)
+
+    @law("files", "memory", "cached", "s3", "s3, cached")
+    def test_samples_are_the_expected_ones_in_every_way(self, corpus: Corpus, place: Place) -> None:
+        """One by one, many at once, in batches, pickled, through loaders of every kind, and resumed."""
+        place.fill(corpus.files)
+        dataset, form = corpus.open(place), corpus.format
+        assert equal(epoch(dataset), corpus.expected)
+        if not form.random:
+            all_ways_agree(dataset, corpus.indices())
+        fl.testing.check_dataset(dataset, collate_fn=form.collate_fn, methods=place.methods)
+        assert not place.remote or len(pickle.dumps(dataset)) < PICKLED_NBYTES
+        assert "cache" in place.store or form.needs_cache or dataset.wants(np.array([0, -1])) == []
+
+    @law("cached", "s3, cached", of=lambda form: not form.needs_cache)
+    def test_what_is_asked_ahead_is_all_that_is_read(self, corpus: Corpus, place: Place) -> None:
+        place.fill(corpus.files)
+        dataset, indices = corpus.open(place), np.array(corpus.indices())
+        if corpus.format.opened_late:
+            dataset.__getitems__([1, -2])
+        before = statistics()
+        wanted = dataset.wants(indices)
+        assert wanted
+        assert statistics() == before
+        for store, (path, start, stop) in wanted:
+            store.fill(path, start, stop)
+        before = statistics()
+        dataset.__getitems__(indices.tolist())
+        after = statistics()
+        assert corpus.format.looks_up or (after.nbytes, after.cache_misses) == (before.nbytes, before.cache_misses)
+        assert after.cache_hits > before.cache_hits
+
+    @law("memory", of=lambda form: form.together)
+    def test_a_batch_is_read_at_once(self, corpus: Corpus, place: Any, together: Callable[[int], Any]) -> None:
+        place.fill(corpus.files)
+        dataset, count = corpus.open(place), corpus.format.together
+        dataset[-1]  # what is read only once
+        sizes = getattr(dataset, "shard_sizes", [])
+        first = np.cumsum([0, *sizes])[:count].tolist() if len(sizes) >= count else list(range(count))
+        with together(count):
+            assert len(dataset.__getitems__(first)) == count
+
+    @law("cached", "s3, cached")
+    def test_with_a_cache_the_next_run_fetches_no_data(self, corpus: Corpus, place: Place) -> None:
+        place.fill(corpus.files)
+        epoch(corpus.open(place))
+        before = statistics().nbytes
+        assert equal(epoch(corpus.open(place)), corpus.local)
+        assert statistics().nbytes - before <= corpus.format.described_nbytes(corpus.files)
+
+    @law("memory", "s3", of=lambda form: form.indexed)
+    def test_what_was_learned_of_the_files_is_kept(self, corpus: Corpus, place: Place) -> None:
+        """The index on this machine spares the next opening all but what describes the corpus."""
+        place.fill(corpus.files)
+        corpus.open(place)
+        before = statistics().nbytes
+        dataset = corpus.open(place)
+        assert statistics().nbytes - before <= corpus.format.described_nbytes(corpus.files)
+        assert equal(epoch(dataset), corpus.local)
+
+    @law("memory", "s3", of=lambda form: not form.needs_cache)
+    def test_an_object_that_changed_or_went_is_named(self, corpus: Corpus, place: Place) -> None:
+        place.fill(corpus.files)
+        dataset, form = _opened(corpus, place), corpus.format
+        for name, data in corpus.files.items():
+            place.write(name, data + b"more")
+        if form.versions == "always":
+            for read in _ways(dataset):
+                with _raises(ObjectChangedError, place, "{}.* changed: version .*(?i:make the dataset anew)"):
+                    read(corpus.indices())
+        for name in corpus.files:
+            place.remove(name)
+        if form.gone:
+            with _raises(ObjectNotFoundError, place, form.gone):
+                dataset.__getitems__(corpus.indices())
+        with _raises((FileNotFoundError, SampleError), place, form.gone or "{}"):
+            corpus.open(place)[0]
+
+    @law("cached", of=lambda form: form.versions != "never")
+    def test_with_a_cache_a_changed_object_is_named_or_the_old_one_served(self, corpus: Corpus, place: Place) -> None:
+        place.fill(corpus.files)
+        dataset = _opened(corpus, place)
+        for name, data in corpus.files.items():
+            place.write(name, data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+        try:
+            seen = epoch(dataset)
+        except ObjectChangedError:
+            return
+        assert equal(seen, corpus.local)
+
+    @law("files", "memory", "s3", of=lambda form: form.cut)
+    def test_a_truncated_file_is_named(self, corpus: Corpus, place: Place) -> None:
+        place.fill(corpus.files)
+        name, left, message = corpus.format.cut
+        data = corpus.files[name]
+        place.write(name, data[: int(len(data) * left)] if isinstance(left, float) else data[:left])
+        with pytest.raises(SampleError, match=message.replace("{}", re.escape(f"{place.root}/{name}"))):
+            epoch(corpus.open(place))
+
+    @law("files", "memory", "cached")
+    def test_each_change_of_the_data_gives_another_fingerprint(self, corpus: Corpus, place: Place) -> None:
+        place.fill(corpus.files)
+        seen = [fingerprint(corpus.open(place)) for _ in range(2)]
+        assert seen[0] == seen[1]
+        changed = corpus.format.data_files(corpus.files)
+        assert changed
+        for name in changed:
+            place.touch(name, corpus.files[name])
+            seen.append(fingerprint(corpus.open(place)))
+        assert len({*seen}) == 1 + len(changed)
+
+    @law("files", "memory", "s3")
+    def test_other_content_is_refused_or_has_another_fingerprint(self, corpus: Corpus, place: Place) -> None:
+        place.fill(corpus.files)
+        before = fingerprint(corpus.open(place))
+        name = corpus.format.data_files(corpus.files)[-1]
+        data = bytearray(corpus.files[name])
+        data[len(data) // 2] ^= 1
+        place.touch(name, bytes(data))
+        with suppress(SampleError):
+            assert fingerprint(corpus.open(place)) != before
+
+
+def _opened(corpus: Corpus, place: Place) -> Any:
+    """The dataset, with all that it reads when the first sample is asked for."""
+    dataset = corpus.open(place)
+    if corpus.format.opened_late:
+        dataset.__getitems__([0, -1])
+    return dataset
+
+
+def _ways(dataset: Any) -> Iterator[Callable[[list[int]], Any]]:
+    yield dataset.__getitems__
+    yield lambda indices: [dataset[index] for index in indices]
+    if gathering(dataset) is not None:
+        yield lambda indices: next(iter(fl.DataLoader(dataset, len(indices), sampler=indices, seed=1)))
+
+
+@contextmanager
+def _raises(error: Any, place: Place, message: str) -> Iterator[None]:
+    """That error, with the address of an object where the message has `{}`."""
+    with pytest.raises(error, match=message.replace("{}", rf"{re.escape(place.root)}(/\S+)?")):
+        yield

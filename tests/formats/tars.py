@@ -1,0 +1,84 @@
+"""Tars: the suite's corpora of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from picture_cases import encoded, jpeg, photo
+from tar_cases import npy, picture_shards, write_tar
+
+from feedline import transforms as T
+from feedline.datasets import TarShards
+from formats.format import Format
+
+CROP = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor()])
+CENTER = T.Compose([T.Resize(40), T.CenterCrop(32)])
+PAIR = ("jpg;png;jpeg", "cls")
+COUNT = 24
+_SHARDS = "train-{000..002}.tar"
+
+
+def write_shards(folder: Path) -> None:
+    """24 samples in shards of 10, 1 and 13."""
+    picture_shards(folder, [10, 1, 13])
+
+
+def write_kinds(folder: Path) -> None:
+    """A shard of two samples with all kinds of fields, whose members are mixed."""
+    members = {
+        "s/0.jpg": jpeg(64, 48),
+        "s/0.seg.PNG": encoded(photo(64, 48), "PNG"),
+        "s/1.json": b'{"a": [1, 2.5, null]}',
+        "s/0.cls": b"17",
+        "s/1.txt": "größe".encode(),
+        "s/0.npy": npy(np.arange(6, dtype=np.float32)),
+        "s/0.bin": b"",
+        "s/1.cls": b"3",
+    }
+    write_tar(folder / "kinds.tar", members)
+
+
+def numbered(sample: Any, rng: Any) -> Any:
+    return (*sample, rng.key)
+
+
+def _shards(
+    sample: Any = None, fields: Any = None, transform: Any = None, *, pattern: str = _SHARDS, **more: Any
+) -> Format:
+    settings = {name: more.pop(name) for name in ("open_shards",) if name in more}
+    return Format(
+        write_shards,
+        lambda root, **store: TarShards(f"{root}/{pattern}", fields, transform, **settings, **store),
+        sample,
+        COUNT,
+        cut=("train-002.tar", 0.5, "{} is truncated: member .*allow_truncated=True"),
+        **{"lists": "*" in pattern, **more},
+    )
+
+
+def _kinds(**settings: Any) -> Format:
+    return Format(
+        write_kinds,
+        lambda root, **store: TarShards(f"{root}/kinds.tar", **settings, **store),
+        count=2,
+        cut=("kinds.tar", 0.5, "{} is truncated: member .*allow_truncated=True"),
+        collates=False,
+        lists=False,
+    )
+
+
+FORMATS = {
+    "tar": _shards(pattern="*.tar", collates=False),
+    "tar of all kinds": _kinds(),
+    "tar, undecoded": _kinds(decode=False),
+    "tar, own decoders": _kinds(decoders={"jpg": len}),
+    "tar, tuples": _shards(None, ("__key__", "cls", "jpg"), collates=False),
+    "tar, numbers": _shards(lambda i: (f"{i:04}", i), ("__key__", "cls"), pattern="train-*.tar", together=3),
+    "tar, crops": _shards(None, PAIR, CROP, random=True),
+    "tar, crops of all": _shards(None, None, CROP, collates=False, random=True),
+    "tar, by field": _shards(None, PAIR, {"jpg": CENTER}),
+    "tar, one open": _shards(None, PAIR, CENTER, open_shards=1),
+    "tar, whole samples": _shards(None, ("cls",), numbered, collates=False, random=True),
+}

@@ -1,0 +1,49 @@
+"""Every format in a real S3, read by processes too; and on a web server, which lists nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from ceph import S3
+from fault_proxy import FaultProxy, Faults
+from format_cases import equal
+
+from feedline.stores import AccessDeniedError
+from formats.format import epoch
+from formats.places import Bucket, Place, options, small_pieces
+from formats.suite import FORMATS, Corpus, FormatSuite, law
+
+FAULTS = ("reset", "503", "slow", "truncated", "short")
+
+
+class TestServers(FormatSuite):
+    places = ("s3", "s3, cached", "web")
+
+    @law("web", of=lambda form: not form.lists)
+    def test_a_server_that_lists_nothing_will_do(self, corpus: Corpus, place: Place) -> None:
+        place.fill(corpus.files)
+        assert equal(epoch(corpus.open(place)), corpus.expected)
+
+    @law("s3")
+    def test_wrong_keys_are_named(self, corpus: Corpus, place: Bucket, s3: S3) -> None:
+        place.fill(corpus.files)
+        place.store["options"] = {**options(s3), "secret_access_key": "wrong"}
+        with pytest.raises(AccessDeniedError, match=place.root.partition("/test-")[0]):
+            corpus.open(place)[0]
+
+    def test_faults_on_one_request_in_twenty_change_nothing(
+        self, corpora: Callable[[str], Corpus], faulty_s3: tuple[S3, FaultProxy], bucket: str, tmp_path: Path, keys: S3
+    ) -> None:
+        server, proxy = faulty_s3
+        proxy.faults = Faults(share=0.05, slow_s=0.05, kinds=FAULTS)
+        for name in FORMATS:
+            corpus, prefix = corpora(name), uuid4().hex
+            Bucket(keys, bucket, prefix).fill(corpus.files)
+            for store in ({}, {"cache": small_pieces(tmp_path)}):
+                place = Bucket(server, bucket, prefix, **store)
+                place.copies = small_pieces(tmp_path)
+                assert equal(epoch(corpus.open(place), num_workers=2, worker_method="thread"), corpus.local), name
+        assert min(proxy.happened[kind] for kind in FAULTS) > 0

@@ -1,0 +1,70 @@
+"""The peers' own writers: installed once, beside the environment, without what they would pull in for training.
+
+Both Mosaic Streaming and LitData ask for torchvision, whose wheels bring another torch with all of CUDA; writing files
+needs none of it. So they are installed without dependencies into a folder of their own, which only the scripts in
+tests/writers see.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import mkdtemp
+
+PACKAGES = (
+    *("mosaicml-streaming==0.13.0", "brotli==1.2.1", "catalogue==2.0.10", "python-snappy==0.7.3", "zstd==1.5.7.2"),
+    *("litdata==0.2.76", "lightning-utilities==0.15.3", "requests==2.34.2", "charset-normalizer==3.5.2"),
+    *("idna==3.20", "certifi==2026.10.18"),
+    *("tfrecord==1.14.6", "crc32c==2.9.post0", "protobuf==7.36.2"),
+)
+"""What to install, and nothing else."""
+
+BUILD = Path(__file__).parents[2] / "build"
+WRITERS = Path(__file__).parent / "writers"
+
+
+def peers() -> Path:
+    """The folder that the peers are installed in."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    return _once("peers", repr(PACKAGES), lambda place: _done([*command, "--target", str(place), *PACKAGES], {}))
+
+
+def written(script: str) -> Path:
+    """The folder with what `tests/writers/SCRIPT.py` writes, with the peers' own libraries; for reading only."""
+    sources = b"".join(path.read_bytes() for path in sorted(WRITERS.glob("*.py"))).decode()
+    installed = peers()
+    command = [sys.executable, str(WRITERS / f"{script}.py")]
+    return _once(
+        script, f"{installed} {sources}", lambda place: _done([*command, str(place)], {"PYTHONPATH": str(installed)})
+    )
+
+
+def _once(name: str, of: str, make: Callable[[Path], None]) -> Path:
+    """A folder below build/ that `make` fills, the first time that anybody asks for it; it appears whole."""
+    key = hashlib.sha256(f"{of} {sys.version_info[:2]}".encode()).hexdigest()[:12]
+    place = BUILD / f"{name}-{key}"
+    if not place.exists():
+        BUILD.mkdir(exist_ok=True)
+        partial = Path(mkdtemp(dir=BUILD, prefix=f"{name}-partial-"))
+        make(partial)
+        try:
+            partial.rename(place)
+        except OSError:  # another process of the test run was first
+            shutil.rmtree(partial)
+    return place
+
+
+def _done(command: list[str], environment: dict[str, str]) -> None:
+    outcome = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert outcome.returncode == 0, outcome.stderr
+
+
+if __name__ == "__main__":
+    peers()

@@ -1,0 +1,61 @@
+"""Tars for the tests of shards, and pictures to put into them."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from picture_cases import jpeg
+
+Members = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
+
+
+def write_tar(path: Path, members: Members, **options: Any) -> Path:
+    """A tar of these members; names may come twice."""
+    pairs = members.items() if isinstance(members, Mapping) else members
+    with tarfile.open(path, "w", **options) as tar:
+        for name, data in pairs:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def entry(path: Path, name: str, kind: bytes, link: str = "") -> Path:
+    """A tar of one good member and one of another kind."""
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        good = tarfile.TarInfo("0000.txt")
+        good.size = 4
+        tar.addfile(good, io.BytesIO(b"good"))
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = kind, link
+        tar.addfile(info)
+    return path
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+def pictures(count: int, first: int = 0, size: tuple[int, int] = (96, 72)) -> dict[str, bytes]:
+    """Samples of a JPEG and a class each; sample i has class i."""
+    members = {}
+    for number in range(first, first + count):
+        members[f"{number:04d}.jpg"] = jpeg(*size, number, quality=85)
+        members[f"{number:04d}.cls"] = str(number).encode()
+    return members
+
+
+def picture_shards(folder: Path, sizes: Iterable[int]) -> list[Path]:
+    """Tars of so many samples each, whose classes count through all of them."""
+    paths, first = [], 0
+    for number, size in enumerate(sizes):
+        paths.append(write_tar(folder / f"train-{number:03d}.tar", pictures(size, first)))
+        first += size
+    return paths

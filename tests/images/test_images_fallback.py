@@ -1,0 +1,104 @@
+"""Without the native kernels everything goes through Pillow: the same geometry, the same rows within one level."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from picture_cases import apart, encoded, jpeg, photo
+from PIL import Image
+
+from feedline import images
+from feedline.core.kernels import SlowKernelsWarning
+from feedline.images import native
+from feedline.images.recipe import CropPolicy, Recipe
+
+LAWS = [images.RandomBox(), images.CenterBox(70), images.CenterBox(40), images.WholeBox()]
+SIZES = [(200, 150), (73, 400), (811, 643), (5, 3)]
+
+
+@pytest.fixture
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a build without libjpeg-turbo leaves; its warning has been given."""
+    monkeypatch.setattr(native, "native", None)
+    monkeypatch.setattr(native, "_say_slow", lambda: None)
+    native.plan_of.cache_clear()
+    yield
+    native.plan_of.cache_clear()
+
+
+def table() -> list[tuple[bytes, Recipe, int]]:
+    exif = Image.Exif()
+    cases = []
+    for law in LAWS:
+        for seed, (width, height) in enumerate(SIZES):
+            exif[0x0112] = 2 + len(cases) % 7
+            data = jpeg(width, height, seed, exif=exif.tobytes(), quality=90)
+            recipe = Recipe((56, 64), law, flip=0.5, interpolation=("bilinear", "bicubic")[seed % 2])
+            cases += [(data, recipe, seed), (data, replace(recipe, apply_exif_orientation=True), seed)]
+            cases += [(encoded(photo(width, height), "PNG"), recipe, seed)]
+    return cases
+
+
+ROWS = [images.read_one(*case) for case in table()]
+"""Made by the kernels, before any test takes them away."""
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_rows_are_those_of_the_kernels() -> None:
+    for case, wanted in zip(table(), ROWS, strict=True):
+        assert apart(images.read_one(*case), wanted) <= 1
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_ready_pixels_threads_and_types(law: CropPolicy) -> None:
+    datas = [jpeg(90, 60, i) for i in range(4)]
+    keys = np.arange(4, dtype=np.uint64)
+    recipe = Recipe((30, 40), law, flip=0.5, scaled_decode=False)
+    rows = np.empty((4, 30, 40, 3), np.uint8)
+    images.read_batch(datas, recipe, rows, keys, threads=3)
+    for key, data in enumerate(datas):
+        assert apart(images.read_one(images.decode(data), recipe, key), rows[key]) <= 1
+    norm = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
+    planes = images.read_one(datas[1], replace(recipe, dtype=torch.float32, layout="CHW", **norm), 1)
+    mean, std = torch.tensor(norm["mean"]), torch.tensor(norm["std"])
+    wanted = ((torch.from_numpy(rows[1]).to(torch.float32) / 255 - mean) / std).permute(2, 0, 1)
+    assert torch.equal(planes, wanted)
+    halves = images.read_one(datas[1], replace(recipe, dtype=torch.bfloat16, layout="CHW", **norm), 1)
+    assert torch.equal(halves, wanted.to(torch.bfloat16))
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_headers_and_errors(tmp_path: Path) -> None:
+    assert images.probe(jpeg(70, 50, progressive=True)) == images.Header(70, 50, "JPEG", 3, True, 1)
+    (tmp_path / "bad.jpg").write_bytes(b"")
+    with pytest.raises(images.ImageError, match=r"bad.jpg could not be read: it is empty \(0 bytes\)"):
+        images.decode(tmp_path / "bad.jpg")
+    with pytest.raises(
+        images.ImageError, match=r"the image in row 1 could not be read: image file is truncated"
+    ) as told:
+        images.read_batch(
+            [jpeg(60, 40), jpeg(60, 40, quality=95)[:-400]], Recipe((8, 8), LAWS[-1]), np.empty((2, 8, 8, 3), np.uint8)
+        )
+    assert told.value.row == 1
+    with pytest.raises(FileNotFoundError):
+        images.read_one(tmp_path / "none.jpg", Recipe((8, 8), LAWS[-1]))
+
+
+def test_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "native", None)
+    native.plan_of.cache_clear()
+    native._say_slow.cache_clear()
+    with pytest.warns(SlowKernelsWarning, match="through Pillow, several times slower. Install .* libjpeg62-turbo-dev"):
+        images.read_one(jpeg(9, 9), Recipe((8, 8), LAWS[-1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        images.read_one(jpeg(9, 9), Recipe((9, 8), LAWS[-1]))
+    native.plan_of.cache_clear()
+    native._say_slow.cache_clear()

@@ -1,0 +1,256 @@
+"""Every other kind of picture: through Pillow, by content and not by name; what cannot be read is named."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from picture_cases import encoded, jpeg, photo, rgb, with_frame
+from PIL import Image
+
+from feedline import images
+from feedline.errors import ArgumentError, SampleError
+from feedline.images import Recipe
+
+RECIPE = Recipe((24, 32), images.WholeBox())
+
+ARITHMETIC = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABQODxIPDRQSEBIXFRQYHjIhHhwcHj0sLiQySUBMS0dARkVQWnNiUFVtVkVGZIhlbXd7gYKBTmCN"
+    "l4x9lnN+gXz/2wBDARUXFx4aHjshITt8U0ZTfHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHz/yQAR"
+    "CAAYACgDASIAAhEBAxEB/8wACgAQEAUBEBEF/9oADAMBAAIRAxEAPwDSLv5dI9JNKXIM2a0q0AAPfbcal/aF/PRRzrqEpXvwayL3+BS0wuLE"
+    "zgcn66s7edul3jjTTRK/H/uqhUEGGqecqDKTI6SVovD/2Q=="
+)
+"""Of 40 × 24 pixels, made with `jpegtran -arithmetic`."""
+
+
+def foreign() -> dict[str, bytes]:
+    picture = photo(60, 40)
+    alpha = picture.convert("RGBA")
+    alpha.putalpha(picture.convert("L"))
+    palette = picture.quantize(16)
+    deep = Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 257)
+    frames = {"save_all": True, "append_images": [photo(60, 40, 1)]}
+    return {
+        "PNG": encoded(picture, "PNG"),
+        "PNG, alpha": encoded(alpha, "PNG"),
+        "PNG, 1 bit": encoded(picture.convert("1"), "PNG"),
+        "PNG, 16 bits": encoded(deep, "PNG"),
+        "PNG, gray and alpha": encoded(alpha.convert("LA"), "PNG"),
+        "PNG, transparent palette": encoded(palette, "PNG", transparency=3),
+        "GIF, animated": encoded(picture, "GIF", **frames),
+        "WebP": encoded(picture, "WEBP"),
+        "WebP, animated": encoded(picture, "WEBP", **frames),
+        "BMP": encoded(picture, "BMP"),
+        "TIFF": encoded(picture, "TIFF"),
+        "PPM": encoded(picture, "PPM"),
+        "JPEG, CMYK": encoded(picture.convert("CMYK"), "JPEG"),
+    }
+
+
+@pytest.mark.parametrize("kind", foreign())
+def test_other_formats_are_what_pillow_converts(kind: str, tmp_path: Path) -> None:
+    data = foreign()[kind]
+    path = tmp_path / "lies.jpg"
+    path.write_bytes(data)
+    pixels = np.asarray(rgb(data))
+    wanted = images.read_one(pixels, RECIPE)
+    for source in (data, str(path), path, memoryview(data)):
+        np.testing.assert_array_equal(images.decode(source), pixels)
+        assert torch.equal(images.read_one(source, RECIPE), wanted)
+    header = images.probe(str(path))
+    assert (header.width, header.height) == (60, 40)
+    assert header.format == kind.partition(",")[0].upper()
+
+
+def test_a_jpeg_by_another_name(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    path.write_bytes(jpeg(50, 40))
+    assert images.probe(path) == images.Header(50, 40, "JPEG", 3, False, 1)
+    np.testing.assert_array_equal(images.decode(path), rgb(jpeg(50, 40)))
+
+
+def test_ycck_is_pillows() -> None:
+    data = bytearray(encoded(photo(60, 40).convert("CMYK"), "JPEG"))
+    adobe = data.index(b"Adobe")
+    data[adobe + 11] = 2
+    np.testing.assert_array_equal(images.decode(bytes(data)), rgb(bytes(data)))
+
+
+def test_arithmetic_coding() -> None:
+    np.testing.assert_array_equal(images.decode(ARITHMETIC), rgb(ARITHMETIC))
+    with pytest.raises(images.ImageError, match="it is truncated: it ends before its last scan does"):
+        images.decode(ARITHMETIC[:-20])
+
+
+def test_headers() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    assert images.probe(jpeg(70, 50, sampling="gray")) == images.Header(70, 50, "JPEG", 1, False, 1)
+    told = images.probe(jpeg(70, 50, progressive=True, exif=exif.tobytes()))
+    assert told == images.Header(70, 50, "JPEG", 3, True, 8)
+    assert images.probe(np.zeros((5, 7, 3), np.uint8)) == images.Header(7, 5, "pixels", 3, False, 1)
+
+
+def test_a_header_behind_much_else(tmp_path: Path) -> None:
+    """Colour profiles, thumbnails and notes of cameras may fill hundreds of kilobytes."""
+    plain = jpeg(70, 50)
+    path = tmp_path / "a.jpg"
+    path.write_bytes(plain[:2] + b"".join(b"\xff\xe5\xff\xff" + bytes(65533) for _ in range(9)) + plain[2:])
+    assert images.probe(path).width == 70
+    np.testing.assert_array_equal(images.decode(path), rgb(plain))
+
+
+BAD = {
+    "empty": (b"", r"it is empty \(0 bytes\)"),
+    "text": (b"hello, world", r"of no image format that Pillow knows \(it begins with b'hello, w'\)"),
+    "only a beginning": (b"\xff\xd8\xff", "it ends within its header"),
+    "half a header": (jpeg(60, 40)[:300], "it ends within its header"),
+    "no picture": (jpeg(60, 40)[:20] + b"\xff\xd9", "it ends before its picture begins"),
+    "half the data": (jpeg(200, 200, quality=95)[:-4000], "it is truncated: it ends before the part of the picture"),
+    "half a progressive": (jpeg(60, 40, progressive=True)[:-300], "it is truncated: it ends before its last scan does"),
+    "12 bits": (with_frame(jpeg(60, 40), precision=12), "a JPEG of 12 bits per sample, of which only 8 are supported"),
+    "lossless": (with_frame(jpeg(60, 40), marker=0xC3), "it is a lossless JPEG, which is not supported"),
+    "hierarchical": (with_frame(jpeg(60, 40), marker=0xC5), "it is a hierarchical JPEG, which is not supported"),
+    "no height": (with_frame(jpeg(60, 40), height=0), "its header says that it has no pixels"),
+    "two components": (with_frame(jpeg(60, 40), components=2), "a JPEG of 2 components"),
+    "bomb": (
+        with_frame(jpeg(60, 40), width=60_000, height=60_000),
+        r"60000 × 60000 = 3,600,000,000 pixels, more than the limit of 178,956,970 .* Raise PIL.Image.MAX_IMAGE_PIXELS",
+    ),
+    "truncated PNG": (encoded(photo(60, 40), "PNG")[:2000], "truncated|unrecognized data stream|broken PNG"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_cannot_be_read_is_told_with_its_address(kind: str, tmp_path: Path) -> None:
+    data, reason = BAD[kind]
+    path = tmp_path / "bad.jpg"
+    path.write_bytes(data)
+    with pytest.raises(images.ImageError, match=reason) as told:
+        images.read_one(str(path), RECIPE)
+    assert str(told.value).startswith(f"{path} could not be read: ")
+    assert told.value.row is None
+    with pytest.raises(images.ImageError, match=rf"^the image could not be read: .*({reason})"):
+        images.decode(data)
+    out = np.zeros((4, 24, 32, 3), np.uint8)
+    good = jpeg(60, 40)
+    for threads in (1, 3):
+        with pytest.raises(images.ImageError, match=rf"^the image in row 2 could not be read: .*({reason})") as told:
+            images.read_batch([good, encoded(photo(9, 9), "PNG"), data, b"worse"], RECIPE, out, threads=threads)
+        assert told.value.row == 2
+        assert isinstance(told.value, SampleError)
+        assert isinstance(told.value, ValueError)
+
+
+def test_the_remedy_is_told() -> None:
+    with pytest.raises(images.ImageError, match="Replace or remove it, or pass on_error='skip' to the loader"):
+        images.decode(b"")
+
+
+def test_what_is_missing_below_the_box_does_not_matter() -> None:
+    """Only what the row needs is decoded, and only that must be there."""
+    data = jpeg(200, 200, quality=95)
+    recipe = Recipe((20, 20), images.RandomBox((0.01, 0.02)))
+    key = next(key for key in range(99) if images.geometry(recipe, key, 200, 200).box[1] < 40)
+    assert torch.equal(images.read_one(data[:-4000], recipe, key), images.read_one(data, recipe, key))
+
+
+def test_a_missing_end_marker_does_not_matter() -> None:
+    data = jpeg(60, 40)
+    np.testing.assert_array_equal(images.decode(data[:-2]), rgb(data))
+
+
+def test_damage_that_libjpeg_decodes_past_is_pillows() -> None:
+    data = bytearray(jpeg(120, 80, restart_marker_blocks=4))
+    data[-700:-690] = bytes(10)
+    np.testing.assert_array_equal(images.decode(bytes(data)), rgb(bytes(data)))
+
+
+def test_more_scans_than_any_honest_file_has() -> None:
+    data = jpeg(60, 40, progressive=True)
+    scan = data.rindex(b"\xff\xda")
+    with pytest.raises(images.ImageError, match="it has more than 500 scans"):
+        images.decode(data[:-2] + data[scan:-2] * 600 + b"\xff\xd9")
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [(lambda path: None, FileNotFoundError), (Path.mkdir, IsADirectoryError)],
+    ids=["missing", "folder"],
+)
+def test_errors_of_files_keep_their_type(make: object, error: type[OSError], tmp_path: Path) -> None:
+    path = tmp_path / "nothing.jpg"
+    make(path)
+    for read in (images.decode, images.probe, lambda source: images.read_one(source, RECIPE)):
+        with pytest.raises(error, match=str(path)):
+            read(str(path))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with pytest.raises(images.ImageError, match=r"pipe.jpg could not be read: it is not a regular file"):
+        images.read_one(tmp_path / "pipe.jpg", RECIPE)
+
+
+def test_pillows_limit_on_pixels_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    datas = jpeg(60, 40), encoded(photo(60, 40), "PNG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    for data in datas:
+        with pytest.raises(
+            images.ImageError, match=r"2,?400 pixels.* limit of 2,?000 .*Raise PIL.Image.MAX_IMAGE_PIXELS"
+        ):
+            images.read_one(data, RECIPE)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert images.read_one(datas[0], RECIPE).shape == (24, 32, 3)
+
+
+def test_errors_travel_between_processes() -> None:
+    with pytest.raises(images.ImageError) as told:
+        images.read_batch([b""], RECIPE, np.zeros((1, 24, 32, 3), np.uint8))
+    copy = pickle.loads(pickle.dumps(told.value))
+    assert (str(copy), copy.row) == (str(told.value), 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (7, TypeError, "int"),
+        (np.zeros((4, 4), np.uint8), TypeError, "pixels of shape"),
+        (np.zeros((4, 4, 4), np.uint8), TypeError, "pixels of shape"),
+        (np.zeros((4, 4, 3), np.float32), TypeError, "of uint8"),
+        (np.zeros((0, 4, 3), np.uint8), ValueError, "without pixels"),
+        ("a\0b.jpg", ValueError, "null"),
+    ],
+    ids=lambda value: None,
+)
+def test_sources_that_are_no_pictures(source: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        images.read_one(source, RECIPE)
+
+
+def test_arguments_that_do_not_fit() -> None:
+    data = jpeg(60, 40)
+    good = np.zeros((1, 24, 32, 3), np.uint8)
+    locked = good.copy()
+    locked.flags.writeable = False
+    cases = {
+        r"out has shape \(2, 24, 32, 3\); 1 rows of this recipe have \(1, 24, 32, 3\)": {
+            "out": np.zeros((2, 24, 32, 3), np.uint8)
+        },
+        "out has dtype float32; rows of torch.uint8 need uint8": {"out": good.astype(np.float32)},
+        "out is read-only": {"out": locked},
+        "each row of out must be one piece of memory": {"out": np.zeros((1, 24, 64, 3), np.uint8)[:, :, ::2]},
+        "keys are one uint64 for each of 1 sources": {"keys": np.zeros(2, np.uint64)},
+        "keys are one uint64": {"keys": np.zeros(1, np.int64)},
+        "2 grids do not belong to 1 sources": {"grids": [None, None]},
+    }
+    for message, changes in cases.items():
+        with pytest.raises(ArgumentError, match=message):
+            images.read_batch(**{"sources": [data], "recipe": RECIPE, "out": good, **changes})
+    with pytest.raises(TypeError, match="a grid is one axis of uint16"):
+        images.read_batch([data], RECIPE, good, grids=[np.zeros(3, np.int64)])

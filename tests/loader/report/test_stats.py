@@ -1,0 +1,105 @@
+"""Sums over spans."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.core.telemetry import MAIN, Span
+from feedline.loader.report import StageTimes, Stats, Totals
+
+MS = 1_000_000
+
+
+def span(stage: str, ms: int, worker: int = MAIN) -> Span:
+    return Span(stage, 5 * MS, (5 + ms) * MS, worker)
+
+
+def test_nothing_yet() -> None:
+    stats = Totals().stats()
+    assert stats == Stats()
+    assert (stats.samples_per_s, stats.batches_per_s, stats.wait_share) == (0, 0, 0)
+
+
+def test_count_sum_median_and_maximum_over_workers() -> None:
+    totals = Totals()
+    for worker, ms in ((0, 10), (1, 30), (0, 20), (1, 20)):
+        totals.add([span("fetch", ms, worker), span("wait", 1), span("step", 4)], 8)
+    fetch = totals.stats().stages["fetch"]
+    assert fetch == StageTimes(count=4, total_s=0.08, median_s=0.02, max_s=0.03, workers=(0, 1))
+    assert fetch.mean_s == pytest.approx(0.02)
+    assert fetch.in_workers
+
+
+def test_what_the_training_process_does_is_not_in_workers() -> None:
+    totals = Totals()
+    totals.add([span("decode", 1), span("fetch", 1, 0), span("collate", 1, MAIN), span("collate", 1, 2)])
+    stages = totals.stats().stages
+    assert [stages[stage].in_workers for stage in ("decode", "fetch", "collate")] == [False, True, True]
+
+
+def test_the_first_wait_is_the_start_up_and_no_step_goes_before_it() -> None:
+    totals = Totals()
+    totals.add([span("step", 1000), span("wait", 50)], 4)
+    totals.add([span("step", 30), span("wait", 20)], 4)
+    stats = totals.stats()
+    assert (stats.startup_s, stats.wait_s, stats.step_s, stats.wall_s) == pytest.approx((0.05, 0.07, 0.03, 0.1))
+    assert stats.wait_share == pytest.approx(0.7)
+    assert stats.samples_per_s == pytest.approx(80)
+    assert stats.batches_per_s == pytest.approx(20)
+
+
+def test_waits_and_steps_are_no_stages() -> None:
+    totals = Totals()
+    totals.add([span("step", 1), span("wait", 1), span("fetch", 1)])
+    assert list(totals.stats().stages) == ["fetch"]
+
+
+def test_the_last_batches_are_kept_for_exporters() -> None:
+    totals = Totals(recent=2)
+    for ms in range(1, 5):
+        totals.add([span("fetch", ms)])
+    assert totals.recent == [[span("fetch", 3)], [span("fetch", 4)]]
+    assert totals.stats().stages["fetch"].median_s == pytest.approx(0.0035)
+    assert totals.stats().stages["fetch"].count == 4
+
+
+def test_stats_can_be_written_as_json() -> None:
+    totals = Totals()
+    totals.add([span("fetch", 1, 0), span("wait", 2)], 3)
+    written = json.loads(json.dumps(dataclasses.asdict(totals.stats())))
+    assert written["stages"]["fetch"]["workers"] == [0]
+    assert written["samples"] == 3
+
+
+SPANS = st.builds(
+    lambda stage, start, length, worker: Span(stage, start, start + length, worker),
+    st.sampled_from(["fetch", "collate", "encode", "decode", "wait", "step"]),
+    st.integers(0, 10**15),
+    st.integers(0, 10**12),
+    st.integers(-1, 3),
+)
+
+
+@given(st.lists(st.tuples(st.lists(SPANS, max_size=8), st.integers(0, 100)), max_size=20))
+def test_sums_agree_with_the_spans(batches: list[tuple[list[Span], int]]) -> None:
+    totals = Totals()
+    for spans, samples in batches:
+        totals.add(spans, samples)
+    stats = totals.stats()
+    first = [span for span in batches[0][0] if span.stage != "step"] if batches else []
+    counted = first + [span for spans, _ in batches[1:] for span in spans]
+    for stage, times in stats.stages.items():
+        lengths = [span.stop_ns - span.start_ns for span in counted if span.stage == stage]
+        assert times.count == len(lengths)
+        assert times.total_s == pytest.approx(sum(lengths) / 1e9)
+        assert times.max_s == pytest.approx(max(lengths) / 1e9)
+        assert 0 <= times.median_s <= times.max_s
+    assert stats.batches == len(batches)
+    assert stats.samples == sum(samples for _, samples in batches)
+    assert 0 <= stats.startup_s <= stats.wait_s <= stats.wall_s
+    assert 0 <= stats.wait_share <= 1

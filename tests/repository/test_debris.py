@@ -1,0 +1,118 @@
+"""The guard against debris sees all kinds of it, and knows what may stay."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import debris
+import pytest
+from debris import DebrisGuard
+
+from feedline.workers.process import fork_server
+
+
+@pytest.fixture
+def guard(monkeypatch: pytest.MonkeyPatch) -> DebrisGuard:
+    monkeypatch.setattr(debris, "GRACE_S", 0.05)
+    return DebrisGuard()
+
+
+def test_nothing_is_debris_of_nothing(guard: DebrisGuard) -> None:
+    guard.check()
+
+
+def test_a_process_is_found(guard: DebrisGuard) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        found = guard.debris()
+        assert any(line.startswith(f"process {child.pid} (") for line in found)
+    guard.check()
+
+
+def test_a_thread_is_found(guard: DebrisGuard) -> None:
+    leave = threading.Event()
+    thread = threading.Thread(target=leave.wait, name="straggler")
+    thread.start()
+    with pytest.raises(AssertionError, match="thread straggler"):
+        guard.check()
+    leave.set()
+    thread.join()
+    guard.check()
+
+
+def test_a_descriptor_is_found_even_under_a_number_that_was_used_before(tmp_path: Path) -> None:
+    before = os.open(tmp_path, os.O_RDONLY)
+    guard = DebrisGuard()
+    os.close(before)
+    after = os.open(__file__, os.O_RDONLY)
+    assert after == before
+    assert guard.debris() == [f"descriptor {after} -> {__file__}"]
+    os.close(after)
+
+
+def test_a_name_in_dev_shm_is_found(guard: DebrisGuard) -> None:
+    name = Path(f"/dev/shm/feedline-test-{os.getpid()}")
+    name.touch()
+    assert str(name) in guard.debris()
+    name.unlink()
+
+
+def test_a_name_in_dev_shm_that_goes_at_once_is_no_debris() -> None:
+    guard = DebrisGuard()
+    name = Path(f"/dev/shm/feedline-test-{os.getpid()}")
+    name.touch()
+    threading.Timer(0.1, name.unlink).start()
+    guard.check()
+
+
+SHARE = """
+from multiprocessing.shared_memory import SharedMemory
+segment = SharedMemory(create=True, size=1)
+print(segment.name, flush=True)
+input()
+segment.unlink()
+"""
+
+
+def test_what_a_child_shares_is_debris(guard: DebrisGuard) -> None:
+    with _sharing([sys.executable, "-c", SHARE]) as name:
+        assert f"/dev/shm/{name}" in guard.debris()
+    guard.check()
+
+
+def test_what_another_process_shares_is_none(guard: DebrisGuard) -> None:
+    orphan = 'exec 3<&0; "$0" -c "$1" <&3 &'
+    with _sharing(["sh", "-c", orphan, sys.executable, SHARE]) as name:
+        assert (Path("/dev/shm") / name).exists()
+        assert f"/dev/shm/{name}" not in guard.debris()
+
+
+@contextlib.contextmanager
+def _sharing(command: list[str]) -> Iterator[str]:
+    """The name of memory that a process shares until the block ends."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        print(file=process.stdin, flush=True)
+        process.stdout.read()
+
+
+def test_what_is_allowed_may_stay(guard: DebrisGuard) -> None:
+    reader, writer = os.pipe()
+    guard.allowed_descriptors.append(lambda fd, target: target.startswith("pipe:"))
+    guard.check()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_the_nursery_may_stay() -> None:
+    fork_server.stop()
+    guard = DebrisGuard()
+    fork_server.start()
+    guard.check()

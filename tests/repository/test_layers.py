@@ -1,0 +1,97 @@
+"""The rooms of the package and their floors: imports go down, and the design page names the rooms that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import house
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / house.PACKAGE
+
+
+class LateImport(NamedTuple):
+    module: str
+    imported: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.imported} inside a function"
+
+
+def late_imports(tree: house.SourceTree) -> list[str]:
+    """Imports inside functions of what is always there: the standard library and the package itself."""
+    always = sys.stdlib_module_names | {house.PACKAGE}
+    return [
+        str(LateImport(file.module, name, line))
+        for file in tree.files
+        for name, line in _names_in_functions(file)
+        if name.split(".", maxsplit=1)[0] in always
+    ]
+
+
+def _names_in_functions(file: house.SourceFile) -> Iterator[tuple[str, int]]:
+    """Import statements only: a module that is loaded by its name is slow to import, and says so where it is loaded."""
+    for function in file.functions:
+        for node in ast.walk(function):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                yield from house.imported_names(ast.Module([node], []))
+
+
+@pytest.fixture(scope="module")
+def tree() -> house.SourceTree:
+    return house.SourceTree(SOURCE)
+
+
+def test_every_room_has_a_floor(tree: house.SourceTree) -> None:
+    assert not house.not_placed(tree)
+
+
+def test_imports_go_downwards(tree: house.SourceTree) -> None:
+    assert not house.arrows_up(tree)
+
+
+def test_imports_inside_functions_only_load_what_may_be_missing_or_slow(tree: house.SourceTree) -> None:
+    assert not late_imports(tree)
+
+
+def test_there_is_no_import_cycle(tree: house.SourceTree) -> None:
+    assert not house.cycles(tree)
+
+
+def test_a_class_name_exists_once(tree: house.SourceTree) -> None:
+    assert not house.names_twice(tree)
+
+
+def test_the_design_page_lists_the_rooms(tree: house.SourceTree) -> None:
+    section = re.search(r"^## 5\. Layout$(.*?)^## ", (ROOT / "docs/design.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert section is not None
+    listed = re.findall(r"^  (\w+)(?:/|\.py)\s", section[1], re.MULTILINE)
+    assert sorted(listed) == sorted(set(tree.rooms) - {house.FACE, "_native"})
+
+
+def test_late_imports_are_found(tmp_path: Path) -> None:
+    (tmp_path / "rng.py").write_text("def f():\n    import torch\n    import json\n    from feedline.errors import E\n")
+    assert late_imports(house.SourceTree(tmp_path)) == [
+        "rng:3 imports json inside a function",
+        "rng:4 imports feedline.errors.E inside a function",
+    ]
+
+
+def test_a_loader_does_without_the_datasets() -> None:
+    """Every start pays for what is imported, of worker processes too; the public names are there all the same."""
+    program = (
+        "import sys, feedline as fl; heavy = ('datasets', 'images', 'stores', 'testing', 'transforms')\n"
+        "print([name for name in heavy if f'feedline.{name}' in sys.modules])\n"
+        "print([name for name in fl.__all__ if not hasattr(fl, name)])"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert told == "[]\n[]\n"

@@ -1,0 +1,160 @@
+"""Files and objects found by path, pattern or address, and read alike."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from feedline.datasets.paths import find
+from feedline.errors import ArgumentError, StateError
+from feedline.stores import CachedStore, ObjectNotFoundError, ObjectRange, RangeError
+from feedline.stores.files import Extent, FileSet
+
+CONTENT = {f"train/{number:03}.bin": bytes([number]) * (1000 + number) for number in range(100)}
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    """A store in memory that holds CONTENT."""
+    system = fsspec.filesystem("memory")
+    for path, data in CONTENT.items():
+        system.pipe(f"/bucket/{path}", data)
+    yield "memory://bucket"
+    system.rm("/bucket", recursive=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A folder that holds CONTENT."""
+    for path, data in CONTENT.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    return str(tmp_path)
+
+
+@pytest.fixture(params=["files", "objects", "cached objects"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> FileSet:
+    """All of CONTENT."""
+    if request.param == "files":
+        return find(f"{request.getfixturevalue('folder')}/train", "*.bin")
+    cache = tmp_path / "cache" if request.param == "cached objects" else None
+    return find(f"{request.getfixturevalue('memory')}/train", "*.bin", cache=cache)
+
+
+def test_a_folder_stands_for_what_is_in_it(blobs: FileSet) -> None:
+    assert len(blobs) == 100
+    assert blobs.names == sorted(blobs.names)
+    assert [blobs.info(number).size for number in range(100)] == [1000 + number for number in range(100)]
+    assert [blob.nbytes for blob in blobs] == [1000 + number for number in range(100)]
+
+
+def test_many_at_once(blobs: FileSet) -> None:
+    rng = np.random.default_rng(0)
+    extents = [Extent(int(rng.integers(100)), start, start + 7) for start in range(0, 900, 3)]
+    found = blobs.read(extents)
+    assert [bytes(view) for view in found] == [bytes([blob]) * 7 for blob, _, _ in extents]
+    assert blobs.read([]) == []
+    assert [bytes(view) for view in blobs[3].read([(0, 2), (5, 5)])] == [b"\3\3", b""]
+
+
+def test_what_is_pickled_reads_the_same(blobs: FileSet) -> None:
+    blobs.read([Extent(0, 0, 1)])
+    again = pickle.loads(pickle.dumps(blobs))
+    assert again.names == blobs.names
+    assert bytes(again.read([Extent(99, 0, 3)])[0]) == bytes([99]) * 3
+
+
+def test_patterns_and_braces_are_written_out_in_order(memory: str, folder: str) -> None:
+    for root in (memory, folder):
+        names = find([f"{root}/train/00[12].bin", f"{root}/train/{{007,003}}.bin"], "").names
+        assert [name[-7:] for name in names] == ["001.bin", "002.bin", "007.bin", "003.bin"]
+        assert len(find(f"{root}/train/{{000..099}}.bin", "")) == 100
+
+
+def test_files_and_objects_mix(memory: str, folder: str) -> None:
+    mixed = find([f"{folder}/train/001.bin", f"{memory}/train/002.bin"], "")
+    assert not mixed.is_local
+    assert [bytes(view) for view in mixed.read([Extent(1, 0, 1), Extent(0, 0, 1)])] == [b"\2", b"\1"]
+
+
+@pytest.mark.parametrize("path", ["train/100.bin", "train/{000..100}.bin", "train/x*.bin", "empty/", "train/none"])
+def test_what_is_not_there_is_named(memory: str, path: str) -> None:
+    with pytest.raises(ObjectNotFoundError, match=r"memory://bucket/(train/(100|x\*|none)|empty)"):
+        find(f"{memory}/{path}", "*.bin")
+
+
+def test_nothing_is_no_list_of_files() -> None:
+    with pytest.raises(FileNotFoundError, match="the list of paths is empty"):
+        find([], "*.bin")
+
+
+def test_a_file_that_changed_is_refused(folder: str) -> None:
+    blobs = find(f"{folder}/train/001.bin", "")
+    Path(folder, "train/001.bin").write_bytes(b"other")
+    with pytest.raises(StateError, match=r"001\.bin has changed since this dataset was made: it had 1001 bytes, .* 5 "):
+        blobs[0].read([(0, 1)])
+
+
+def test_an_empty_file_has_no_bytes(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    assert bytes(find(tmp_path / "empty", "")[0].read([(0, 0)])[0]) == b""
+
+
+def test_a_file_for_those_who_open_files(memory: str, folder: str, tmp_path: Path) -> None:
+    assert find(f"{folder}/train/001.bin", "").file(0) == f"{folder}/train/001.bin"
+    cached = find(f"{memory}/train/001.bin", "", cache=tmp_path / "cache")
+    assert Path(cached.file(0)).read_bytes().startswith(CONTENT["train/001.bin"])
+    with pytest.raises(ArgumentError, match=r"memory://bucket/train/001\.bin is read by a library .* give cache="):
+        find(f"{memory}/train/001.bin", "").file(0)
+
+
+def test_wants_are_of_caches_only(memory: str, folder: str, tmp_path: Path) -> None:
+    extents = [Extent(0, 5, 9), Extent(1, 0, 3)]
+    assert find([f"{folder}/train/001.bin", f"{memory}/train/002.bin"], "").wants(extents) == []
+    cached = find([f"{folder}/train/001.bin", f"{memory}/train/002.bin"], "", cache=tmp_path / "cache")
+    ((store, want),) = cached.wants(extents)
+    assert isinstance(store, CachedStore)
+    assert want == ObjectRange("bucket/train/002.bin", 0, 3)
+
+
+def test_what_is_mapped_is_read_without_waiting(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs = find(f"{memory}/train", "*.bin", cache=tmp_path / "cache")
+    extents = [Extent(number, 5, 9) for number in (3, 1, 2)]
+    read = blobs.read(extents)
+
+    def refuse(self: FileSet, wanted: dict[int, Any]) -> Any:
+        assert not wanted
+        return {}
+
+    monkeypatch.setattr(FileSet, "_read", refuse)
+    assert blobs.read(extents) == read == [bytes([number]) * 4 for number in (3, 1, 2)]
+    with pytest.raises(AssertionError):
+        blobs.read([*extents, Extent(4, 0, 1)])
+
+
+def test_what_is_no_range_is_refused_in_memory_as_well(memory: str, tmp_path: Path) -> None:
+    blobs = find(f"{memory}/train", "*.bin", cache=tmp_path / "cache")
+    blobs.read([Extent(1, 0, 1001), Extent(2, 0, 1002)])
+    with pytest.raises(ValueError, match="no range"):
+        blobs.read([Extent(1, 9, 5), Extent(2, 0, 5)])
+    with pytest.raises(RangeError, match="only 1001 bytes"):
+        blobs.read([Extent(1, 0, 1002), Extent(2, 0, 5)])
+
+
+def test_a_forked_process_opens_its_own(blobs: FileSet) -> None:
+    blobs.read([Extent(0, 0, 1), Extent(1, 0, 1)])
+    pid = os.fork()
+    if pid == 0:
+        try:
+            found = [bytes(view) for view in blobs.read([Extent(2, 0, 1), Extent(3, 0, 1)])]
+            os._exit(0 if found == [b"\2", b"\3"] else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0

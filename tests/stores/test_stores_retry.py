@@ -1,0 +1,330 @@
+"""Patience: what is tried again and when, without a server and without waiting."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline import stores
+from feedline.errors import ArgumentError, TransientError
+from feedline.stores.base import ByteRange
+from feedline.stores.obstore_client import Client
+from feedline.stores.obstore_errors import of_status, translated
+from feedline.stores.options import StoreOptions
+from feedline.stores.requests import Answers, Flight, Latencies, Requests, Transfers, spans_for
+from feedline.stores.retry import Attempts, Retry
+
+
+class FakeClock:
+    """Time that passes only while somebody waits."""
+
+    def __init__(self) -> None:
+        self.time, self.waits = 0.0, list[float]()
+
+    def now(self) -> float:
+        return self.time
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.time += seconds
+
+
+def failing(times: int, **how: Any) -> Callable[[TransientError | None], str]:
+    left = [times]
+
+    def attempt(last: TransientError | None) -> str:
+        assert (last is None) == (left[0] == times)
+        if left[0]:
+            left[0] -= 1
+            raise TransientError("reset", **how)
+        return "data"
+
+    return attempt
+
+
+def test_what_passes_is_tried_again_after_longer_and_longer_waits() -> None:
+    clock, before = FakeClock(), stores.statistics()
+    attempts = Attempts(Retry(first_wait_s=1, longest_wait_s=6), clock, lambda: 1.0)
+    assert attempts.run(failing(5), "x") == "data"
+    assert clock.waits == [1, 2, 4, 6, 6]
+    after = stores.statistics()
+    assert after.retries - before.retries == 5
+    assert after.waited_s - before.waited_s == pytest.approx(19)
+
+
+@given(st.integers(1, 2000), st.floats(0, 1, exclude_max=True))
+def test_waits_are_jittered_and_bounded(failed: int, draw: float) -> None:
+    retry = Retry(first_wait_s=0.5, longest_wait_s=8)
+    assert 0 <= retry.wait_s(failed, draw) <= min(8, 0.5 * 2 ** min(failed - 1, 10))
+
+
+def test_waiting_draws_nothing_from_the_users_generators() -> None:
+    state = random.getstate()
+    assert Attempts(Retry(), FakeClock()).run(failing(3), "object") == "data"
+    assert random.getstate() == state
+
+
+def test_attempts_end() -> None:
+    with pytest.raises(
+        stores.StoreUnavailableError, match=r"s3://b/k: 3 attempts failed .*: reset\. .*3 attempts, 120 s"
+    ):
+        Attempts(Retry(attempts=3), FakeClock()).run(failing(9), "s3://b/k")
+
+
+def test_only_the_deadline_ends_attempts_unless_a_number_is_given() -> None:
+    clock = FakeClock()
+    attempts = Attempts(Retry(deadline_s=100, first_wait_s=1, longest_wait_s=1), clock, lambda: 1.0)
+    assert attempts.run(failing(99), "x") == "data"
+    with pytest.raises(stores.StoreUnavailableError, match=r'101 attempts .*options=\{"retry": Retry\(deadline_s='):
+        attempts.run(failing(10_000), "x")
+
+
+def test_a_store_that_fails_for_long_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    attempts = Attempts(Retry(first_wait_s=2, longest_wait_s=2), FakeClock(), lambda: 1.0)
+    attempts.run(failing(3), "s3://b/short")
+    attempts.run(failing(30), "s3://b/long")
+    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == ["s3://b/long"]
+
+
+def test_after_a_throttled_answer_it_waits_a_second_at_least() -> None:
+    for draw, waits in ((0.0, [1, 1, 1]), (0.5, [1.5, 1.5, 1.5])):
+        clock = FakeClock()
+        assert Attempts(Retry(), clock, lambda draw=draw: draw).run(failing(3, throttled=True), "x") == "data"
+        assert clock.waits == waits
+
+
+def test_the_deadline_holds_for_the_wait_after_a_throttled_answer_too() -> None:
+    clock = FakeClock()
+    with pytest.raises(stores.StoreUnavailableError, match="1 attempts failed"):
+        Attempts(Retry(deadline_s=0.5), clock).run(failing(9, throttled=True), "x")
+    assert clock.waits == []
+
+
+def test_what_does_not_pass_is_not_tried_again() -> None:
+    calls = list[int]()
+
+    def denied(_: TransientError | None) -> None:
+        calls.append(1)
+        raise of_status(403, "AccessDenied", "x")
+
+    with pytest.raises(stores.AccessDeniedError):
+        Attempts(Retry(), FakeClock()).run(denied, "x")
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"attempts": 0}, {"deadline_s": 0}, {"first_wait_s": 2, "longest_wait_s": 1}, {"hedge_quantile": 1}],
+)
+def test_impossible_policies_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ArgumentError, match="Retry"):
+        Retry(**wrong)
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_statuses_that_pass(status: int) -> None:
+    error = of_status(status, "", "x")
+    assert isinstance(error, TransientError)
+    assert error.throttled == (status in (429, 503))
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "words"),
+    [
+        (404, "NoSuchKey", stores.ObjectNotFoundError, "no such object"),
+        (404, "NoSuchBucket", stores.ObjectNotFoundError, "no such bucket"),
+        (403, "SignatureDoesNotMatch", stores.AccessDeniedError, "secret key does not belong"),
+        (403, "InvalidAccessKeyId", stores.AccessDeniedError, "not known there"),
+        (401, "", stores.AccessDeniedError, "refuses the credentials"),
+        (400, "ExpiredToken", stores.AccessDeniedError, "credentials have expired .*renew them"),
+        (400, "", stores.StoreError, "check the address"),
+        (412, "", stores.ObjectChangedError, "no longer the object"),
+        (416, "InvalidRange", stores.RangeError, "ends before this range"),
+    ],
+)
+def test_statuses_that_do_not(status: int, code: str, kind: type[Exception], words: str) -> None:
+    error = of_status(status, code, "s3://b/k")
+    assert type(error) is kind
+    with pytest.raises(kind, match=f"s3://b/k: .*{words}"):
+        raise error
+
+
+def test_obstores_words_are_read_and_not_quoted() -> None:
+    secret = "AKIDSECRET"
+    body = f"<Error><Code>InvalidAccessKeyId</Code><AWSAccessKeyId>{secret}</AWSAccessKeyId></Error>"
+    texts = {
+        f"Server returned non-2xx status code: 403 Forbidden: {body}": stores.AccessDeniedError,
+        f"Object at location {secret} not found": stores.StoreError,
+        f"Generic S3 error: https://host?sig={secret} HTTP error\nHttpError {{ kind: Interrupted, }}": TransientError,
+        f"https://host?sig={secret} HTTP error: builder error kind: Request": ArgumentError,
+        f"Operation not supported: Range request not supported by {secret}": stores.StoreError,
+        f"Error performing PUT http://169.254.169.254/{secret} - no route": stores.AccessDeniedError,
+        f"something else {secret}": stores.StoreError,
+    }
+    for text, kind in texts.items():
+        error = translated(ValueError(text), "s3://b/k")
+        assert isinstance(error, kind), text
+        assert secret not in str(error)
+    assert isinstance(translated(FileNotFoundError(), "x"), stores.ObjectNotFoundError)
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 80)).map(lambda r: (r[0], r[0] + r[1])), max_size=20)
+
+
+@given(RANGES, st.integers(0, 40), st.integers(1, 120))
+def test_ranges_come_out_as_they_went_in_whatever_is_joined_or_split(
+    ranges: list[tuple[int, int]], gap: int, largest: int
+) -> None:
+    content = random.Random(0).randbytes(400)
+    spans = spans_for(ranges, Requests(gap_nbytes=gap, largest_nbytes=largest))
+    assert all(0 < span.nbytes <= largest for span in spans)
+    assert all(left.stop <= right.start for left, right in itertools.pairwise(spans))
+    answers = Answers(spans, [memoryview(content[slice(*span)]) for span in spans])
+    for start, stop in ranges:
+        assert answers.cut(start, stop) == content[start:stop]
+
+
+def test_near_ranges_share_a_request_and_far_ones_do_not() -> None:
+    requests = Requests(gap_nbytes=10, largest_nbytes=100)
+    assert spans_for([(50, 60), (0, 40), (71, 80)], requests) == [ByteRange(0, 60), ByteRange(71, 80)]
+    assert spans_for([(0, 60), (60, 120)], requests) == [ByteRange(0, 60), ByteRange(60, 120)]
+    assert spans_for([(0, 250)], requests) == [ByteRange(0, 84), ByteRange(84, 168), ByteRange(168, 250)]
+
+
+def one_byte(flight: Flight) -> memoryview:
+    return memoryview(bytes([flight.span.start]))
+
+
+def test_transfers_give_results_in_order() -> None:
+    spans = [ByteRange(at, at + 1) for at in range(100)]
+    assert [bytes(data) for data in Transfers(4, None).run(one_byte, spans)] == [bytes([at]) for at in range(100)]
+
+
+def test_the_first_failure_ends_a_transfer() -> None:
+    started, over = list[int](), threading.Event()
+
+    def fetch(flight: Flight) -> memoryview:
+        started.append(flight.number)
+        assert flight.number == 0 or over.wait(30)
+        raise stores.ObjectNotFoundError("gone")
+
+    with pytest.raises(stores.ObjectNotFoundError, match="gone"):
+        Transfers(1, None).run(fetch, [ByteRange(at, at + 1) for at in range(1000)])
+    over.set()
+    assert len(started) <= 2
+
+
+def slow_until_hedged(transfers: Transfers, second: Callable[[], memoryview], told_to_wait: bool = False) -> memoryview:
+    """One request that hangs until another for the same span has come."""
+    transfers.run(one_byte, [ByteRange(at, at + 1) for at in range(60)])
+    calls, release = list[int](), threading.Event()
+
+    def fetch(flight: Flight) -> memoryview:
+        flight.told_to_wait = told_to_wait
+        calls.append(1)
+        if len(calls) == 1:
+            assert release.wait(0.2 if told_to_wait else 30) != told_to_wait
+            return memoryview(b"first")
+        try:
+            return second()
+        finally:
+            release.set()
+
+    return transfers.run(fetch, [ByteRange(0, 1)])[0]
+
+
+def test_a_slow_request_is_sent_again_and_the_faster_answer_counts() -> None:
+    before = stores.statistics()
+    transfers = Transfers(2, 0.95)
+    assert slow_until_hedged(transfers, lambda: memoryview(b"second")) in (b"first", b"second")
+    assert stores.statistics().hedges == before.hedges + 1
+
+
+def test_a_second_request_that_fails_does_no_harm() -> None:
+    def fail() -> memoryview:
+        raise stores.StoreError("no")
+
+    assert slow_until_hedged(Transfers(2, 0.95), fail) == b"first"
+
+
+def test_what_was_told_to_wait_is_not_sent_again() -> None:
+    before = stores.statistics()
+    assert slow_until_hedged(Transfers(2, 0.95), lambda: memoryview(b"second"), told_to_wait=True) == b"first"
+    assert stores.statistics().hedges == before.hedges
+
+
+def test_one_in_ten_may_be_sent_again() -> None:
+    latencies = Latencies(0.95)
+    assert latencies.slow_after_s(100) is None
+    for _ in range(100):
+        latencies.add(100, 1.0)
+    assert latencies.slow_after_s(100) == 2.0
+    for seconds in (5.0, 9.0) * 8:
+        latencies.add(100, seconds)
+    assert latencies.slow_after_s(100) == 9.0
+    assert latencies.slow_after_s(100_000) is None
+    assert [latencies.may_hedge() for _ in range(14)] == [True] * 12 + [False] * 2
+
+
+class Handler(BaseHTTPRequestHandler):
+    """/busy asks to wait; /short announces half of what its range says; the rest is whole."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        if self.path == "/busy":
+            self.send_response(503)
+            self.send_header("Retry-After", "3")
+            body = b""
+        else:
+            self.send_response(206)
+            self.send_header("ETag", '"v1"')
+            self.send_header("Last-Modified", "Sat, 21 Nov 2026 07:00:30 GMT")
+            self.send_header("Content-Range", "bytes 0-9/10")
+            body = b"0123456789"[: 5 if self.path == "/short" else 10]
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.server_port}"
+        listening.shutdown()
+        thread.join()
+
+
+def test_an_answer_that_is_shorter_than_its_range_is_no_data(server: str) -> None:
+    client, before = Client(server, StoreOptions(), 5), stores.statistics()
+    assert client.get("whole", ByteRange(0, 10), "x").data == b"0123456789"
+    with pytest.raises(TransientError, match="cut short, 5 of 10 bytes"):
+        client.get("short", ByteRange(0, 10), "x")
+    assert stores.statistics().truncated == before.truncated + 1
+
+
+def test_a_throttled_answer_is_known_as_such_whatever_its_retry_after_says(server: str) -> None:
+    """With less than a second left no attempt follows: the next one would have to wait that long."""
+    store = stores.open_store(server, retry=Retry(deadline_s=0.9))
+    before = stores.statistics()
+    for ask in (lambda: store.read("busy", 0, 10), lambda: store.read("busy"), lambda: store.info("busy")):
+        with pytest.raises(stores.StoreUnavailableError, match=r"busy.*: 1 attempts failed .* status 503\. Check"):
+            ask()
+    assert stores.statistics().throttled == before.throttled + 3

@@ -1,0 +1,288 @@
+"""Plans: what is fused, whole batches, and errors that name their row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+from transform_cases import difference, first_recipe, jpeg, ordinary, picture, png
+
+from feedline import SampleRng, images
+from feedline.core.rng import derive, torch_keys
+from feedline.errors import ArgumentError, SampleError
+from feedline.images import CenterBox, RandomBox, Recipe, WholeBox
+from feedline.transforms import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    GaussianBlur,
+    Grayscale,
+    ImagePlan,
+    Normalize,
+    OnArray,
+    RandomApply,
+    RandomChoice,
+    RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+    ToTensor,
+    Transform,
+    imagenet_eval,
+    imagenet_train,
+    plan,
+)
+from feedline.transforms.native_steps import Window
+
+NORMALIZE = Normalize(IMAGENET_MEAN, IMAGENET_STD)
+NUMBERS = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "layout": "CHW"}
+
+SOURCES: Sequence[Any] = [
+    *(picture(40 + 7 * i, 90 - 5 * i, seed=i) for i in range(6)),
+    *(jpeg(picture(300, 400 + i, seed=i)) for i in range(6)),
+    *(png(picture(60, 44, seed=i)) for i in range(6)),
+]
+
+
+def test_a_foreign_callable_has_no_plan() -> None:
+    assert plan(lambda image: image) is None
+    assert plan(None) is None
+    assert isinstance(plan(Resize(8)), ImagePlan)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "recipe"),
+    [
+        ([RandomResizedCrop(32)], Recipe((32, 32), RandomBox())),
+        (
+            [RandomResizedCrop((32, 24), (0.5, 1), (1, 2), "bicubic"), RandomHorizontalFlip(0.3)],
+            Recipe((32, 24), RandomBox((0.5, 1), (1, 2)), flip=0.3, interpolation="bicubic"),
+        ),
+        (
+            [RandomResizedCrop(32), RandomHorizontalFlip(), NORMALIZE],
+            Recipe((32, 32), RandomBox(), flip=0.5, dtype=torch.float32, **NUMBERS),
+        ),
+        (
+            [Resize(40), CenterCrop(32), ToTensor(), Normalize(IMAGENET_MEAN, IMAGENET_STD, torch.bfloat16)],
+            Recipe((32, 32), CenterBox(40), dtype=torch.bfloat16, **NUMBERS),
+        ),
+        ([Resize(40, "bicubic"), CenterCrop(48)], Recipe((48, 48), CenterBox(40), interpolation="bicubic")),
+        (
+            [Resize((30, 20)), RandomHorizontalFlip(), ToTensor()],
+            Recipe((30, 20), WholeBox(), flip=0.5, dtype=torch.float32, layout="CHW"),
+        ),
+        ([RandomResizedCrop(32), ToTensor(torch.uint8)], Recipe((32, 32), RandomBox(), layout="CHW")),
+        (
+            [RandomResizedCrop(32), ToTensor(torch.uint8, "HWC"), NORMALIZE],
+            Recipe((32, 32), RandomBox(), dtype=torch.float32, mean=IMAGENET_MEAN, std=IMAGENET_STD),
+        ),
+        (
+            [RandomResizedCrop(32), Normalize([0.5], [0.25])],
+            Recipe((32, 32), RandomBox(), dtype=torch.float32, layout="CHW", mean=(0.5,) * 3, std=(0.25,) * 3),
+        ),
+    ],
+)
+def test_what_the_kernels_can_do_at_once_is_one_call(transforms: list[Transform], recipe: Recipe) -> None:
+    for pipeline in (Compose(transforms), Compose([Compose(transforms[:1]), Compose(transforms[1:])])):
+        assert len(pipeline.plan.steps) == 1
+        assert first_recipe(pipeline) == recipe
+        assert pipeline.plan.batchable
+
+
+@pytest.mark.parametrize(
+    ("transforms", "count"),
+    [
+        ([RandomResizedCrop(32), RandomHorizontalFlip(), RandomHorizontalFlip()], 2),
+        ([RandomResizedCrop(32), ColorJitter(0.1), NORMALIZE], 3),
+        ([RandomResizedCrop(32), NORMALIZE, Normalize([0.5], [0.5])], 2),
+        ([Resize(40), RandomHorizontalFlip(), CenterCrop(32)], 3),
+        ([ColorJitter(0.1), RandomResizedCrop(32), RandomHorizontalFlip(), NORMALIZE], 2),
+        ([Resize((40, 40)), CenterCrop(32)], 2),
+        ([RandomCrop(32), RandomHorizontalFlip(), ToTensor(), NORMALIZE], 3),
+    ],
+)
+def test_what_cannot_be_fused_stays_apart(transforms: list[Transform], count: int) -> None:
+    assert len(Compose(transforms).plan.steps) == count
+
+
+def test_a_fused_flip_takes_the_number_after_the_box_and_else_its_own() -> None:
+    array = picture()
+    crop, both = RandomResizedCrop(16), Compose([RandomResizedCrop(16), RandomHorizontalFlip(1.0)])
+    for key in range(20):
+        assert difference(both(array, SampleRng(key)), crop(array, SampleRng(derive(key, 0)))[:, ::-1]) == 0
+    alone, after = RandomHorizontalFlip(), Compose([Resize((90, 120)), RandomHorizontalFlip()])
+    for key in range(20):
+        assert difference(after(array, SampleRng(key)), alone(array, SampleRng(derive(key, 1)))) == 0
+
+
+PIPELINES: list[Transform] = [
+    RandomResizedCrop(16),
+    RandomCrop(24, padding=2, padding_mode="reflect"),
+    imagenet_train(16),
+    imagenet_eval(16, 20),
+    imagenet_train(16, torch.bfloat16),
+    Resize((12, 18)),
+    Compose([RandomResizedCrop(16), ToTensor(torch.uint8)]),
+    Compose([RandomResizedCrop(16), RandomHorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE]),
+    Compose([RandomResizedCrop(16), RandomVerticalFlip(), RandomGrayscale(), GaussianBlur(3)]),
+    Compose([RandomResizedCrop(16), NORMALIZE, RandomErasing(0.7, value="random")]),
+    Compose([RandomResizedCrop(16), ToTensor(), RandomErasing(0.7), Normalize([0.5], [0.5], torch.bfloat16)]),
+    Compose([RandomResizedCrop(16), ToTensor(torch.uint8), RandomErasing(0.7, value="random")]),
+    Compose([RandomCrop(16), ToTensor(torch.uint8), RandomApply([RandomErasing(0.7, value=(1, 2, 3))])]),
+    Compose([RandomCrop(16), NORMALIZE, RandomApply([RandomErasing(0.7, value=-1)]), RandomApply([])]),
+    Compose([Resize(40), RandomCrop(32), RandomHorizontalFlip(), ToTensor()]),
+    Compose([Resize((40, 40)), CenterCrop(16), NORMALIZE]),
+    Compose([ColorJitter(0.4), RandomResizedCrop(16), RandomHorizontalFlip(), NORMALIZE]),
+    Compose([RandomCrop(16), Grayscale(), Normalize([0.5], [0.25])]),
+    Compose([RandomResizedCrop(16), Grayscale()]),
+    Compose([RandomResizedCrop(16), Grayscale(3), RandomErasing(0.8, value=(9, 8, 7))]),
+    Compose([RandomResizedCrop(16), RandomApply([ColorJitter(0.5)], 0.8), RandomApply([RandomVerticalFlip()])]),
+    Compose([RandomChoice([RandomResizedCrop(16), RandomCrop(16)]), RandomApply([NORMALIZE], 1.0)]),
+]
+
+
+@pytest.mark.parametrize("transform", PIPELINES, ids=repr)
+def test_a_batch_is_its_samples_bit_for_bit(transform: Transform) -> None:
+    found = transform.plan
+    if not found.batchable:
+        with pytest.raises(ArgumentError, match=r"make them one by one with sample\(\), or crop or resize"):
+            found.batch(SOURCES, None, ordinary)
+        return
+    keys = np.random.default_rng(0).integers(0, 2**64, len(SOURCES), np.uint64)
+    samples = [found.sample(source, SampleRng(key)) for source, key in zip(SOURCES, keys.tolist(), strict=True)]
+    expected = default_collate(samples)
+    for threads in (1, 4):
+        batch = found.batch(SOURCES, keys, ordinary, threads=threads)
+        assert batch.dtype == expected.dtype
+        assert torch.equal(batch, expected)
+    if found.draws:
+        assert not torch.equal(found.batch(SOURCES, keys + np.uint64(1), ordinary), expected)
+
+
+@pytest.mark.parametrize(
+    "transform", [imagenet_train(16), Compose([Resize(40), RandomCrop(24)]), Compose([RandomCrop(24), NORMALIZE])]
+)
+def test_grids_reach_the_decoder_and_change_nothing(transform: Transform, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [jpeg(picture(64, 96, seed=i)) for i in range(3)]
+    grids = [np.full(5 + i, 9, np.uint16) for i in range(3)]  # these fit no file, so that the plain way is taken
+    seen: list[Any] = []
+    one, many = images.read_one, images.read_batch
+
+    def read_one(source: Any, recipe: Recipe, key: int | None = None, *, grid: Any = None) -> torch.Tensor:
+        seen.append(grid)
+        return one(source, recipe, key, grid=grid)
+
+    def read_batch(*arguments: Any, grids: Any = None, threads: int = 1) -> None:
+        seen.extend(grids or [])
+        many(*arguments, grids=grids, threads=threads)
+
+    monkeypatch.setattr(images, "read_one", read_one)
+    monkeypatch.setattr(images, "read_batch", read_batch)
+    keys = np.arange(3, dtype=np.uint64)
+    expected = transform.plan.batch(files, keys, ordinary)
+    seen.clear()
+    assert torch.equal(transform.plan.batch(files, keys, ordinary, grids), expected)
+    if isinstance(transform.plan.steps[0].step, Window):
+        assert [grid is own for grid, own in zip(seen, grids, strict=True)] == [True] * 3
+    seen.clear()
+    sample = transform.plan.sample(files[1], SampleRng(1), grids[1])
+    assert torch.equal(torch.as_tensor(sample), expected[1])
+    if not isinstance(transform.plan.steps[0].step, RandomCrop):
+        assert seen[0] is grids[1]
+
+
+def test_only_samples_of_known_shape_are_batchable() -> None:
+    assert not Resize(40).plan.batchable
+    assert not ToTensor().plan.batchable
+    assert not Compose([]).plan.batchable
+    assert not Compose([RandomResizedCrop(8), OnArray(np.asarray)]).plan.batchable
+    assert not Compose([RandomResizedCrop(8), RandomApply([Grayscale()])]).plan.batchable
+    assert not Compose([RandomResizedCrop(8), RandomChoice([Resize(4), Resize((4, 5))])]).plan.batchable
+    assert Compose([RandomResizedCrop(8), RandomChoice([Resize(4), CenterCrop(4)])]).plan.batchable
+    assert Compose([ToTensor(), Normalize([0.5], [0.5])]).plan.form is not None
+
+
+def test_plans_know_whether_they_draw() -> None:
+    assert imagenet_train().plan.draws
+    assert not imagenet_eval().plan.draws
+    assert not Compose([Resize(4), Grayscale(), OnArray(np.asarray), ToTensor()]).plan.draws
+    assert Compose([Resize(4), RandomVerticalFlip()]).plan.draws
+
+
+def test_without_keys_torch_decides_as_one_by_one() -> None:
+    found = imagenet_train(16).plan
+    torch.manual_seed(3)
+    expected = found.batch(SOURCES, torch_keys(len(SOURCES)), ordinary)
+    torch.manual_seed(3)
+    assert torch.equal(found.batch(SOURCES, None, ordinary), expected)
+    torch.manual_seed(3)
+    assert torch.equal(default_collate([found.sample(source) for source in SOURCES]), expected)
+
+
+def test_no_rows_make_an_empty_batch() -> None:
+    for transform in (imagenet_train(16), Compose([RandomCrop(16), ColorJitter(0.1), NORMALIZE])):
+        assert transform.plan.batch([], None, ordinary).shape == (0, 3, 16, 16)
+
+
+def test_the_batch_lies_in_the_memory_that_was_given() -> None:
+    made: list[torch.Tensor] = []
+
+    def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        made.append(ordinary(shape, dtype))
+        return made[-1]
+
+    for transform in PIPELINES:
+        if transform.plan.batchable:
+            assert transform.plan.batch(SOURCES, None, empty) is made[-1]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        imagenet_train(16),
+        Compose([RandomResizedCrop(16), ColorJitter(0.1)]),
+        Compose([RandomResizedCrop(16), ColorJitter(0.1), NORMALIZE]),
+        Compose([RandomCrop(16), NORMALIZE]),
+        Compose([Resize(20), RandomCrop(16)]),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("row", [0, 5, 37])
+def test_a_bad_image_is_told_with_its_row_and_path(transform: Transform, row: int, tmp_path: Path) -> None:
+    sources: list[Any] = [picture()] * 40
+    sources[row] = b"no image"
+    with pytest.raises(images.ImageError, match=r"could not be read") as caught:
+        transform.plan.batch(sources, None, ordinary)
+    assert caught.value.row == row
+    assert f"row {row}" in str(caught.value) or "row" not in str(caught.value)
+    sources[row] = str(tmp_path / "bad.jpg")
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    with pytest.raises(images.ImageError, match=r"bad\.jpg could not be read") as caught:
+        transform.plan.batch(sources, None, ordinary)
+    assert caught.value.row == row
+
+
+@pytest.mark.parametrize("row", [0, 20])
+def test_a_picture_that_does_not_fit_is_told_with_its_row(row: int) -> None:
+    sources = [picture()] * 30
+    sources[row] = picture(8, 8)
+    with pytest.raises(SampleError, match=rf"the image in row {row}: RandomCrop.* of 8 × 8 pixels") as caught:
+        RandomCrop(16).plan.batch(sources, None, ordinary)
+    assert isinstance(caught.value, images.ImageError)
+    assert caught.value.row == row
+
+
+def test_pictures_of_different_sizes_cannot_slip_into_one_batch() -> None:
+    """A callable of torch's collate would refuse them, too; the plan does so before anything is read."""
+    with pytest.raises(ArgumentError, match=r"shape is not known beforehand"):
+        Resize(16).plan.batch([picture(), picture(40, 90)], None, ordinary)

@@ -1,0 +1,237 @@
+"""The nursery and its zygotes: what they inherit, what they do not, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from process_cases import Call, Gate, Once, Squares, launcher_of, request, squares, squares_of
+
+from feedline.loader.builder import BatchBuilder
+from feedline.workers.process import fork_server
+from feedline.workers.process.pool import ProcessPool
+
+OpenPool = Callable[..., ProcessPool]
+
+
+@pytest.fixture
+def open_pool(no_debris: Any) -> Iterator[OpenPool]:
+    fork_server.start()
+    opened: list[Any] = []
+
+    def open_one(builder: Any, workers: int = 1, **more: Any) -> Any:
+        opened.append(launcher_of("zygote", builder))
+        opened.append(ProcessPool(opened[-1], workers, **more))
+        return opened[-1]
+
+    yield open_one
+    while opened:
+        opened.pop().close()
+
+
+class Asking(Squares):
+    """Sample `i` is what `questions[i]` returns in the worker."""
+
+    def __init__(self, *questions: Callable[[], Any]) -> None:
+        super().__init__(len(questions))
+        self.questions = questions
+
+    def __getitem__(self, index: int) -> Any:
+        return self.questions[index]()
+
+
+def answer(pool: ProcessPool) -> Any:
+    return pool.submit(request(0, 1)).result().batch[0]
+
+
+def test_there_is_one_and_it_is_single_threaded(open_pool: OpenPool) -> None:
+    first, second = open_pool(squares()), open_pool(squares())
+    for pool in (first, second):
+        assert squares_of(pool.submit(request(0)).result().batch)[0] == 0
+    workers = [psutil.Process(pool.processes[0].pid) for pool in (first, second)]
+    zygotes = [worker.parent() for worker in workers]
+    nurseries = [zygote.parent() for zygote in zygotes if zygote is not None]
+    assert zygotes[0] != zygotes[1]
+    assert nurseries[0] == nurseries[1] == psutil.Process(fork_server.start().pid)
+    for process in (*workers, *zygotes, *nurseries):
+        assert process is not None
+        assert process.num_threads() == 1
+
+
+def test_nothing_but_what_was_sent_is_inherited(open_pool: OpenPool, tmp_path: Path) -> None:
+    with open(tmp_path / "secret", "w") as secret:
+        os.set_inheritable(secret.fileno(), True)
+        targets = answer(open_pool(BatchBuilder(Asking(_open_files), list)))
+        assert not any("secret" in target for target in targets)
+
+
+def _open_files() -> list[str]:
+    return [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+
+
+def test_the_surroundings_are_those_of_the_moment(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
+    fork_server.start()
+    monkeypatch.setenv("FEEDLINE_TEST", "now")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    builder = BatchBuilder(Asking(lambda: (dict(os.environ), str(Path.cwd()))), list)
+    environment, folder = answer(open_pool(builder))
+    assert (environment["FEEDLINE_TEST"], folder) == ("now", str(tmp_path))
+    assert "OMP_NUM_THREADS" not in environment
+
+
+def test_the_dataset_is_unpickled_once(open_pool: OpenPool, tmp_path: Path) -> None:
+    class Counted(Squares):
+        def __setstate__(self, state: Any) -> None:
+            vars(self).update(state)
+            with open(tmp_path / "log", "a") as log:
+                log.write("x")
+
+    pool = open_pool(BatchBuilder(Counted()), 3)
+    pool.resize(4)
+    pool.processes[0].kill()
+    for number in range(20):
+        assert squares_of(pool.submit(request(number)).result().batch)[0] == 4 * number
+    assert (tmp_path / "log").read_text() == "x"
+
+
+def test_what_workers_write_is_passed_on(open_pool: OpenPool, capfd: Any) -> None:
+    pool = open_pool(squares({0: _write}))
+    pool.submit(request(0)).result()
+    pool.close()
+    out, err = capfd.readouterr()
+    assert out == "printed\n"
+    assert err == "to stderr\nnative\n"
+
+
+def _write() -> None:
+    print("printed")
+    print("to stderr", file=sys.stderr)
+    os.write(2, b"native\n")
+
+
+def test_a_worker_may_write_much(open_pool: OpenPool, capfd: Any) -> None:
+    pool = open_pool(squares({0: Call(_flood)}))
+    pool.submit(request(0)).result()
+    pool.close()
+    assert capfd.readouterr().err == "x" * 1_000_000
+
+
+def _flood() -> None:
+    sys.stderr.write("x" * 1_000_000)
+
+
+def test_workers_may_start_processes(open_pool: OpenPool) -> None:
+    echo = Call(subprocess.check_output, ["/bin/echo", "hi"])
+    assert answer(open_pool(BatchBuilder(Asking(echo), list))) == b"hi\n"
+
+
+def test_a_grandchild_that_keeps_everything_open(open_pool: OpenPool, tmp_path: Path) -> None:
+    """The death of its parent is seen all the same."""
+    pid_file = tmp_path / "pid"
+    pool = open_pool(squares({2: Call(_leave_a_child_behind, str(pid_file))}, action="skip"))
+    built = pool.submit(request(0)).result()
+    assert squares_of(built.batch) == [0, 1, 3]
+    for pid in pid_file.read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def _leave_a_child_behind(pid_file: str) -> None:
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    with open(pid_file, "a") as file:
+        file.write(f"{pid}\n")
+    os._exit(1)
+
+
+def test_a_process_looks_like_one_of_multiprocessing(open_pool: OpenPool, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    pool = open_pool(squares({0: Once(tmp_path, gate)}), 1)
+    process = pool.processes[0]
+    assert process.is_alive()
+    assert process.exitcode is None
+    assert process.name == "feedline-0"
+    pool.submit(request(0))
+    assert gate.wait_for() == process.pid
+    process.join(0.01)
+    assert process.is_alive()
+    process.terminate()
+    process.join()
+    assert not process.is_alive()
+    assert process.exitcode == -signal.SIGTERM
+    process.kill()
+    assert "ended" in repr(process)
+
+
+def test_closing_while_the_dataset_is_unpickled(open_pool: OpenPool, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+
+    class Blocking(Squares):
+        def __setstate__(self, state: Any) -> None:
+            gate()
+
+    launcher = launcher_of("zygote", BatchBuilder(Blocking()))
+    pool = ProcessPool(launcher, 2)
+    zygote = psutil.Process(gate.wait_for())
+    pool.close()
+    launcher.close()
+    zygote.wait(5)
+    assert [process.pid for process in pool.processes] == [None, None]
+    assert [process.is_alive() for process in pool.processes] == [False, False]
+
+
+def test_stopping_and_starting_again(open_pool: OpenPool) -> None:
+    before = fork_server.start()
+    assert fork_server.start() is before
+    pool = open_pool(squares())
+    fork_server.stop()
+    assert not before.is_alive()
+    assert not any(process.is_alive() for process in pool.processes)
+    assert fork_server.start() is not before
+    assert squares_of(open_pool(squares()).submit(request(0)).result().batch)[0] == 0
+
+
+def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
+    """And with a module in its folder that is named as one of Python's."""
+    (tmp_path / "json.py").write_text("raise RuntimeError('not this one')")
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[Sample(value=0), Sample(value=1)]\n", "")
+
+
+SCRIPT = """
+import sys
+sys.path.remove(sys.path[0])  # a script that imports the real json
+import json
+from dataclasses import dataclass
+from feedline.loader.builder import BatchBuilder
+from feedline.workers.process.pool import ProcessPool
+from feedline.workers.process.zygote import ZygoteLauncher
+from feedline.core.schedule import BatchRequest
+
+@dataclass
+class Sample:
+    value: int
+
+class Mine:
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        return Sample(index)
+
+launcher = ZygoteLauncher(BatchBuilder(Mine(), lambda samples: samples))
+with ProcessPool(launcher, 1) as pool:
+    batch = pool.submit(BatchRequest(0, 0, 0, 2, [0, 1], range(2), None)).result().batch
+assert all(isinstance(sample, Sample) for sample in batch)
+print(batch)
+"""

@@ -1,0 +1,193 @@
+"""Workers that do not answer: what is said, and when."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from process_cases import Call, Gate, launcher_of, request, squares, squares_of, stop_self
+
+from feedline.errors import ArgumentError, WorkerStalledError
+from feedline.workers.base import Recovery
+from feedline.workers.process import fork_server
+from feedline.workers.process.pool import ProcessPool
+from feedline.workers.process.watchdog import StallTimer
+
+OpenPool = Callable[..., ProcessPool]
+
+
+@pytest.fixture
+def open_pool(no_debris: Any) -> Iterator[OpenPool]:
+    fork_server.start()
+    opened: list[Any] = []
+
+    def open_one(builder: Any, workers: int, *, kind: str = "zygote", init_fn: Any = None, **more: Any) -> Any:
+        opened.append(launcher_of(kind, builder, init_fn))
+        opened.append(ProcessPool(opened[-1], workers, **more))
+        return opened[-1]
+
+    yield open_one
+    while opened:
+        opened.pop().close()
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("kind", ["zygote", "fork"])
+def test_a_timeout_shows_what_every_worker_does(open_pool: OpenPool, tmp_path: Path, kind: str) -> None:
+    gate = Gate(tmp_path)
+    pool = open_pool(squares({6: gate}), 2, kind=kind, timeout_s=0.2)
+    first, second = pool.submit(request(0)), pool.submit(request(1))
+    first.result()
+    gate.wait_for()
+    with pytest.raises(WorkerStalledError, match=r"^DataLoader timed out after 0\.2 seconds") as caught:
+        second.result()
+    assert isinstance(caught.value, RuntimeError)
+    assert isinstance(caught.value, TimeoutError)
+    message = str(caught.value)
+    busy = r"worker \d \(pid \d+\) has been busy for \d+\.\d s while it worked on batch 1 .*, at sample 6 \("
+    assert re.search(busy, message)
+    assert re.search(r"in read_text\n(.*\n)*?.*in __call__\n", message)
+    assert re.search(r"worker \d \(pid \d+\) is idle", message)
+    assert "nursery" not in message
+    gate.open()
+    assert squares_of(second.result().batch)[0] == 4
+
+
+@pytest.mark.alone
+def test_a_stopped_worker(open_pool: OpenPool) -> None:
+    pool = open_pool(squares({0: stop_self}), 1, timeout_s=0.2)
+    ticket = pool.submit(request(0))
+    with pytest.raises(WorkerStalledError, match=r"It does not answer \(T \(stopped\)\)"):
+        ticket.result()
+    pid = pool.processes[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGCONT)
+    assert squares_of(ticket.result().batch)[0] == 0
+
+
+@pytest.mark.alone
+def test_a_worker_that_holds_the_interpreter(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
+    """Its stack comes all the same: the signal is answered without the interpreter."""
+    monkeypatch.setattr("feedline.workers.process.pool.GRACE_S", 0.1)
+    gate = Gate(tmp_path)
+    pool = open_pool(squares({0: Call(_hold, gate)}), 1, timeout_s=0.2)
+    ticket = pool.submit(request(0))
+    gate.wait_for()
+    with pytest.raises(WorkerStalledError, match="in _hold"):
+        ticket.result()
+    pool.close()
+
+
+def _hold(gate: Gate) -> None:
+    gate.reached.write_text(f"{os.getpid()}\n")
+    re.match(r"(a|aa)+$", "a" * 60 + "b")  # takes for ever, in one call of native code
+
+
+@pytest.mark.alone
+def test_a_worker_that_has_not_started(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
+    gate = Gate(tmp_path)
+    pool = open_pool(squares(), 1, kind="zygote", timeout_s=0.2, init_fn=lambda _: gate())
+    ticket = pool.submit(request(0))
+    gate.wait_for()
+    with pytest.raises(WorkerStalledError, match=r"worker 0 \(pid \d+\) is idle\n.*\n(.*\n)*?.*in __call__"):
+        ticket.result()
+    pool._dispatch.roster.board.clear(0)
+    monkeypatch.setattr("feedline.workers.process.pool.STARTING_S", 0)
+    with pytest.raises(WorkerStalledError, match="worker 0 has not started yet"):
+        ticket.result()
+    gate.open()
+    assert squares_of(ticket.result().batch)[0] == 0
+
+
+@pytest.mark.alone
+def test_a_long_wait_is_logged_once(open_pool: OpenPool, tmp_path: Path, caplog: Any) -> None:
+    gate = Gate(tmp_path)
+    pool = open_pool(squares({0: gate}), 2, recovery=Recovery(stall_s=0.05))
+    first, second = pool.submit(request(0)), pool.submit(request(1))
+    gate.wait_for()
+    with caplog.at_level(logging.WARNING, "feedline"), _opening_once_logged(gate, caplog):
+        assert squares_of(first.result().batch)[0] == 0
+    assert squares_of(second.result().batch)[0] == 4
+    (record,) = caplog.records
+    assert re.search(r"no batch for 0\.05 s\.\nworker 0.*at sample 0", record.getMessage(), re.DOTALL)
+
+
+class _opening_once_logged(logging.Handler):
+    """Opens the gate when something is logged."""
+
+    def __init__(self, gate: Gate, caplog: Any) -> None:
+        super().__init__()
+        self.gate = gate
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.gate.open()
+
+    def __enter__(self) -> None:
+        logging.getLogger("feedline").addHandler(self)
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("feedline").removeHandler(self)
+
+
+def test_batches_that_come_restart_the_timeout(open_pool: OpenPool, monkeypatch: Any) -> None:
+    """As torch has it: the clock runs from the last batch, whichever it was."""
+    heard: list[int] = []
+
+    class Listening(StallTimer):
+        def heard(self) -> None:
+            heard.append(1)
+            super().heard()
+
+    monkeypatch.setattr("feedline.workers.process.watchdog.Patience", Listening)
+    pool = open_pool(squares(), 1, timeout_s=60)
+    tickets = [pool.submit(request(number)) for number in range(8)]
+    tickets[-1].result()
+    assert len(heard) >= 8
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_patience_without_a_timeout_only_logs() -> None:
+    clock = Clock()
+    patience = StallTimer(0, 60, clock)
+    assert patience.left_s() == 60
+    clock.now += 61
+    assert patience.left_s() == 0
+    assert patience.wants_log()
+    assert not patience.wants_log()
+    assert patience.left_s() is None
+    assert not patience.is_over()
+
+
+@given(st.lists(st.floats(0.125, 20), min_size=1, max_size=20), st.floats(0.5, 15))
+def test_patience_ends_a_timeout_after_the_last_answer(pauses: list[float], timeout_s: float) -> None:
+    clock = Clock()
+    patience = StallTimer(timeout_s, 1e9, clock)
+    for pause in itertools.takewhile(lambda pause: pause < timeout_s, pauses):
+        clock.now += pause
+        assert not patience.is_over()
+        patience.heard()
+    clock.now += timeout_s
+    assert patience.is_over()
+    assert patience.left_s() == 0
+
+
+@pytest.mark.parametrize("wrong", [{"deaths_per_epoch": -1}, {"stall_s": 0}])
+def test_a_recovery_that_cannot_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=next(iter(wrong))):
+        Recovery(**wrong)
