@@ -5,7 +5,7 @@
     contest.add("feedline", run_feedline, work=200)
     contest.run(rounds=7).publish()
 
-By turns, because a machine's clock and neighbours drift: what is compared must have suffered the same weather.
+By turns, because a machine's clock and neighbors drift: what is compared must have suffered the same weather.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The image kernels on one core, files in memory: beside Pillow on the same boxes and a plain decode by libjpeg-turbo.
 
-The plain decode gives every pixel and does nothing with them. Our rows are cropped, resized and normalised, and still
+The plain decode gives every pixel and does nothing with them. Our rows are cropped, resized and normalized, and still
 come at its rate or above: what a crop does not show is not decoded to pixels, and what it shows at a fraction of the
 size is decoded at a fraction.
 """

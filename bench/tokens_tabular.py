@@ -39,7 +39,7 @@ class ManyRows(Rows):
 
 
 class Take:
-    """No loader at all: a permutation, and one vectorised take per batch into fresh memory."""
+    """No loader at all: a permutation, and one vectorized take per batch into fresh memory."""
 
     def __init__(self, array: np.ndarray, batch_size: int) -> None:
         self.array, self.batch_size = array, batch_size
@@ -59,7 +59,7 @@ def contest(name: str, array: np.ndarray, ours: Any, batch_size: int) -> None:
         "torch, __getitems__, 0 workers",
         rate(lambda: DataLoader(ManyRows(array), batch_size, shuffle=True), most_s=1),
     )
-    race.measure("vectorised take, no loader", rate(lambda: Take(array, batch_size), most_s=1))
+    race.measure("vectorized take, no loader", rate(lambda: Take(array, batch_size), most_s=1))
     for workers in (0, 1, 2):
         arguments = {"batch_size": batch_size, "shuffle": True, "seed": SEED, "num_workers": workers}
         race.measure(f"feedline, {workers} workers", rate(lambda a=arguments: fl.DataLoader(ours, **a), most_s=1))

@@ -81,13 +81,13 @@ def window(source: bytes, transform: Transform, key: int) -> Image.Image:
 
 
 def pipelines() -> None:
-    """Whole batches of normalised float32 from JPEG bytes, one thread."""
+    """Whole batches of normalized float32 from JPEG bytes, one thread."""
     jitter = ColorJitter(0.4, 0.4, 0.4, 0.1)
     head = [RandomResizedCrop(SIZE), RandomHorizontalFlip()]
     cases: dict[str, tuple[Transform, Callable[[Image.Image, int], Image.Image]]] = {
         "train": (imagenet_train(SIZE), lambda image, _: image),
         "validation": (imagenet_eval(SIZE), lambda image, _: image),
-        "train with colour jitter": (
+        "train with color jitter": (
             Compose([*head, jitter, Normalize(IMAGENET_MEAN, IMAGENET_STD)]),
             lambda image, key: jittered(image, jitter.adjustments(Draws(key))),
         ),

@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def no_debris() -> Iterator[DebrisGuard]:
-    """Fails the test if it leaves a child process, thread, descriptor or name in /dev/shm; the nursery may stay."""
+    """Fails the test if it leaves a child process, thread, descriptor or name in /dev/shm; the fork server may stay."""
     guard = DebrisGuard()
     yield guard
     guard.check()

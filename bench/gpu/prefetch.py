@@ -80,7 +80,7 @@ def resnet50() -> nn.Module:
 
 
 class Training:
-    """A step as scripts make it: normalise on the device, forward, backward, SGD."""
+    """A step as scripts make it: normalize on the device, forward, backward, SGD."""
 
     def __init__(self) -> None:
         self.model = resnet50().cuda().to(memory_format=torch.channels_last)

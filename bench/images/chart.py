@@ -52,8 +52,8 @@ def draw(result: Result, path: Path) -> None:
 def _bars(axes: Axes, bars: list[Result]) -> None:
     for row, e in enumerate(bars):
         ours = e["kind"] == "ours"
-        colour = OURS if ours else PEER
-        axes.barh(row, e["median"], height=0.74, color=PALE[colour] if e["reads"] in STORED else colour)
+        color = OURS if ours else PEER
+        axes.barh(row, e["median"], height=0.74, color=PALE[color] if e["reads"] in STORED else color)
         axes.hlines(row, e["low"], e["high"], color=INK, linewidth=0.9, alpha=0.5)
         axes.annotate(
             f"{e['median']:,.0f}  ·  {e['ratio']:.1f}×",

@@ -137,7 +137,7 @@ def drawn(corpus: Corpus, picture: Picture) -> Pixels:
 
 
 def encoded(pixels: Pixels) -> bytes:
-    """As most JPEG files are: baseline, colour at half the resolution."""
+    """As most JPEG files are: baseline, color at half the resolution."""
     buffer = BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=QUALITY, subsampling="4:2:0")
     return buffer.getvalue()

@@ -144,12 +144,12 @@ EVENTS = (
         _SMALL, "random", WHOLE, 224, "uint8", 256, 4096, MANY, 8,
     ),
     Event(
-        "images 500x375, float32", "500 × 375: random resized crop to 224, normalised float32",
+        "images 500x375, float32", "500 × 375: random resized crop to 224, normalized float32",
         _SMALL, "random", WHOLE, 224, "float32", 128, 1024,  # of 256 they would fill 24 GiB, all entrants together
     ),
     Event(
-        "images 12-megapixel, validation", "12 megapixels: shorter side to 256, centre crop 224",
-        _LARGE, "centre", WHOLE, 224, "uint8", 8, 32, NOT_LARGE,
+        "images 12-megapixel, validation", "12 megapixels: shorter side to 256, center crop 224",
+        _LARGE, "center", WHOLE, 224, "uint8", 8, 32, NOT_LARGE,
     ),
     Event(
         "images 12-megapixel, small crops", "12 megapixels: random crops of 0.5 to 5 % of the area, to 224",

@@ -14,12 +14,12 @@ _OPTIONS_NBYTES = 24
 
 
 def jpegs() -> list[bytes]:
-    """Gray and colour, each subsampling, sequential and progressive, with restart markers and orientations."""
+    """Gray and color, each subsampling, sequential and progressive, with restart markers and orientations."""
     picture = Image.radial_gradient("L").resize((61, 45))
-    colour = Image.merge("RGB", (picture, picture.transpose(Image.Transpose.ROTATE_180), picture))
+    color = Image.merge("RGB", (picture, picture.transpose(Image.Transpose.ROTATE_180), picture))
     exif = Image.Exif()
     exif[0x0112] = 6
-    options = product((picture, colour), ("4:4:4", "4:2:2", "4:2:0"), (False, True), (0, 2), (b"", exif.tobytes()))
+    options = product((picture, color), ("4:4:4", "4:2:2", "4:2:0"), (False, True), (0, 2), (b"", exif.tobytes()))
     return [_encoded(image, subsampling, *more) for image, subsampling, *more in options]
 
 

@@ -24,21 +24,21 @@ inline Level blended(int from, int to, float alpha) {
 // ITU-R 601 in 16 bits, as Pillow's convert("L").
 inline int luma(int red, int green, int blue) { return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16; }
 
-FEEDLINE_CLONES void blend_with(Level grey, float alpha, Level* data, std::size_t count) {
-    for (std::size_t i = 0; i < count; i++) data[i] = blended(grey, data[i], alpha);
+FEEDLINE_CLONES void blend_with(Level gray, float alpha, Level* data, std::size_t count) {
+    for (std::size_t i = 0; i < count; i++) data[i] = blended(gray, data[i], alpha);
 }
 
 FEEDLINE_CLONES void saturate(float alpha, Level* data, std::size_t pixels) {
     for (std::size_t i = 0; i < pixels; i++) {
         Level* const rgb = data + 3 * i;
-        const int grey = luma(rgb[0], rgb[1], rgb[2]);
-        rgb[0] = blended(grey, rgb[0], alpha);
-        rgb[1] = blended(grey, rgb[1], alpha);
-        rgb[2] = blended(grey, rgb[2], alpha);
+        const int gray = luma(rgb[0], rgb[1], rgb[2]);
+        rgb[0] = blended(gray, rgb[0], alpha);
+        rgb[1] = blended(gray, rgb[1], alpha);
+        rgb[2] = blended(gray, rgb[2], alpha);
     }
 }
 
-// Sums of at most 2^24 pixels fit into 32 bits, which vectorises better than 64.
+// Sums of at most 2^24 pixels fit into 32 bits, which vectorizes better than 64.
 FEEDLINE_CLONES std::uint32_t luma_sum(const Level* data, std::size_t pixels) {
     std::uint32_t sum = 0;
     for (std::size_t i = 0; i < pixels; i++)
@@ -63,7 +63,7 @@ Level mean_of(const Levels& levels) {
     return static_cast<Level>(static_cast<double>(sum) / static_cast<double>(levels.pixels) + 0.5);
 }
 
-// What a hue means: its sector of the colour circle, and where in the sector it lies.
+// What a hue means: its sector of the color circle, and where in the sector it lies.
 struct Circle {
     std::array<std::int32_t, 256> sector;
     std::array<float, 256> place;

@@ -10,10 +10,10 @@ enum class Adjustment : int { brightness, contrast, saturation, hue };
 
 struct Change {
     Adjustment what;
-    double factor;  // 1 changes nothing; of hue, a share of the colour circle, where 0 changes nothing
+    double factor;  // 1 changes nothing; of hue, a share of the color circle, where 0 changes nothing
 };
 
-// Levels without gaps, of `channels` interleaved: 3 (RGB) or 1 (grey, which has neither saturation nor hue).
+// Levels without gaps, of `channels` interleaved: 3 (RGB) or 1 (gray, which has neither saturation nor hue).
 struct Levels {
     std::uint8_t* data;
     std::size_t pixels;

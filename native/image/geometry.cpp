@@ -24,7 +24,7 @@ private:
     std::uint64_t state_;
 };
 
-// To the even one of two neighbours that are as near, as Python's round().
+// To the even one of two neighbors that are as near, as Python's round().
 double rounded(double value) { return std::nearbyint(value); }
 
 Window fallback(const Law& law, int width, int height) {
@@ -55,7 +55,7 @@ Extent resized(std::int64_t shorter, int width, int height) {
     return {shorter * width / height, shorter};
 }
 
-// Where the centre begins; negative is padding, of which the smaller half comes first.
+// Where the center begins; negative is padding, of which the smaller half comes first.
 std::int64_t offset(std::int64_t full, std::int64_t size) {
     if (full < size) return -((size - full) / 2);
     return static_cast<std::int64_t>(rounded(static_cast<double>(full - size) / 2));
@@ -70,7 +70,7 @@ Geometry geometry(const Law& law, double flip, Extent size, std::uint64_t key, i
     found.full = size;
     if (law.kind == Kind::random_box) {
         found.box = random_box(law, draws, width, height);
-    } else if (law.kind == Kind::centre_box) {
+    } else if (law.kind == Kind::center_box) {
         found.full = resized(law.shorter, width, height);
         found.left = offset(found.full.width, size.width);
         found.top = offset(found.full.height, size.height);

@@ -6,13 +6,13 @@
 namespace feedline {
 
 // The law by which a part of the picture is chosen: feedline/images/recipe.py, whose numbers these are.
-enum class Kind { random_box = 0, centre_box = 1, whole_box = 2 };
+enum class Kind { random_box = 0, center_box = 1, whole_box = 2 };
 
 struct Law {
     Kind kind = Kind::whole_box;
     double scale[2] = {0, 0};  // random_box
     double ratio[2] = {0, 0};
-    std::int64_t shorter = 0;  // centre_box
+    std::int64_t shorter = 0;  // center_box
 };
 
 struct Extent {

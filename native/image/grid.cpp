@@ -52,7 +52,7 @@ struct Frame {
 };
 
 // Reads the header and writes what a decoder of the part needs of it: tables, frame, scan, and what decides on the
-// colour space. Every read is checked against the end of the file.
+// color space. Every read is checked against the end of the file.
 class HeaderReader {
 public:
     HeaderReader(const uint8_t* jpeg, size_t nbytes, Bytes& out) : jpeg_(jpeg), nbytes_(nbytes), out_(out) {}
@@ -134,7 +134,7 @@ private:
 // The intervals that hold the pixels [start, stop) and what upsampling sees beyond them.
 //
 // A chroma sample covers at most two reduced pixels where libjpeg interpolates, so two of those suffice to each side.
-// A part that is hardly wider than a chroma sample would be upsampled in a plainer way: it takes in its neighbour too.
+// A part that is hardly wider than a chroma sample would be upsampled in a plainer way: it takes in its neighbor too.
 Range touched(int64_t start, int64_t stop, int64_t whole, int64_t step, int64_t least, int64_t denominator) {
     const int64_t margin = 2 * denominator;
     start = std::max<int64_t>(0, start / denominator * denominator - margin);
@@ -165,7 +165,7 @@ public:
             const uint16_t* const line = lengths_ + row * wide_;
             at += sum(line, columns.start);
             const int64_t nbytes = sum(line + columns.start, columns.size());
-            append(out, data_ + at, static_cast<size_t>(nbytes));  // neighbours in a row lie side by side
+            append(out, data_ + at, static_cast<size_t>(nbytes));  // neighbors in a row lie side by side
             if (!renumber(row * wide_ + columns.start, columns.size(), out.data() + out.size() - nbytes)) return false;
             at += nbytes + sum(line + columns.stop, wide_ - columns.stop);
         }

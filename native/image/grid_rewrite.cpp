@@ -17,7 +17,7 @@ using std::uint16_t;
 using std::uint8_t;
 
 // What a grid may cost, and what it does: an interval takes its marker, padding and the loss of the DC prediction
-// (about 3.5 bytes), and 2 bytes of the index. What optimised tables save is there to be spent as well.
+// (about 3.5 bytes), and 2 bytes of the index. What optimized tables save is there to be spent as well.
 struct Budget {
     int64_t share;        // of the file: 1/share
     int64_t cost_of_two;  // bytes that two intervals take
@@ -128,7 +128,7 @@ private:
     jvirt_barray_ptr* coefficients_ = nullptr;
 };
 
-// Writes the coefficients as one baseline scan with optimised tables.
+// Writes the coefficients as one baseline scan with optimized tables.
 class Target {
 public:
     Target() { info_.err = errors_.installed(); }

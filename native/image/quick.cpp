@@ -16,7 +16,7 @@ constexpr int kWidth = 200, kHeight = 72;
 
 using Memory = std::vector<std::uint8_t>;
 
-// A JPEG of noise over a gradient, colour at half the resolution; none if libjpeg cannot write it.
+// A JPEG of noise over a gradient, color at half the resolution; none if libjpeg cannot write it.
 class Specimen {
 public:
     Specimen() {

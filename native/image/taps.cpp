@@ -36,11 +36,11 @@ void fix(const double* shares, int count, Taps::Block* blocks) {
     }
 }
 
-// The share of each sample [from, to) in an output whose centre is `centre`; they sum to one.
-void shares_of(const Filter& filter, double centre, int from, int to, double* shares) {
+// The share of each sample [from, to) in an output whose center is `center`; they sum to one.
+void shares_of(const Filter& filter, double center, int from, int to, double* shares) {
     double sum = 0.0;
     for (int j = from; j < to; j++) {
-        const double x = (j - centre + 0.5) * filter.narrowing;
+        const double x = (j - center + 0.5) * filter.narrowing;
         const double share = filter.bicubic ? cubic(x) : triangle(x);
         shares[j - from] = share;
         sum += share;
@@ -55,15 +55,15 @@ void Taps::prepare(const Axis& axis) {
     const double scale = (axis.end - axis.begin) / static_cast<double>(axis.outputs);
     const double widening = std::max(scale, 1.0);  // of the filter: what makes it antialiased
     const Filter filter{axis.bicubic, (axis.bicubic ? 2.0 : 1.0) * widening, 1.0 / widening};
-    const auto centre = [&](int i) { return axis.begin + (static_cast<double>(axis.first + i) + 0.5) * scale; };
+    const auto center = [&](int i) { return axis.begin + (static_cast<double>(axis.first + i) + 0.5) * scale; };
     const auto place = [&](int i) { return static_cast<std::size_t>(axis.mirrored ? axis.count - 1 - i : i); };
     count_ = axis.count;
     offsets_.assign(static_cast<std::size_t>(padded_count()), 0);
     ends_.assign(offsets_.size(), 0);
     int most = 0;
     for (int i = 0; i < count_; i++) {
-        const int from = std::max(0, static_cast<int>(centre(i) - filter.support + 0.5));
-        const int to = std::min(axis.samples, static_cast<int>(centre(i) + filter.support + 0.5));
+        const int from = std::max(0, static_cast<int>(center(i) - filter.support + 0.5));
+        const int to = std::min(axis.samples, static_cast<int>(center(i) + filter.support + 0.5));
         offsets_[place(i)] = from;
         ends_[place(i)] = to;
         most = std::max(most, to - from);
@@ -76,7 +76,7 @@ void Taps::prepare(const Axis& axis) {
     for (int i = 0; i < count_; i++) {
         int& from = offsets_[place(i)];
         int& to = ends_[place(i)];
-        shares_of(filter, centre(i), from, to, shares_.data());
+        shares_of(filter, center(i), from, to, shares_.data());
         fix(shares_.data(), to - from, weights_.data() + place(i) * static_cast<std::size_t>(blocks_));
         from -= low_;
         to -= low_;

@@ -9,7 +9,7 @@ from feedline import collate, errors, samplers
 from feedline.core.rng import SampleRng, sample_rng
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.error_policy import ErrorPolicy
-from feedline.loader.lanes import PartitionedDataset
+from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.state import merge_states
 from feedline.workers.base import Recovery
 from feedline.workers.transport import share

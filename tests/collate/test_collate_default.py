@@ -211,7 +211,7 @@ class TestRegisteredTypes:
         assert pair.right.tolist() == [0, 1, 2]
         assert empty.holds([pair.left, pair.right])
 
-    def test_the_standard_registry_is_recognised(self, registry: dict[Any, Any]) -> None:
+    def test_the_standard_registry_is_recognized(self, registry: dict[Any, Any]) -> None:
         assert collate.is_standard()
         registry[Pair] = lambda batch, *, collate_fn_map: batch
         assert not collate.is_standard()

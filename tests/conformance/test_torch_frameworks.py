@@ -1,4 +1,4 @@
-"""What trainers do with a loader: subclass it, recognise it, take it apart and build it again, wrap it."""
+"""What trainers do with a loader: subclass it, recognize it, take it apart and build it again, wrap it."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ spans = st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda span: (span
 
 
 def delivered(cursor: Cursor) -> set[int]:
-    return set(range(cursor.position)).union(*(range(low, high) for low, high in cursor.islands))
+    return set(range(cursor.position)).union(*(range(low, high) for low, high in cursor.delivered_ahead))
 
 
 def is_canonical(cursor: Cursor) -> bool:
-    edges = [cursor.position, *(edge for island in cursor.islands for edge in island)]
+    edges = [cursor.position, *(edge for range_ahead in cursor.delivered_ahead for edge in range_ahead)]
     return edges == sorted(set(edges))
 
 
@@ -56,7 +56,7 @@ def test_gaps_are_what_is_missing(deliveries: list[tuple[int, int]], stop: int) 
     assert edges == sorted(set(edges))
 
 
-def test_filling_the_gaps_leaves_no_islands() -> None:
+def test_filling_the_gaps_leaves_no_delivered_ahead() -> None:
     cursor = Cursor().after(4, 6).after(10, 11)
     for gap in cursor.gaps(12):
         cursor = cursor.after(*gap)
@@ -75,7 +75,7 @@ def test_a_cursor_never_changes() -> None:
         cursor.position = 5  # type: ignore[misc]
 
 
-def test_lanes_advance_apart() -> None:
+def test_partitions_advance_apart() -> None:
     cursor = (
         PartitionCursor(1).after(2, PartitionOffset(1, 4), turn=0).after(0, PartitionOffset(1, 4, ended=True), turn=1)
     )
@@ -88,9 +88,9 @@ def test_lanes_advance_apart() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=20))
-def test_a_lane_stands_at_its_last_mark(deliveries: list[tuple[int, int]]) -> None:
+def test_a_partition_stands_at_its_last_mark(deliveries: list[tuple[int, int]]) -> None:
     cursor = PartitionCursor()
-    for lane, batches in deliveries:
-        cursor = cursor.after(lane, PartitionOffset(batches), turn=lane)
-    assert dict(cursor.marks) == {lane: PartitionOffset(batches) for lane, batches in deliveries}
+    for partition, batches in deliveries:
+        cursor = cursor.after(partition, PartitionOffset(batches), turn=partition)
+    assert dict(cursor.marks) == {partition: PartitionOffset(batches) for partition, batches in deliveries}
     assert list(cursor.marks) == sorted(cursor.marks)

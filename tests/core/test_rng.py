@@ -32,7 +32,7 @@ def test_keys_never_change() -> None:
     assert derive(1, 2, "crop") == 1610013405195582896
 
 
-def test_neighbouring_addresses_never_collide() -> None:
+def test_neighboring_addresses_never_collide() -> None:
     addresses = list(product(range(20), range(20), range(100), ("crop", "flip")))
     found = {derive(*address) for address in addresses}
     assert len(found) == len(addresses)
@@ -50,7 +50,7 @@ def test_one_bit_of_a_position_changes_about_half_of_the_key(position: int, bit:
     assert 8 <= changed.bit_count() <= 56
 
 
-def test_each_bit_of_neighbouring_keys_is_fair() -> None:
+def test_each_bit_of_neighboring_keys_is_fair() -> None:
     found = np.array([derive(0, position) for position in range(4000)], np.uint64)
     ones = np.array([int((found >> np.uint64(bit) & np.uint64(1)).sum()) for bit in range(64)])
     assert (abs(ones - 2000) < 6 * 1000**0.5).all()
@@ -109,7 +109,7 @@ def test_every_element_is_equally_likely_at_every_place(length: int) -> None:
         assert chi_square_is_plausible(counts[place], draws / 10 / length)
 
 
-def test_neighbours_are_torn_apart() -> None:
+def test_neighbors_are_torn_apart() -> None:
     order = permuted(1, 10_000, 0, 10_000)
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.06
     assert (np.diff(order) == 1).sum() < 12

@@ -86,7 +86,7 @@ def test_any_cursor_gives_exactly_what_was_not_delivered(
     cursor = Cursor()
     for start, stop in data.draw(st.permutations(spans))[: data.draw(st.integers(0, len(spans)))]:
         cursor = cursor.after(start, stop)
-    delivered = set(range(cursor.position)) | {p for low, high in cursor.islands for p in range(low, high)}
+    delivered = set(range(cursor.position)) | {p for low, high in cursor.delivered_ahead for p in range(low, high)}
     other = data.draw(st.integers(1, 6))
     rest: set[int] = set()
     for rank in range(world_size):
@@ -123,12 +123,12 @@ def test_bare_indices_are_plain_integers() -> None:
     assert type(first.indices) is int
 
 
-def test_lanes_take_turns_and_leave_when_they_end() -> None:
+def test_partitions_take_turns_and_leave_when_they_end() -> None:
     delivered = [PartitionCursor()]
     asked = []
     for request in PartitionSchedule(3, (0, 1, 2)).requests(PartitionCursor(), lambda: delivered[-1]):
-        asked.append((request.lane, request.number))
-        over = request.number == request.lane  # lane k has k batches
+        asked.append((request.partition, request.number))
+        over = request.number == request.partition  # partition k has k batches
         mark = PartitionOffset(request.number, request.number, None, ended=over)
         delivered.append(request.advance(delivered[-1], mark)[0])
     assert asked == [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (2, 2)]

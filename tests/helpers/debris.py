@@ -30,9 +30,9 @@ class DebrisGuard:
     threads: set[threading.Thread] = field(default_factory=lambda: set(threading.enumerate()))
     descriptors: dict[int, str] = field(default_factory=lambda: _descriptors())
     names: set[str] = field(default_factory=lambda: shared_names())
-    allowed_children: list[Callable[[psutil.Process], bool]] = field(default_factory=lambda: [_is_nursery])
+    allowed_children: list[Callable[[psutil.Process], bool]] = field(default_factory=lambda: [_is_fork_server])
     allowed_threads: list[Callable[[threading.Thread], bool]] = field(default_factory=list)
-    allowed_descriptors: list[Callable[[int, str], bool]] = field(default_factory=lambda: [_leads_to_nursery])
+    allowed_descriptors: list[Callable[[int, str], bool]] = field(default_factory=lambda: [_leads_to_fork_server])
 
     def debris(self) -> list[str]:
         """One line for everything that is new, not allowed, and did not end within `GRACE_S`."""
@@ -104,7 +104,7 @@ def _descriptors() -> dict[int, str]:
     return targets
 
 
-def _is_nursery(process: psutil.Process) -> bool:
+def _is_fork_server(process: psutil.Process) -> bool:
     """The helper that lives as long as the training process; what it forks for one loader may not stay."""
     try:
         return process.ppid() == os.getpid() and "feedline.workers.process.fork_server" in process.cmdline()
@@ -112,8 +112,8 @@ def _is_nursery(process: psutil.Process) -> bool:
         return False
 
 
-def _leads_to_nursery(fd: int, _target: str) -> bool:
-    living = fork_server._household._nurseries.get(os.getpid())
+def _leads_to_fork_server(fd: int, _target: str) -> bool:
+    living = fork_server._household._fork_servers.get(os.getpid())
     return living is not None and fd == living._socket.fileno()
 
 

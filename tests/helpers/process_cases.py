@@ -79,7 +79,7 @@ class Facts:
 
 
 class Counting(IterableDataset[Any]):
-    """Each lane yields `lane * 1000 + k`."""
+    """Each partition yields `partition * 1000 + k`."""
 
     def __iter__(self) -> Iterator[int]:
         info = get_worker_info()

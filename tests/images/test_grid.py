@@ -22,12 +22,12 @@ def sampled(request: pytest.FixtureRequest) -> list[Packed]:
 
 
 ENCODINGS = [{}, {"optimize": True}, {"restart_marker_blocks": 3}, {"progressive": True}]
-RELABELLED = ["4:1:1", "4:4:0"]  # by picture_cases, which cannot do that to progressive files
+RELABELED = ["4:1:1", "4:4:0"]  # by picture_cases, which cannot do that to progressive files
 
 
 @pytest.mark.parametrize(
     ("sampling", "options"),
-    [(s, o) for s in SAMPLINGS for o in ENCODINGS if not (s in RELABELLED and "progressive" in o)],
+    [(s, o) for s in SAMPLINGS for o in ENCODINGS if not (s in RELABELED and "progressive" in o)],
 )
 def test_every_pixel_stays(sampling: str, options: dict[str, int]) -> None:
     before = jpeg(455, 333, sampling=sampling, quality=95, **options)

@@ -97,7 +97,7 @@ def test_headers() -> None:
 
 
 def test_a_header_behind_much_else(tmp_path: Path) -> None:
-    """Colour profiles, thumbnails and notes of cameras may fill hundreds of kilobytes."""
+    """Color profiles, thumbnails and notes of cameras may fill hundreds of kilobytes."""
     plain = jpeg(70, 50)
     path = tmp_path / "a.jpg"
     path.write_bytes(plain[:2] + b"".join(b"\xff\xe5\xff\xff" + bytes(65533) for _ in range(9)) + plain[2:])

@@ -125,7 +125,7 @@ def test_all_instruction_sets_give_the_same_bits(law: CropPolicy) -> None:
 @pytest.mark.parametrize(
     "norm", [{}, {"mean": MEAN, "std": STD}, {"mean": (1e-9, -7.0, 0.3), "std": (-1e-20, 3.0, 1e30)}]
 )
-def test_floats_are_normalised_levels_to_the_last_bit(layout: str, norm: dict[str, tuple[float, float, float]]) -> None:
+def test_floats_are_normalized_levels_to_the_last_bit(layout: str, norm: dict[str, tuple[float, float, float]]) -> None:
     data, key = jpeg(300, 200), 5
     recipe = Recipe((63, 61), images.RandomBox(), flip=0.5, layout=layout)
     levels = images.read_one(data, recipe, key)
@@ -155,7 +155,7 @@ def test_a_flip_mirrors_the_row(law: CropPolicy) -> None:
 
 
 @pytest.mark.parametrize("size", [(200, 60), (60, 200), (101, 100), (100, 101)])
-def test_a_picture_smaller_than_the_centre_is_surrounded_by_zeros(size: tuple[int, int]) -> None:
+def test_a_picture_smaller_than_the_center_is_surrounded_by_zeros(size: tuple[int, int]) -> None:
     """As torchvision's CenterCrop pads: the smaller half first."""
     data = jpeg(100, 80)
     recipe = Recipe(size, images.CenterBox(75))

@@ -24,7 +24,7 @@ WHOLE = Recipe((20, 30), images.WholeBox())
         ({"size": (0, 10)}, "size counts pixels, from 1 to 65,500; got 0"),
         ({"size": (10, 2.5)}, "got 2.5"),
         ({"size": (10, 10**6)}, "got 1000000"),
-        ({"law": "random"}, "law must be a RandomBox, CentreBox or WholeBox, not 'random'"),
+        ({"law": "random"}, "law must be a RandomBox, CenterBox or WholeBox, not 'random'"),
         ({"flip": 1.5}, "flip is a probability between 0 and 1, not 1.5"),
         ({"interpolation": "lanczos"}, "interpolation must be one of 'bilinear', 'bicubic', not 'lanczos'"),
         ({"layout": "NCHW"}, "layout must be one of 'HWC', 'CHW'"),
@@ -53,7 +53,7 @@ def test_recipes_that_cannot_work_are_refused(changes: dict[str, Any], message: 
         (lambda: images.RandomBox(scale=(0.5, 0.1)), "RandomBox.scale must be two positive numbers, the smaller first"),
         (lambda: images.RandomBox(ratio=(0, 1)), "RandomBox.ratio must be two positive numbers"),
         (lambda: images.RandomBox(scale=0.5), "RandomBox.scale must be 2 numbers"),
-        (lambda: images.CenterBox(0), "CentreBox.shorter counts pixels"),
+        (lambda: images.CenterBox(0), "CenterBox.shorter counts pixels"),
     ],
 )
 def test_laws_that_cannot_work_are_refused(make: Any, message: str) -> None:
@@ -86,7 +86,7 @@ def test_recipes_are_values() -> None:
         (224, (224, 224), (3, 60_000), (4_480_000, 224), (0, 2_239_888)),
     ],
 )
-def test_the_centre_is_torchvisions(shorter: int, size: tuple[int, int], picture: Any, full: Any, window: Any) -> None:
+def test_the_center_is_torchvisions(shorter: int, size: tuple[int, int], picture: Any, full: Any, window: Any) -> None:
     plan = images.geometry(Recipe(size, images.CenterBox(shorter)), None, *picture)
     assert plan == images.Geometry((0, 0, *picture), False, full, (*window, size[1], size[0]))
 
@@ -103,7 +103,7 @@ def test_boxes_never_change() -> None:
 
 
 @pytest.mark.parametrize(("width", "height", "box"), [(1000, 10, (493, 0, 13, 10)), (10, 1000, (0, 493, 10, 13))])
-def test_pictures_too_long_for_any_attempt_give_their_centre(width: int, height: int, box: Any) -> None:
+def test_pictures_too_long_for_any_attempt_give_their_center(width: int, height: int, box: Any) -> None:
     recipe = Recipe((224, 224), images.RandomBox(scale=(0.5, 1.0)))
     assert {images.geometry(recipe, key, width, height).box for key in range(50)} == {box}
 

@@ -200,14 +200,14 @@ def test_equals_torchs_default_collate(batch: list[Any]) -> None:
 @given(batches)
 def test_the_allocator_changes_nothing(batch: list[Any]) -> None:
     ours, theirs = (
-        Ran(lambda samples: collate.default(samples, empty=uninitialised), batch),
+        Ran(lambda samples: collate.default(samples, empty=uninitialized), batch),
         Ran(default_collate, batch),
     )
     assert ours.error is theirs.error
     assert_same(ours.batch, theirs.batch)
 
 
-def uninitialised(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def uninitialized(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Memory that holds rubbish, so that what is not written shows."""
     return (
         torch.full(shape, 1, dtype=torch.uint8).to(dtype) if dtype == torch.bool else torch.full(shape, 113).to(dtype)

@@ -121,7 +121,7 @@ def test_a_state_that_was_loaded_and_saved_again_is_the_same(work: Work, batch_s
 def test_out_of_order_delivery_loses_and_repeats_nothing(
     work: Work, batch_size: int, workers: int, data: st.DataObject
 ) -> None:
-    """Order is given up, not exactness: with islands in the state, every batch of the epoch comes exactly once."""
+    """Order is given up, not exactness: with `delivered_ahead` in the state, every batch comes exactly once."""
     assume(work.has_batches(batch_size))
     length = len(epoch_spans(work, batch_size))
     cut = data.draw(st.integers(0, length))

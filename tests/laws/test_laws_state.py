@@ -68,7 +68,7 @@ def test_every_field_is_needed_and_named_when_it_is_missing_or_damaged(work: Wor
     if work.has_batches(batch_size):
         taken(loader, count)
     state = saved(loader)
-    for name in ("epoch", "position", "islands", "fingerprint"):
+    for name in ("epoch", "position", "delivered_ahead", "fingerprint"):
         missing = {key: value for key, value in state.items() if key != name}
         with pytest.raises(StateError, match=name):
             work.loader(batch_size, Hands()).load_state_dict(missing)

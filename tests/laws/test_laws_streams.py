@@ -1,4 +1,4 @@
-"""Exact over iterable datasets: by lanes, with the dataset's own state or by fast-forward, whatever the workers."""
+"""Exact over iterable datasets: by partitions, with the dataset's own state or by fast-forward, for any workers."""
 
 from __future__ import annotations
 
@@ -56,21 +56,21 @@ class Stateful(IterableDataset[Any]):
         self.at, self.read = state["at"], state["read"]
 
 
-class Laned(IterableDataset[Any]):
-    """Shards itself into lanes of uneven length, in another order in every epoch."""
+class Partitioned(IterableDataset[Any]):
+    """Shards itself into partitions of uneven length, in another order in every epoch."""
 
     thread_safe = True
 
     def __init__(self, sizes: list[int]) -> None:
-        self.sizes, self.num_lanes = sizes, len(sizes)
+        self.sizes, self.num_partitions = sizes, len(sizes)
 
     def __iter__(self) -> Iterator[Any]:
-        for lane in range(self.num_lanes):
-            yield from self.lane(lane, 0)
+        for partition in range(self.num_partitions):
+            yield from self.partition(partition, 0)
 
-    def lane(self, lane: int, epoch: int) -> Iterator[Any]:
-        for number in range(self.sizes[lane]):
-            yield lane, epoch, number, float(fl.sample_rng().random())
+    def partition(self, partition: int, epoch: int) -> Iterator[Any]:
+        for number in range(self.sizes[partition]):
+            yield partition, epoch, number, float(fl.sample_rng().random())
 
 
 def received(batch: Any) -> Any:
@@ -133,19 +133,19 @@ def test_resuming_with_processes(kind: Any, n: int, batch_size: int | None, work
     st.lists(st.integers(1, 3), min_size=1, max_size=2),
 )
 @settings(max_examples=12, deadline=None, suppress_health_check=CHECKS)
-def test_the_lanes_of_the_first_run_stay_whatever_the_workers_of_later_runs(
-    kind: Any, n: int, batch_size: int | None, lanes: int, later: list[int]
+def test_the_partitions_of_the_first_run_stay_whatever_the_workers_of_later_runs(
+    kind: Any, n: int, batch_size: int | None, partitions: int, later: list[int]
 ) -> None:
     """To the end of its epoch, a stream that shards itself goes on as if it had the workers that it began with."""
 
     def loader(workers: int) -> Any:
         return fl.DataLoader(kind(n), batch_size, seed=3, num_workers=workers)
 
-    with loader(lanes) as whole:
+    with loader(partitions) as whole:
         expected = [received(batch) for batch in whole]
     seen: list[Any] = []
     state = None
-    for workers in (lanes, *later):
+    for workers in (partitions, *later):
         with loader(workers) as part:
             if state is not None:
                 part.load_state_dict(state)
@@ -163,23 +163,23 @@ CREWS = st.sampled_from([Hands(), Hands(), Hands("thread", 1), Hands("thread", 2
 
 @given(LANES, st.sampled_from([None, 1, 3]), st.lists(st.builds(Leg, CREWS, st.integers(0, 8)), min_size=1, max_size=4))
 @settings(max_examples=60, deadline=None, suppress_health_check=CHECKS)
-def test_lane_datasets_do_not_know_their_workers(sizes: list[int], batch_size: int | None, legs: list[Leg]) -> None:
-    seen = relay(lambda: Laned(sizes), batch_size, legs)
+def test_partitions_do_not_know_their_workers(sizes: list[int], batch_size: int | None, legs: list[Leg]) -> None:
+    seen = relay(lambda: Partitioned(sizes), batch_size, legs)
     total = sum(leg.count for leg in legs) if sum(sizes) else 0
-    assert seen == uninterrupted(lambda: Laned(sizes), batch_size, Hands(), total)
+    assert seen == uninterrupted(lambda: Partitioned(sizes), batch_size, Hands(), total)
 
 
 @pytest.mark.filterwarnings("ignore:.* ranks cannot share equally:UserWarning")
 @given(LANES, st.sampled_from([None, 1, 3]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 6))
 @settings(max_examples=60, deadline=None, suppress_health_check=CHECKS)
-def test_lane_datasets_are_elastic(
+def test_partition_datasets_are_elastic(
     sizes: list[int], batch_size: int | None, before: int, after: int, steps: int
 ) -> None:
     """Stopped with some ranks and resumed with others, every batch of the epoch comes exactly once."""
     world_before, world_after = min(before, len(sizes)), min(after, len(sizes))
 
     def loader(rank: int, world: int) -> Any:
-        return fl.DataLoader(Laned(sizes), batch_size, seed=3, distributed=(rank, world))
+        return fl.DataLoader(Partitioned(sizes), batch_size, seed=3, distributed=(rank, world))
 
     seen, states = [], []
     for rank in range(world_before):

@@ -138,7 +138,7 @@ def test_random_crops_begin_anywhere() -> None:
     assert even(counts.ravel().tolist())
 
 
-def test_colour_jitter_draws_torchvisions_factors_in_any_order() -> None:
+def test_color_jitter_draws_torchvisions_factors_in_any_order() -> None:
     jitter = ColorJitter(0.4, (0.5, 3.0), 0.9, 0.2)
     drawn = [jitter.adjustments(Draws(key)) for key in range(DRAWN)]
     orders = [tuple(which for which, _ in each) for each in drawn]

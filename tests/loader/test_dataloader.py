@@ -271,7 +271,7 @@ class Stream(IterableDataset[int]):
         return iter(range(4))
 
 
-def test_a_stream_without_lanes_is_not_given_to_every_rank() -> None:
+def test_a_stream_without_partitions_is_not_given_to_every_rank() -> None:
     with pytest.raises(fl.errors.ArgumentError, match="every rank would read all of it"):
         iter(fl.DataLoader(Stream(), distributed=(0, 2)))
 
@@ -538,7 +538,7 @@ def test_a_trace_of_the_latest_batches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("splits", [True, False])
 def test_auto_prepares_processes_only_where_it_may_choose_them(splits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The nursery imports torch: its memory is spent in vain where several threads share the work on a batch."""
+    """The fork server imports torch: its memory is spent in vain where several threads share the work on a batch."""
     monkeypatch.setattr("feedline.loader.builder.BatchBuilder.splits", property(lambda _: splits))
     started = list[bool]()
     monkeypatch.setattr("feedline.workers.process.fork_server.start", lambda: started.append(True))

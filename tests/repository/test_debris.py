@@ -111,7 +111,7 @@ def test_what_is_allowed_may_stay(guard: DebrisGuard) -> None:
     os.close(writer)
 
 
-def test_the_nursery_may_stay() -> None:
+def test_the_fork_server_may_stay() -> None:
     fork_server.stop()
     guard = DebrisGuard()
     fork_server.start()

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from process_cases import Squares, request
 
 import feedline
 from feedline.loader.builder import BatchBuilder
@@ -18,7 +19,6 @@ from feedline.workers.base import Recovery
 from feedline.workers.process import fork_server
 from feedline.workers.process.pool import ProcessPool
 from feedline.workers.process.zygote import ZygoteLauncher
-from process_cases import Squares, request
 
 pytestmark = pytest.mark.stress
 
@@ -103,7 +103,7 @@ def test_a_loader_leaves_nothing(way: Callable[[Any], None], context: str | None
         loader.close()
 
 
-def test_many_pools_leave_nothing_in_the_nursery() -> None:
+def test_many_pools_leave_nothing_in_the_fork_server() -> None:
     counts = set()
     for number in range(12):
         launcher = ZygoteLauncher(BatchBuilder(Large()))

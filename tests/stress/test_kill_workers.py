@@ -90,7 +90,7 @@ def test_a_hundred_kills(context: str | None, persistent: bool) -> None:
     assert killer.count == KILLS
 
 
-def test_a_hundred_kills_of_lanes() -> None:
+def test_a_hundred_kills_of_partitions() -> None:
     killer = Killer(seed=2)
     with loader(Stream(), num_workers=2) as disturbed:
         while killer.count < KILLS:
@@ -117,7 +117,7 @@ def test_a_hundred_kills_out_of_order() -> None:
             del iterator
 
 
-def test_kills_of_the_zygote_and_the_nursery() -> None:
+def test_kills_of_the_zygote_and_the_fork_server() -> None:
     chance = random.Random(4)
     expected = list(loader(Augmented(), seed=5))
     with loader(Augmented(), num_workers=2, seed=5) as disturbed:

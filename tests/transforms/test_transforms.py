@@ -152,11 +152,11 @@ def test_every_kind_of_image_gives_the_same(transform: Transform, tmp_path: Path
         RandomApply([RandomVerticalFlip()]),
     ],
 )
-def test_grey_images_come_out_as_one_channel_of_rgb_would(transform: Transform) -> None:
-    grey = picture()[:, :, 0]
-    rgb = transform(np.repeat(grey[:, :, None], 3, axis=2), SampleRng(0))
+def test_gray_images_come_out_as_one_channel_of_rgb_would(transform: Transform) -> None:
+    gray = picture()[:, :, 0]
+    rgb = transform(np.repeat(gray[:, :, None], 3, axis=2), SampleRng(0))
     first = rgb[:1] if rgb.shape[0] == 3 else rgb[:, :, :1]
-    for image in (grey, grey[:, :, None], Image.fromarray(grey), torch.tensor(grey)[None], torch.tensor(grey)):
+    for image in (gray, gray[:, :, None], Image.fromarray(gray), torch.tensor(gray)[None], torch.tensor(gray)):
         assert same(transform(image, SampleRng(0)), first), type(image)
 
 
@@ -379,8 +379,8 @@ def test_a_foreign_callable_at_the_head_gets_the_image_itself() -> None:
     image = Image.fromarray(picture()).convert("RGBA")
     assert Compose([lambda given: given])(image) is image
     assert isinstance(Compose([lambda given: given])(png(picture())), Image.Image)
-    grey = Compose([Grayscale(), lambda given: given])(image)
-    assert grey.mode == "L"
+    gray = Compose([Grayscale(), lambda given: given])(image)
+    assert gray.mode == "L"
 
 
 def test_a_foreign_callable_after_the_numbers_gets_the_tensor() -> None:

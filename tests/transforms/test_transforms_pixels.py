@@ -108,7 +108,7 @@ def test_random_crop_shows_a_part_of_the_padded_picture(mode: str, padding: Any)
         assert (windows == found).all(axis=(2, 3, 4)).any()
 
 
-def test_random_crop_fills_with_a_colour_and_pads_what_is_too_small() -> None:
+def test_random_crop_fills_with_a_color_and_pads_what_is_too_small() -> None:
     array = picture(8, 30)
     for key in KEYS:
         shown = RandomCrop(20, pad_if_needed=True, fill=(1, 2, 3))(array, SampleRng(key))
@@ -158,8 +158,8 @@ def test_one_adjustment_is_pillows(which: int, factor: float) -> None:
 @pytest.mark.parametrize("share", [-0.5, -0.21, -0.001, 0.0, 0.1, 0.5])
 def test_turning_the_hue_is_pillows(share: float) -> None:
     steps = np.arange(0, 256, 3, np.uint8)
-    colours = np.stack(np.meshgrid(steps, steps, steps[::5]), axis=-1).reshape(86, -1, 3)
-    assert difference(color.adjusted(colours, [(color.HUE, share)]), enhanced(colours, [(color.HUE, share)])) == 0
+    colors = np.stack(np.meshgrid(steps, steps, steps[::5]), axis=-1).reshape(86, -1, 3)
+    assert difference(color.adjusted(colors, [(color.HUE, share)]), enhanced(colors, [(color.HUE, share)])) == 0
 
 
 @pytest.mark.usefixtures("kernels")
@@ -173,16 +173,16 @@ def test_adjustments_follow_one_another(order: tuple[int, ...]) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-def test_adjustments_of_views_and_of_grey() -> None:
+def test_adjustments_of_views_and_of_gray() -> None:
     array = picture()[::2, ::-1]
     adjustments = [(color.CONTRAST, 1.4), (color.HUE, 0.2)]
     assert difference(color.adjusted(array, adjustments), enhanced(np.ascontiguousarray(array), adjustments)) == 0
-    grey = picture()[:, :, :1]
-    bright = color.adjusted(grey, [(color.SATURATION, 0.3), (color.BRIGHTNESS, 1.5), (color.HUE, 0.2)])
-    assert difference(bright[:, :, 0], enhanced(grey[:, :, 0], [(color.BRIGHTNESS, 1.5)])) == 0
+    gray = picture()[:, :, :1]
+    bright = color.adjusted(gray, [(color.SATURATION, 0.3), (color.BRIGHTNESS, 1.5), (color.HUE, 0.2)])
+    assert difference(bright[:, :, 0], enhanced(gray[:, :, 0], [(color.BRIGHTNESS, 1.5)])) == 0
 
 
-def test_colour_jitter_applies_what_it_draws() -> None:
+def test_color_jitter_applies_what_it_draws() -> None:
     array, jitter = picture(), ColorJitter(0.4, 0.4, 0.4, 0.1)
     for key in KEYS:
         adjustments = jitter.adjustments(Draws(key))
@@ -197,14 +197,14 @@ def levels_draws(key: int) -> Any:
 
 
 @pytest.mark.usefixtures("kernels")
-def test_grey_is_pillows() -> None:
+def test_gray_is_pillows() -> None:
     array = picture()
-    grey = np.asarray(Image.fromarray(array).convert("L"))
-    assert difference(Grayscale()(array), grey[:, :, None]) == 0
-    assert difference(Grayscale(3)(array), np.repeat(grey[:, :, None], 3, axis=2)) == 0
-    assert difference(RandomGrayscale(1.0)(array), np.repeat(grey[:, :, None], 3, axis=2)) == 0
+    gray = np.asarray(Image.fromarray(array).convert("L"))
+    assert difference(Grayscale()(array), gray[:, :, None]) == 0
+    assert difference(Grayscale(3)(array), np.repeat(gray[:, :, None], 3, axis=2)) == 0
+    assert difference(RandomGrayscale(1.0)(array), np.repeat(gray[:, :, None], 3, axis=2)) == 0
     assert difference(RandomGrayscale(0.0)(array), array) == 0
-    assert difference(Grayscale(3)(grey), np.repeat(grey[:, :, None], 3, axis=2)) == 0
+    assert difference(Grayscale(3)(gray), np.repeat(gray[:, :, None], 3, axis=2)) == 0
 
 
 @pytest.mark.usefixtures("kernels")
@@ -240,13 +240,13 @@ def test_numbers_are_torchs(dtype: torch.dtype, channels: int) -> None:
     array = picture()[:, :, :channels]
     shares = torch.tensor(array).permute(2, 0, 1).float() / 255
     mean, std = torch.tensor([0.485, 0.456, 0.406])[:channels], torch.tensor([0.229, 0.224, 0.225])[:channels]
-    normalised = (shares - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
+    normalized = (shares - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
     torch.testing.assert_close(ToTensor(dtype)(array), shares.to(dtype), rtol=0, atol=0)
     torch.testing.assert_close(ToTensor(dtype, "HWC")(array), shares.permute(1, 2, 0).to(dtype), rtol=0, atol=0)
     found = Normalize(mean.tolist(), std.tolist(), dtype)(array)
-    torch.testing.assert_close(found, normalised.to(dtype))
+    torch.testing.assert_close(found, normalized.to(dtype))
     torch.testing.assert_close(Compose([ToTensor(), Normalize(mean.tolist(), std.tolist(), dtype)])(array), found)
-    torch.testing.assert_close(Normalize(mean.tolist(), std.tolist(), dtype)(shares), normalised.to(dtype))
+    torch.testing.assert_close(Normalize(mean.tolist(), std.tolist(), dtype)(shares), normalized.to(dtype))
 
 
 def test_levels_as_a_tensor_stay_levels() -> None:

@@ -160,5 +160,5 @@ def _gib(nbytes: int) -> str:
 
 
 def _word(verdict: Severity) -> Text:
-    colours = {Severity.GOOD: "green", Severity.NOTE: "yellow", Severity.BAD: "bold red"}
-    return Text(verdict.value, style=colours[verdict])
+    colors = {Severity.GOOD: "green", Severity.NOTE: "yellow", Severity.BAD: "bold red"}
+    return Text(verdict.value, style=colors[verdict])

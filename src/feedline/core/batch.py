@@ -10,7 +10,7 @@ from feedline.core.telemetry import SpanTuple
 
 
 class _EmptyBatch:
-    """The batch of a request of which nothing is left: every sample was skipped, or its lane has ended."""
+    """The batch of a request of which nothing is left: every sample was skipped, or its partition has ended."""
 
     def __reduce__(self) -> str:
         return "EMPTY_BATCH"

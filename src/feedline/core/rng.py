@@ -26,7 +26,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 def derive(*parts: int | str) -> int:
     """A 64-bit key for an address such as `derive(seed, epoch, position, "crop")`.
 
-    Every part is mixed in, never added: neighbouring seeds, epochs or positions give unrelated keys. Source of the
+    Every part is mixed in, never added: neighboring seeds, epochs or positions give unrelated keys. Source of the
     mixing function: splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
     """
     key = 0

@@ -31,7 +31,7 @@ class BatchRequest(NamedTuple):
     seed: int | None
 
     @property
-    def lane(self) -> None:
+    def partition(self) -> None:
         """None: any worker may build it."""
         return
 
@@ -52,24 +52,24 @@ class BatchRequest(NamedTuple):
         return f"batch {self.number} of epoch {self.epoch} (positions {self.start} to {self.stop - 1})"
 
 
-class LaneRequest(NamedTuple):
-    """The next batch of one lane of an iterable dataset; a worker that does not hold the lane starts at `mark`."""
+class PartitionRequest(NamedTuple):
+    """Next batch of one partition of an iterable dataset; a worker without it starts at `mark`."""
 
     epoch: int
     number: int
-    lane: int
-    lanes: int
+    partition: int
+    partitions: int
     mark: PartitionOffset
     seed: int | None
 
     def advance(self, cursor: PartitionCursor, mark: PartitionOffset | None) -> tuple[PartitionCursor, int]:
         """The cursor once this batch, with `mark` behind it, was delivered, and how many samples it has."""
         assert mark is not None
-        samples = mark.samples - cursor.mark(self.lane).samples
-        return cursor.after(self.lane, mark, (self.lane + 1) % self.lanes), samples
+        samples = mark.samples - cursor.mark(self.partition).samples
+        return cursor.after(self.partition, mark, (self.partition + 1) % self.partitions), samples
 
     def __str__(self) -> str:
-        return f"batch {self.number} of lane {self.lane} of {self.lanes} (epoch {self.epoch})"
+        return f"batch {self.number} of partition {self.partition} of {self.partitions} (epoch {self.epoch})"
 
 
 _Walk = Generator[BatchRequest, None, bool]
@@ -151,13 +151,13 @@ class Schedule:
     def requests(self, cursor: Cursor) -> Iterator[BatchRequest]:
         """What remains of the cursor's epoch, in order."""
         walk = self._alone if self.share.world_size == 1 else self._shared
-        islands = iter((*cursor.islands, None))
+        delivered_ahead = iter((*cursor.delivered_ahead, None))
         position = cursor.position
-        for island in islands:
-            ended = yield from walk(cursor.epoch, position, None if island is None else island[0])
-            if ended or island is None:
+        for range_ahead in delivered_ahead:
+            ended = yield from walk(cursor.epoch, position, None if range_ahead is None else range_ahead[0])
+            if ended or range_ahead is None:
                 return
-            position = island[1]
+            position = range_ahead[1]
 
     def _alone(self, epoch: int, position: int, limit: int | None) -> _Walk:
         size, seed, batched = self.batch_size, self.seed, self.batched
@@ -189,7 +189,7 @@ class Schedule:
     def _shared(self, epoch: int, position: int, limit: int | None) -> _Walk:
         share, size = self.share, self.span
         number = -(-position // size)
-        if limit is not None:  # a gap below an island: whatever its size, nothing of it may be dropped
+        if limit is not None:  # a gap below an range delivered ahead: whatever its size, nothing of it may be dropped
             share = replace(share, pad=True)
         while limit is None or position < limit:
             stop = position + size if limit is None else min(limit, position + size)
@@ -256,7 +256,7 @@ class BatchSchedule:
         """What remains of the cursor's epoch, in order."""
         world_size, epoch = self.share.world_size, cursor.epoch
         position = cursor.position
-        delivered = list(cursor.islands)
+        delivered = list(cursor.delivered_ahead)
         while True:
             while delivered and delivered[0][0] <= position:
                 position = delivered.pop(0)[1]
@@ -284,39 +284,41 @@ class BatchSchedule:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSchedule:
-    """The plan of an iterable dataset: its lanes in turn, until each has ended.
+    """The plan of an iterable dataset: its partitions in turn, until each has ended.
 
-    Without `in_order` a lane that is slow is not waited for: the next request goes to the lane with the fewest batches
-    on their way.
+    Without `in_order` a slow partition is not waited for: the next request goes to the partition with the fewest
+    batches in flight.
     """
 
-    lanes: int
+    partitions: int
     mine: tuple[int, ...]
     seed: int | None = None
     in_order: bool = True
 
-    def requests(self, cursor: PartitionCursor, progress: Callable[[], PartitionCursor]) -> Iterator[LaneRequest]:
+    def requests(self, cursor: PartitionCursor, progress: Callable[[], PartitionCursor]) -> Iterator[PartitionRequest]:
         """Requests from `cursor` on; `progress()` tells, at each turn, what was delivered since."""
-        numbers = {lane: cursor.mark(lane).batches for lane in self.mine}
-        lanes = self._in_turn(cursor.turn, progress) if self.in_order else self._least_busy(numbers, progress)
-        for lane in chain(self._to_restore(cursor), lanes):
-            yield LaneRequest(cursor.epoch, numbers[lane], lane, self.lanes, progress().mark(lane), self.seed)
-            numbers[lane] += 1
+        numbers = {partition: cursor.mark(partition).batches for partition in self.mine}
+        partitions = self._in_turn(cursor.turn, progress) if self.in_order else self._least_busy(numbers, progress)
+        for partition in chain(self._to_restore(cursor), partitions):
+            yield PartitionRequest(
+                cursor.epoch, numbers[partition], partition, self.partitions, progress().mark(partition), self.seed
+            )
+            numbers[partition] += 1
 
     def _to_restore(self, cursor: PartitionCursor) -> list[int]:
-        """Lanes that ended before the cursor: all that is left of them is the state that their dataset goes on with."""
-        marks = ((lane, cursor.mark(lane)) for lane in self.mine)
-        return [lane for lane, mark in marks if mark.ended and mark.state is not None]
+        """Partitions that ended before the cursor and left a state for their dataset to continue with."""
+        marks = ((partition, cursor.mark(partition)) for partition in self.mine)
+        return [partition for partition, mark in marks if mark.ended and mark.state is not None]
 
     def _in_turn(self, turn: int, progress: Callable[[], PartitionCursor]) -> Iterator[int]:
-        turns = tuple(lane for lane in self.mine if lane >= turn)
+        turns = tuple(partition for partition in self.mine if partition >= turn)
         while not progress().ended().issuperset(self.mine):
-            for lane in turns:
-                if not progress().mark(lane).ended:
-                    yield lane
+            for partition in turns:
+                if not progress().mark(partition).ended:
+                    yield partition
             turns = self.mine
 
     def _least_busy(self, numbers: dict[int, int], progress: Callable[[], PartitionCursor]) -> Iterator[int]:
-        while live := [lane for lane in self.mine if not progress().mark(lane).ended]:
+        while live := [partition for partition in self.mine if not progress().mark(partition).ended]:
             delivered = progress()
-            yield min(live, key=lambda lane: numbers[lane] - delivered.mark(lane).batches)
+            yield min(live, key=lambda partition: numbers[partition] - delivered.mark(partition).batches)

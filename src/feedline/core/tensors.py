@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from feedline.errors import SampleIndexError
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
-"""An allocator: `empty(shape, dtype)` gives an uninitialised, contiguous CPU tensor."""
+"""An allocator: `empty(shape, dtype)` gives an uninitialized, contiguous CPU tensor."""
 
 
 def wants(empty: Allocator | None, nbytes: int) -> bool:

@@ -1,4 +1,4 @@
-"""The one door to pixels: decode, crop, resize, flip and normalise pictures straight into the rows of a batch."""
+"""The one door to pixels: decode, crop, resize, flip and normalize pictures straight into the rows of a batch."""
 
 from feedline.images.decode import decode, probe, read_batch, read_one
 from feedline.images.errors import ImageError

@@ -41,7 +41,7 @@ class RandomBox:
 
 @dataclass(frozen=True, slots=True)
 class CenterBox:
-    """The centre: `Resize(shorter)`, then `CenterCrop(size)`, as one resampling of the window that is needed.
+    """The center: `Resize(shorter)`, then `CenterCrop(size)`, as one resampling of the window that is needed.
 
     Rounds as torchvision does; where the resized picture is smaller than `size`, zeros surround it.
     """
@@ -49,7 +49,7 @@ class CenterBox:
     shorter: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shorter", _side("CentreBox.shorter", self.shorter))
+        object.__setattr__(self, "shorter", _side("CenterBox.shorter", self.shorter))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +86,16 @@ class Recipe:
         height, width = _several("size", self.size, 2)
         object.__setattr__(self, "size", (_side("size", height), _side("size", width)))
         if not isinstance(self.law, CropPolicy):
-            raise ArgumentError(f"law must be a RandomBox, CentreBox or WholeBox, not {self.law!r}")
+            raise ArgumentError(f"law must be a RandomBox, CenterBox or WholeBox, not {self.law!r}")
         if not 0 <= self.flip <= 1:
             raise ArgumentError(f"flip is a probability between 0 and 1, not {self.flip!r}")
         for name, allowed in (("interpolation", INTERPOLATIONS), ("layout", LAYOUTS), ("dtype", DTYPES)):
             if getattr(self, name) not in allowed:
                 choices = ", ".join(map(repr, allowed))
                 raise ArgumentError(f"{name} must be one of {choices}, not {getattr(self, name)!r}")
-        self._check_normalisation()
+        self._check_normalization()
 
-    def _check_normalisation(self) -> None:
+    def _check_normalization(self) -> None:
         if self.mean is None and self.std is None:
             return
         if self.mean is None or self.std is None:

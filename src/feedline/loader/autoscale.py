@@ -48,7 +48,7 @@ def _measured(builder: Any, batch_size: int, seed: int | None, thread_safe: bool
     rows = range(min(batch_size, length))
     request = BatchRequest(0, 0, 0, len(rows), [row * length // len(rows) for row in rows], rows, seed)
     with restored_globals():
-        if builder.vectorised:  # as it would run: whole batches at once
+        if builder.vectorized:  # as it would run: whole batches at once
             part = request._replace(indices=np.array(request.indices))
             done, elapsed_ns = _probe(lambda _: builder(part), range(8))
         else:

@@ -25,7 +25,7 @@ from feedline.core.telemetry import recording, spent
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import SampleIndexError, note
 
-NEIGHBOURS = 8
+NEIGHBORS = 8
 """How many following indices `on_error="replace"` tries before it skips the sample instead."""
 
 
@@ -97,7 +97,7 @@ class BatchBuilder:
         return not (getattr(self.dataset, "deterministic", False) is True and _is_builtin(self.collate_fn))
 
     @property
-    def vectorised(self) -> bool:
+    def vectorized(self) -> bool:
         """Whether whole batches are gathered without a Python call per sample."""
         return self._gather is not None
 
@@ -219,20 +219,20 @@ class BatchBuilder:
         """The deterministic stand-in for a failed sample: the next index that works, or nothing."""
         text = f"{type(error).__name__}: {error}"
         found: list[Any] = []
-        neighbour = None
+        neighbor = None
         if self.action == "replace" and isinstance(index, int):
-            for step in range(1, NEIGHBOURS + 1):
-                neighbour = (index + step) % len(self.dataset)
+            for step in range(1, NEIGHBORS + 1):
+                neighbor = (index + step) % len(self.dataset)
                 try:
-                    found = [self.dataset[neighbour]]
+                    found = [self.dataset[neighbor]]
                     if self.collate_fn is None and self.batched:
                         collate.default(found)
                     break
-                except Exception as another:  # noqa: BLE001 - the neighbour is just as bad: its own turn will report it
+                except Exception as another:  # noqa: BLE001 - the neighbor is just as bad: its own turn will report it
                     found = []
-                    text += f"; neighbour {neighbour}: {type(another).__name__}"
+                    text += f"; neighbor {neighbor}: {type(another).__name__}"
         position = int(request.positions[row])
-        skipped.append(SkippedSample(request.epoch, position, index, text, neighbour if found else None))
+        skipped.append(SkippedSample(request.epoch, position, index, text, neighbor if found else None))
         return found
 
     def _collate_good(self, samples: Any, request: BatchRequest, skipped: list[SkippedSample], empty: Allocator) -> Any:

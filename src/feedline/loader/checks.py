@@ -21,30 +21,30 @@ DIGEST_CHARS = 16
 
 
 class DuplicateStreamCheck:
-    """Compares the first batches of the lanes; warns once if two lanes begin alike."""
+    """Compares the first batches of the partitions; warns once if two partitions begin alike."""
 
     def __init__(self, dataset_name: str) -> None:
         self._name = dataset_name
         self._seen: dict[int, str] = {}
         self._warned = False
 
-    def add(self, lane: int, digest: str) -> None:
-        """Add the digests of the samples of one delivered batch of `lane`."""
+    def add(self, partition: int, digest: str) -> None:
+        """Add the digests of the samples of one delivered batch of `partition`."""
         if self._warned:
             return
-        self._seen[lane] = mine = self._seen.get(lane, "") + digest
+        self._seen[partition] = mine = self._seen.get(partition, "") + digest
         samples = {mine[i : i + DIGEST_CHARS] for i in range(0, len(mine), DIGEST_CHARS)}
-        if len(samples) > 1:  # a lane that repeats one constant tells nothing
-            self._compare(lane, mine)
+        if len(samples) > 1:  # a partition that repeats one constant tells nothing
+            self._compare(partition, mine)
 
-    def _compare(self, lane: int, mine: str) -> None:
+    def _compare(self, partition: int, mine: str) -> None:
         for other, theirs in self._seen.items():
-            if other != lane and theirs == mine:
+            if other != partition and theirs == mine:
                 self._warned = True
                 warnings.warn(
-                    f"workers {other} and {lane} read the same samples from {self._name}: every sample would be seen "
-                    "once per worker. Give each worker its own part in __iter__ (torch.utils.data.get_worker_info() "
-                    "tells id and num_workers), or use num_workers=0 or 1.",
+                    f"workers {other} and {partition} read the same samples from {self._name}: every sample would be "
+                    "seen once per worker. Give each worker its own part in __iter__ "
+                    "(torch.utils.data.get_worker_info() gives id and num_workers), or use num_workers=0 or 1.",
                     stacklevel=4,
                 )
                 return

@@ -24,7 +24,7 @@ from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
 from feedline.loader.device import target
 from feedline.loader.error_policy import Action, ErrorPolicy, Quarantine
 from feedline.loader.loop import Iteration, Progress
-from feedline.loader.plan import Plan, lanes_of, plan_of, warn_of_uneven_ranks
+from feedline.loader.plan import Plan, partitions_of, plan_of, warn_of_uneven_ranks
 from feedline.loader.pools import LoaderPools, check_method
 from feedline.loader.report import Stats, Totals, Verdict, diagnose
 from feedline.loader.report.exporters import trace_events
@@ -251,7 +251,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._live = weakref.WeakSet()
 
     def _plan_now(self, state: Mapping[str, Any] | None = None) -> Plan:
-        return plan_of(self, self._rank, self._world_size, self._plan, lanes_of(state))
+        return plan_of(self, self._rank, self._world_size, self._plan, partitions_of(state))
 
 
 def _checked_seed(seed: Any) -> int | None:

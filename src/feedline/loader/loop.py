@@ -43,7 +43,7 @@ class Progress:
     def advance(self, request: Any, built: BatchResult) -> int:
         """Record one batch as delivered; how many samples it has."""
         if built.digest is not None and self.twins is not None:
-            self.twins.add(request.lane, built.digest)
+            self.twins.add(request.partition, built.digest)
         if self.told_length is not None and built.batch is not EMPTY_BATCH:
             self.told_length.count()
         if built.store_counts:

@@ -17,7 +17,7 @@ from feedline.core.schedule import LOOKAHEAD, BatchSchedule, PartitionSchedule, 
 from feedline.errors import ArgumentError, StateError
 from feedline.loader import state as states
 from feedline.loader.error_policy import Quarantine
-from feedline.loader.lanes import PartitionedDataset
+from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.state import Fingerprint
 from feedline.samplers import BatchIndexSampler, IndexSampler, MaterializedSampler, TorchDistributed, as_index_sampler
 
@@ -92,7 +92,7 @@ class Plan:
         order = None if over or not isinstance(self.sampler, MaterializedSampler) else self.sampler.recorded()
         state = states.pack(cursor, self.fingerprint, quarantine, order)
         if isinstance(self.schedule, PartitionSchedule) and not over:
-            state["num_lanes"] = self.schedule.lanes
+            state["num_partitions"] = self.schedule.partitions
         return state
 
     def unpack(self, state: Mapping[str, Any]) -> Cursor | PartitionCursor:
@@ -108,12 +108,12 @@ _WITH_EPOCHS = (IndexSampler, BatchIndexSampler)
 
 
 def warn_of_uneven_ranks(dataset: Any, world_size: int) -> None:
-    """Say that the ranks of a stream will have unequal numbers of batches, where its lanes tell that."""
-    lanes = dataset.num_lanes if isinstance(dataset, PartitionedDataset) else 0
-    if lanes > world_size and lanes % world_size:
+    """Say that the ranks of a stream will have unequal numbers of batches, where its partitions tell that."""
+    partitions = dataset.num_partitions if isinstance(dataset, PartitionedDataset) else 0
+    if partitions > world_size and partitions % world_size:
         warnings.warn(
-            f"{type(dataset).__name__} has {lanes} lanes, which {world_size} ranks cannot share equally: some have more"
-            " batches than others, and wait forever for these where each step is taken together, as in"
+            f"{type(dataset).__name__} has {partitions} partitions, which {world_size} ranks cannot share equally: some"
+            " have more batches than others, and wait forever for these where each step is taken together, as in"
             " DistributedDataParallel. Make it of shards whose number is a multiple of the ranks, loop within"
             " torch.distributed.algorithms.Join([model]), or stop all ranks with the first that ends, as in"
             " docs/how-to/distributed.md",
@@ -121,28 +121,28 @@ def warn_of_uneven_ranks(dataset: Any, world_size: int) -> None:
         )
 
 
-def lanes_of(state: Mapping[str, Any] | None) -> int | None:
-    """How many lanes the saved run had: a resumed run keeps them, whatever its workers."""
-    if state is None or not state.get("lanes"):
+def partitions_of(state: Mapping[str, Any] | None) -> int | None:
+    """How many partitions the saved run had: a resumed run keeps them, whatever its workers."""
+    if state is None or not state.get("partitions"):
         return None
-    lanes = state.get("num_lanes")
-    if not isinstance(lanes, int) or lanes < 1:
-        raise StateError(f"the field 'num_lanes' of this state should be a number >= 1, got {lanes!r}")
-    return lanes
+    partitions = state.get("num_partitions")
+    if not isinstance(partitions, int) or partitions < 1:
+        raise StateError(f"the field 'num_partitions' of this state should be a number >= 1, got {partitions!r}")
+    return partitions
 
 
-def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None, lanes: int | None = None) -> Plan:
+def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None, partitions: int | None = None) -> Plan:
     """The plan that a loader's arguments mean now.
 
-    `former` is the plan of an earlier epoch, whose DistributedSampler goes on; `lanes` overrides the number of lanes
-    of an iterable dataset.
+    `former` is the plan of an earlier epoch, whose DistributedSampler continues; `partitions` overrides the number
+    of partitions of an iterable dataset.
     """
     if isinstance(loader.dataset, IterableDataset):
-        return _lane_plan(loader, rank, world_size, lanes)
+        return _partition_plan(loader, rank, world_size, partitions)
     inner = loader.batch_sampler
     if inner is not None and type(inner) is not BatchSampler:
         return _batch_plan(loader, rank, world_size)
-    source = _recognised(loader.sampler if inner is None else inner.sampler, former)
+    source = _recognized(loader.sampler if inner is None else inner.sampler, former)
     lookahead = 0 if isinstance(source, MaterializedSampler) else LOOKAHEAD
     if inner is None:
         share = _share(source, rank, world_size, pad=True)
@@ -153,7 +153,7 @@ def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None,
     return Plan(schedule, source, _fingerprint(loader, "samples", source), lists_at_once=inner is None)
 
 
-def _recognised(sampler: Any, former: Plan | None) -> Any:
+def _recognized(sampler: Any, former: Plan | None) -> Any:
     if former is not None and isinstance(former.sampler, TorchDistributed) and former.sampler.sampler is sampler:
         return former.sampler
     return as_index_sampler(sampler)
@@ -178,25 +178,27 @@ def _batch_plan(loader: Any, rank: int, world_size: int) -> Plan:
     return Plan(schedule, source, _fingerprint(loader, "batches", source), lists_at_once=True)
 
 
-def _lane_plan(loader: Any, rank: int, world_size: int, lanes: int | None) -> Plan:
+def _partition_plan(loader: Any, rank: int, world_size: int, partitions: int | None) -> Plan:
     dataset = loader.dataset
     if isinstance(dataset, PartitionedDataset):
-        lanes = dataset.num_lanes
-        if lanes < world_size:
-            raise ArgumentError(f"{type(dataset).__name__} has {lanes} lanes, fewer than the {world_size} ranks")
-        mine = tuple(range(rank, lanes, world_size))
+        partitions = dataset.num_partitions
+        if partitions < world_size:
+            raise ArgumentError(
+                f"{type(dataset).__name__} has {partitions} partitions, fewer than the {world_size} ranks"
+            )
+        mine = tuple(range(rank, partitions, world_size))
     elif world_size > 1:
         raise ArgumentError(
-            f"{type(dataset).__name__} is an IterableDataset without lanes: every rank would read all of it. Give it "
-            "num_lanes and lane(lane, epoch) (feedline.PartitionedDataset), or shard it in __iter__ and leave out "
-            "distributed="
+            f"{type(dataset).__name__} is an IterableDataset without partitions: every rank would read all of it. "
+            "Give it num_partitions and partition(number, epoch) (feedline.PartitionedDataset), or shard it in "
+            "__iter__ and leave out distributed="
         )
     else:
-        lanes = lanes or (1 if loader.worker_method == "thread" else max(1, loader.num_workers))
-        mine = tuple(range(lanes))
+        partitions = partitions or (1 if loader.worker_method == "thread" else max(1, loader.num_workers))
+        mine = tuple(range(partitions))
     name = type(dataset).__name__
     return Plan(
-        PartitionSchedule(lanes, mine, loader.seed, loader.in_order),
+        PartitionSchedule(partitions, mine, loader.seed, loader.in_order),
         None,
         Fingerprint("iterable", None, name, loader.seed),
     )

@@ -20,8 +20,8 @@ from feedline.loader import checks
 from feedline.loader.autoscale import Autoscale, method_by_measurement
 from feedline.loader.builder import BatchBuilder, many_at_once
 from feedline.loader.device import DeviceStage, Stage, StageStatistics, open_stage
-from feedline.loader.lanes import PartitionBuilder, PartitionedDataset
 from feedline.loader.loop import Flow, Iteration, Progress
+from feedline.loader.partitions import PartitionBuilder, PartitionedDataset
 from feedline.loader.plan import Plan
 from feedline.loader.prefetch import PrefetchingRequests
 from feedline.loader.report import Context, Stats
@@ -67,10 +67,10 @@ def method_of(loader: Any, builder: Any, *, measure: bool = True) -> str:
     if loader.adapts and not isinstance(loader.dataset, IterableDataset):
         if not measure:
             return "thread" if safe and builder.splits else "process"
-        return method_by_measurement(builder, loader.batch_size or 1, loader.seed, safe or builder.vectorised)
+        return method_by_measurement(builder, loader.batch_size or 1, loader.seed, safe or builder.vectorized)
     if isinstance(loader.dataset, IterableDataset):
         return "thread" if safe and isinstance(loader.dataset, PartitionedDataset) else "process"
-    return "thread" if safe or builder.vectorised else "process"
+    return "thread" if safe or builder.vectorized else "process"
 
 
 def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
@@ -126,7 +126,7 @@ class LoaderPools:
         return iteration
 
     def prepare(self, loader: Any) -> None:
-        """Let the nursery import torch in the background, if this loader will need it."""
+        """Let the fork server import torch in the background, if this loader will need it."""
         if loader.num_workers == 0 or loader.multiprocessing_context is not None:
             return
         if method_of(loader, builder_of(loader), measure=False) == "process":
@@ -178,25 +178,25 @@ class LoaderPools:
             pool.close()
 
     def _open(self, loader: Any, builder: Any, method: str, base_seed: int) -> WorkerPool:
-        lanes = isinstance(loader.dataset, IterableDataset)
+        partitions = isinstance(loader.dataset, IterableDataset)
         if method == "inline":
             checks.shard_inline(loader.dataset)
             reseeds = loader.seed is not None and builder.reseeds
-            isolate = reseeds and not (builder.vectorised and loader.policy.action == "raise")
+            isolate = reseeds and not (builder.vectorized and loader.policy.action == "raise")
             return InlinePool(builder, isolate=isolate, empty=self._recycled)
         if method == "thread":
             stall_s = loader.recovery.stall_s
-            if loader.seed is not None and not builder.vectorised:
+            if loader.seed is not None and not builder.vectorized:
                 builder = GlobalRngCheck(builder, loader.dataset)
             workers = loader.num_workers
             if self._together:  # two batches at once, so that what one does in Python is no pause
                 builder.threads, workers = max(1, workers - 1), min(2, workers)
             return ThreadPool(
-                builder, workers, empty=self._recycled, pinned=lanes, timeout_s=loader.timeout, stall_s=stall_s,
+                builder, workers, empty=self._recycled, pinned=partitions, timeout_s=loader.timeout, stall_s=stall_s,
             )  # fmt: skip
         return ProcessPool(
             self._launching(loader, builder), loader.num_workers, base_seed=base_seed, timeout_s=loader.timeout,
-            recovery=loader.recovery, lanes=lanes, new_inbox=self._new_inbox(),
+            recovery=loader.recovery, partitions=partitions, new_inbox=self._new_inbox(),
         )  # fmt: skip
 
     def _new_inbox(self) -> Callable[[], Inbox]:
@@ -255,15 +255,15 @@ def _flow(loader: Any, method: str, pool: WorkerPool, together: bool) -> Flow:
     each = max(1, loader.prefetch_factor or 2)
     if together:
         return Flow(each, loader.in_order)
-    if not loader.adapts or isinstance(loader.dataset, IterableDataset):  # lanes are bound to their workers
+    if not loader.adapts or isinstance(loader.dataset, IterableDataset):  # partitions are bound to their workers
         return Flow(each * loader.num_workers, loader.in_order)
     workers = pool.statistics().workers or loader.num_workers
     return Flow(each * workers, loader.in_order, Autoscale(workers, usable_cpus()), each)
 
 
 def _hosting(method: str, builder: BatchBuilder | PartitionBuilder, plan: Plan) -> str:
-    """Threads cannot host several lanes of a stream that asks torch which worker it is: all would get one answer."""
-    several = isinstance(plan.schedule, PartitionSchedule) and plan.schedule.lanes > 1
+    """Choose the kind of pool; threads cannot host several partitions of a stream that asks torch for its worker."""
+    several = isinstance(plan.schedule, PartitionSchedule) and plan.schedule.partitions > 1
     return (
         "inline" if method == "thread" and several and not isinstance(builder.dataset, PartitionedDataset) else method
     )

@@ -62,10 +62,10 @@ def pack(
     state: dict[str, Any] = {"feedline": VERSION, "epoch": cursor.epoch, "fingerprint": fingerprint.to_json()}
     if isinstance(cursor, Cursor):
         state["position"] = cursor.position
-        state["islands"] = [list(island) for island in cursor.islands]
+        state["delivered_ahead"] = [list(range_ahead) for range_ahead in cursor.delivered_ahead]
     else:
         state["turn"] = cursor.turn
-        state["lanes"] = [[lane, m.batches, m.samples, m.state, m.ended] for lane, m in cursor.marks]
+        state["partitions"] = [[partition, m.batches, m.samples, m.state, m.ended] for partition, m in cursor.marks]
     if order:
         state["order"] = order
     if quarantine.count:
@@ -78,13 +78,15 @@ def unpack_cursor(state: Mapping[str, Any], kind: str) -> Cursor | PartitionCurs
     """The cursor in a state; raises `StateError` naming the field that is missing or damaged."""
     epoch = _natural(state, "epoch")
     if kind != "iterable":
-        islands = [_pair(entry) for entry in _field(state, "islands", list)]
+        delivered_ahead = [_pair(entry) for entry in _field(state, "delivered_ahead", list)]
         position = _natural(state, "position")
-        bounds = [position, *(edge for island in islands for edge in island)]
+        bounds = [position, *(edge for range_ahead in delivered_ahead for edge in range_ahead)]
         if bounds != sorted(bounds):
-            raise StateError(f"the field 'islands' of this state is damaged: {islands} above position {position}")
-        return Cursor(epoch, position, tuple(islands))
-    marks = tuple(_lane(entry) for entry in _field(state, "lanes", list))
+            raise StateError(
+                f"the field 'delivered_ahead' of this state is damaged: {delivered_ahead} above position {position}"
+            )
+        return Cursor(epoch, position, tuple(delivered_ahead))
+    marks = tuple(_partition(entry) for entry in _field(state, "partitions", list))
     return PartitionCursor(epoch, marks, _natural(state, "turn"))
 
 
@@ -129,21 +131,21 @@ def fingerprint_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
 def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
     """One state out of those that the ranks of one run saved at the same step, for any other number of ranks.
 
-    States of map-style datasets are equal on all ranks; those of lane datasets each hold their rank's lanes.
+    States of map-style datasets are equal on all ranks; those of partition datasets each hold their rank's partitions.
     """
     if not states:
         raise StateError("merge_states() needs at least one state")
     first = check_version(states[0])
     merged = dict(first)
-    lanes: dict[int, Any] = {}
+    partitions: dict[int, Any] = {}
     for state in map(check_version, states):
-        for field in ("epoch", "fingerprint", "position", "islands"):
+        for field in ("epoch", "fingerprint", "position", "delivered_ahead"):
             if state.get(field) != first.get(field):
                 raise StateError(
                     f"these states were not saved at the same step: {field} is {first.get(field)!r} in one and "
                     f"{state.get(field)!r} in another"
                 )
-        lanes.update({entry[0]: entry for entry in state.get("lanes", [])})
+        partitions.update({entry[0]: entry for entry in state.get("partitions", [])})
     skips = [state["skipped"] for state in states if "skipped" in state]
     if skips:
         merged["skipped"] = {
@@ -151,8 +153,8 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
             "this_epoch": sum(skip["this_epoch"] for skip in skips),
             "latest": [entry for skip in skips for entry in skip["latest"]][-REMEMBERED:],
         }
-    if "lanes" in first:
-        merged["lanes"] = [lanes[lane] for lane in sorted(lanes)]
+    if "partitions" in first:
+        merged["partitions"] = [partitions[partition] for partition in sorted(partitions)]
         merged["turn"] = 0
     return merged
 
@@ -178,15 +180,15 @@ def _triple(entry: Any) -> tuple[int, int, Any]:
 
 
 def _pair(entry: Any) -> tuple[int, int]:
-    return _checked(entry, lambda: (int(entry[0]), int(entry[1])), "islands")
+    return _checked(entry, lambda: (int(entry[0]), int(entry[1])), "delivered_ahead")
 
 
-def _lane(entry: Any) -> tuple[int, PartitionOffset]:
+def _partition(entry: Any) -> tuple[int, PartitionOffset]:
     def read() -> tuple[int, PartitionOffset]:
-        lane, batches, samples, state, ended = entry
-        return int(lane), PartitionOffset(int(batches), int(samples), state, bool(ended))
+        partition, batches, samples, state, ended = entry
+        return int(partition), PartitionOffset(int(batches), int(samples), state, bool(ended))
 
-    return _checked(entry, read, "lanes")
+    return _checked(entry, read, "partitions")
 
 
 def _checked(entry: Any, read: Callable[[], T], field: str) -> T:

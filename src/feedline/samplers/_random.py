@@ -1,4 +1,4 @@
-"""Random numbers addressed by (key, position), vectorised: any span of a stream without what lies before it."""
+"""Random numbers addressed by (key, position), vectorized: any span of a stream without what lies before it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def exponential(key: int, start: int, stop: int) -> NDArray[np.float64]:
     """Numbers [start, stop) of a stream of standard exponential draws, bit for bit the same on every machine.
 
     The logarithm is made of IEEE's exact operations alone: those of C libraries and vector units differ in the last
-    bit, which would exchange neighbours in an order that is sorted by it.
+    bit, which would exchange neighbors in an order that is sorted by it.
     """
     fraction, exponent = np.frexp(1.0 - uniform(key, start, stop))
     ratio = (fraction - 1.0) / (fraction + 1.0)

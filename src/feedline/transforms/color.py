@@ -1,4 +1,4 @@
-"""Changes of colour and sharpness, with torchvision's names, arguments and laws.
+"""Changes of color and sharpness, with torchvision's names, arguments and laws.
 
 Arithmetic on levels: the native kernels where they were built, else Pillow, whose results they equal.
 """
@@ -43,7 +43,7 @@ _native: Any = kernels.native if hasattr(kernels.native, "adjust_colors") else N
 
 def adjusted(picture: Picture, adjustments: list[tuple[int, float]]) -> Picture:
     """Brightness, contrast, saturation and hue, changed one after the other by (which, factor)."""
-    if picture.shape[2] == 1:  # grey has neither saturation nor hue
+    if picture.shape[2] == 1:  # gray has neither saturation nor hue
         adjustments = [(which, factor) for which, factor in adjustments if which in (BRIGHTNESS, CONTRAST)]
     if not adjustments:
         return picture
@@ -100,7 +100,7 @@ Factor = float | Sequence[float]
 class ColorJitter(Pixelwise):
     """Brightness, contrast, saturation and hue changed by random factors, in random order, as Pillow does each.
 
-    A number `x` stands for factors uniform in [max(0, 1 - x), 1 + x], for `hue` in [-x, x] (turns of the colour
+    A number `x` stands for factors uniform in [max(0, 1 - x), 1 + x], for `hue` in [-x, x] (turns of the color
     circle, at most half a one); two numbers are the bounds themselves.
     """
 
@@ -130,7 +130,7 @@ class ColorJitter(Pixelwise):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Grayscale(Pixelwise):
-    """Without colour: ITU-R 601 luma, in one channel or three equal ones."""
+    """Without color: ITU-R 601 luma, in one channel or three equal ones."""
 
     num_output_channels: int
 
@@ -142,8 +142,8 @@ class Grayscale(Pixelwise):
         return False
 
     def change(self, picture: Picture, key: int) -> Picture:  # noqa: ARG002 - nothing is drawn
-        grey = _grey(picture)[:, :, :1]
-        return np.ascontiguousarray(grey) if self.num_output_channels == 1 else np.repeat(grey, 3, axis=2)
+        gray = _gray(picture)[:, :, :1]
+        return np.ascontiguousarray(gray) if self.num_output_channels == 1 else np.repeat(gray, 3, axis=2)
 
     def follow(self, form: ImageSpec | None) -> ImageSpec | None:
         return form and replace(form, channels=self.num_output_channels)
@@ -151,7 +151,7 @@ class Grayscale(Pixelwise):
 
 @dataclass(frozen=True, slots=True, init=False)
 class RandomGrayscale(Pixelwise):
-    """Without colour, in as many channels as before, with probability `p`."""
+    """Without color, in as many channels as before, with probability `p`."""
 
     p: float
 
@@ -159,7 +159,7 @@ class RandomGrayscale(Pixelwise):
         settle(self, p=_arguments.probability(self, "p", p))
 
     def change(self, picture: Picture, key: int) -> Picture:
-        return _grey(picture) if Draws(key).unit() < self.p else picture
+        return _gray(picture) if Draws(key).unit() < self.p else picture
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -195,7 +195,7 @@ def _bell(size: int, sigma: float) -> NDArray[np.float32]:
     return np.asarray(weights / weights.sum(), np.float32)
 
 
-def _grey(picture: Picture) -> Picture:
+def _gray(picture: Picture) -> Picture:
     return adjusted(picture, [(SATURATION, 0.0)])
 
 

@@ -22,7 +22,7 @@ Part = Transform | Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Compose(Transform):
-    """Transforms one after the other; neighbours that the native kernels do at once become one call.
+    """Transforms one after the other; neighbors that the native kernels do at once become one call.
 
     Each draws from a key of its own, derived from the sample's and its place; so one that is appended changes nothing
     before it. (A flip right after RandomResizedCrop takes the next number of the crop's key.) Other callables may be

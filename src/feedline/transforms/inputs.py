@@ -15,7 +15,7 @@ from feedline import images
 from feedline.errors import ArgumentError
 
 Picture = NDArray[np.uint8]
-"""Levels of shape (height, width, channels), with 3 channels (RGB) or 1 (grey)."""
+"""Levels of shape (height, width, channels), with 3 channels (RGB) or 1 (gray)."""
 
 
 _ENCODED = (bytes, bytearray, memoryview, mmap.mmap)
@@ -88,7 +88,7 @@ def _arrangement(shape: tuple[int, ...]) -> str:
         return "there is a fourth channel: pass array[:, :, :3]"
     if len(shape) == 4:
         return "this looks like a batch: pass its pictures one by one"
-    return "arrays are (height, width, 3), or (height, width) where they are grey"
+    return "arrays are (height, width, 3), or (height, width) where they are gray"
 
 
 def _of_tensor(tensor: torch.Tensor) -> Picture:

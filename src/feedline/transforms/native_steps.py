@@ -80,11 +80,11 @@ class Conversion:
 
     def apply(self, sample: Any, key: int) -> torch.Tensor:  # noqa: ARG002 - nothing is drawn
         if isinstance(sample, torch.Tensor) and sample.dtype != torch.uint8:
-            return self._normalised(sample.float())
+            return self._normalized(sample.float())
         picture = pixels(sample)
         if picture.shape[2] == 3:
             return images.read_one(picture, self.recipe((picture.shape[0], picture.shape[1])))
-        return self.of_grey(picture)
+        return self.of_gray(picture)
 
     def follow(self, form: ImageSpec | None) -> ImageSpec | None:
         return form and replace(form, converted=True, dtype=self.dtype, layout=self.layout)
@@ -96,13 +96,13 @@ class Conversion:
     def onto(self, recipe: Recipe) -> Recipe:
         return replace(recipe, dtype=self.dtype, layout=self.layout, mean=_triple(self.mean), std=_triple(self.std))
 
-    def of_grey(self, picture: Picture) -> torch.Tensor:
+    def of_gray(self, picture: Picture) -> torch.Tensor:
         """Pictures of one channel: (…, height, width, 1)."""
         levels = torch.tensor(np.ascontiguousarray(picture)).movedim(-1, -3)
-        numbers = levels if self.dtype == torch.uint8 else self._normalised(levels / 255)
+        numbers = levels if self.dtype == torch.uint8 else self._normalized(levels / 255)
         return (numbers if self.layout == "CHW" else numbers.movedim(-3, -1)).contiguous()
 
-    def _normalised(self, numbers: torch.Tensor) -> torch.Tensor:
+    def _normalized(self, numbers: torch.Tensor) -> torch.Tensor:
         if self.mean is not None and self.std is not None:
             channels = numbers.shape[-3] if numbers.ndim > 2 else 1
             if len(self.mean) not in (1, channels):
@@ -139,7 +139,7 @@ class Window:
     def apply(self, sample: Any, key: int, grid: NDArray[np.uint16] | None = None) -> Any:
         source = loaded(sample)
         if isinstance(source, np.ndarray) and source.shape[-1] == 1 and source.ndim == 3:
-            return self._of_grey(source, key)
+            return self._of_gray(source, key)
         row = images.read_one(source, self.recipe, key, grid=grid)
         return row.numpy() if self.conversion is None else row
 
@@ -147,12 +147,12 @@ class Window:
         levels = form and replace(form, size=self.recipe.size)
         return levels if self.conversion is None else self.conversion.follow(levels)
 
-    def _of_grey(self, picture: Picture, key: int) -> Any:
+    def _of_gray(self, picture: Picture, key: int) -> Any:
         """The kernels know three channels; of three equal ones, each comes out as the one would by itself."""
         levels = replace(self.recipe, dtype=torch.uint8, layout="HWC", mean=None, std=None)
         row = images.read_one(np.repeat(picture, 3, axis=2), levels, key).numpy()
-        grey = np.ascontiguousarray(row[:, :, :1])
-        return grey if self.conversion is None else self.conversion.of_grey(grey)
+        gray = np.ascontiguousarray(row[:, :, :1])
+        return gray if self.conversion is None else self.conversion.of_gray(gray)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A pipeline compiled: single samples and whole batches, bit for bit the same.
 
-Which neighbouring steps become one.
+Which neighboring steps become one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _converting(before: PlannedStep, window: Window, conversion: Conversion) -> 
 
 
 def _both(first: Conversion, then: Conversion) -> Conversion | None:
-    """ToTensor and what follows it; levels that were normalised are not levels any more."""
+    """ToTensor and what follows it; levels that were normalized are not levels any more."""
     return None if first.mean is not None else replace(then, layout=first.layout)
 
 
@@ -78,7 +78,7 @@ Rng = SampleRng | np.random.Generator
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """The steps of a pipeline, neighbours fused; frozen, picklable, safe to use from many threads at once.
+    """The steps of a pipeline, neighbors fused; frozen, picklable, safe to use from many threads at once.
 
     A sample that is never converted is a uint8 array (height, width, channels), one that is a tensor. `form` is what
     is known of samples made from RGB pictures; None after a step that may do anything.

@@ -76,10 +76,10 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def imagenet_train(size: int = 224, dtype: torch.dtype = torch.float32) -> Compose:
-    """A random part of each picture, maybe mirrored, normalised: what most ImageNet models are trained with."""
+    """A random part of each picture, maybe mirrored, normalized: what most ImageNet models are trained with."""
     return Compose([RandomResizedCrop(size), RandomHorizontalFlip(), Normalize(IMAGENET_MEAN, IMAGENET_STD, dtype)])
 
 
 def imagenet_eval(size: int = 224, resize: int = 256, dtype: torch.dtype = torch.float32) -> Compose:
-    """The centre of each picture, normalised: what such models are validated with."""
+    """The center of each picture, normalized: what such models are validated with."""
     return Compose([Resize(resize), CenterCrop(size), Normalize(IMAGENET_MEAN, IMAGENET_STD, dtype)])

@@ -81,8 +81,8 @@ class ThreadFuture:
 class ThreadPool:
     """`num_workers` threads over one builder and one queue; the first idle thread takes the next request.
 
-    Batches lie in memory from `empty`, which several threads call. With `pinned` every lane has a thread of its own
-    (lane modulo `num_workers`), so that a lane is drawn in order.
+    Batches lie in memory from `empty`, which several threads call. With `pinned` every partition has its own
+    thread (partition modulo `num_workers`), so that it is drawn in order.
     `timeout_s` (0: none) bounds one wait for a batch; after `stall_s` the stacks of all threads are logged once.
     """
 
@@ -108,10 +108,10 @@ class ThreadPool:
         self.resize(num_workers)
 
     def submit(self, request: Any) -> ThreadFuture:
-        """Queue the request for the first idle thread, or for its lane's."""
+        """Queue the request for the first idle thread, or for its partition's."""
         ticket = ThreadFuture(self, request)
-        lane = request.lane if self._pinned else 0
-        self._queues[lane % len(self._queues)].put(ticket)
+        partition = request.partition if self._pinned else 0
+        self._queues[partition % len(self._queues)].put(ticket)
         return ticket
 
     def wait_any(self, tickets: Iterable[ThreadFuture]) -> ThreadFuture:

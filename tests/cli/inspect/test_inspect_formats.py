@@ -1,4 +1,4 @@
-"""`feedline inspect` of formats other than tars: recognised by what lies there, and their orders judged."""
+"""`feedline inspect` of formats other than tars: recognized by what lies there, and their orders judged."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_a_transparent_palette_stays_transparent() -> None:
     assert made(encoded(image, "PNG", transparency=0), "png", shorter_side=30)[1].mode == "RGBA"
 
 
-def test_orientation_and_colour_profile_stay_and_thumbnails_go() -> None:
+def test_orientation_and_color_profile_stay_and_thumbnails_go() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     exif[0x010E] = "described " * 500

@@ -26,7 +26,7 @@ from feedline.errors import ArgumentError, SampleError, SampleIndexError
 from feedline.images import ImageError
 
 CROP = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor()])
-CENTRE = T.Compose([T.Resize(40), T.CenterCrop(32)])
+CENTER = T.Compose([T.Resize(40), T.CenterCrop(32)])
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ class TestListing:
         (tmp_path / "c").mkdir()
         with open(name, "wb") as file:
             file.write(jpeg(64, 64))
-        data = ImageFolder(tmp_path, CENTRE)
+        data = ImageFolder(tmp_path, CENTER)
         assert os.fsencode(data.samples[0][0]) == name
         assert data[0][0].shape == (32, 32, 3)
 
@@ -221,11 +221,11 @@ class TestSamples:
         assert rows[0] == rows[1]
 
     def test_a_loader_of_ones_own(self, root: Path) -> None:
-        data = ImageFolder(root, CENTRE, loader=lambda path: np.full((50, 50, 3), len(path), np.uint8))
+        data = ImageFolder(root, CENTER, loader=lambda path: np.full((50, 50, 3), len(path), np.uint8))
         assert data[0][0].shape == (32, 32, 3)
         assert set(data[0][0].reshape(-1).tolist()) == {len(data.samples[0][0])}
         assert gathering(data) is None
-        plain = ImageFolder(root, CENTRE)
+        plain = ImageFolder(root, CENTER)
         assert gathering(plain) is not None
         plain.loader = data.loader
         assert gathering(plain) is None
@@ -234,8 +234,8 @@ class TestSamples:
     def test_a_transform_can_be_assigned(self, root: Path) -> None:
         data = ImageFolder(root)
         assert gathering(data) is None
-        data.transform = CENTRE
-        assert data.transform is CENTRE
+        data.transform = CENTER
+        assert data.transform is CENTER
         assert gathering(data) is not None
         assert data[0][0].shape == (32, 32, 3)
 
@@ -251,7 +251,7 @@ class TestSamples:
         [fused] = fl.DataLoader(ImageFolder(root, CROP), batch_size=10, seed=2)
         assert torch.equal(batch[0], fused[0])
 
-    @pytest.mark.parametrize("transform", [CROP, CENTRE], ids=["crop", "centre"])
+    @pytest.mark.parametrize("transform", [CROP, CENTER], ids=["crop", "center"])
     def test_a_gather_is_the_collation_of_samples(self, root: Path, transform: Any) -> None:
         data, recorder = ImageFolder(root, transform), Recorder()
         gather = gathering(data)
@@ -268,7 +268,7 @@ class TestSamples:
 
     def test_what_has_no_one_shape_is_not_gathered(self, root: Path) -> None:
         assert gathering(ImageFolder(root, T.Resize(40))) is None
-        assert gathering(ImageFolder(root, CENTRE, target_transform=str)) is None
+        assert gathering(ImageFolder(root, CENTER, target_transform=str)) is None
 
     def test_orientation(self, tmp_path: Path) -> None:
         exif = Image.Exif()
@@ -324,7 +324,7 @@ class TestBadInput:
         assert (len(data), len(data.classes)) == (10, 4)
 
     def test_an_index_out_of_range(self, root: Path) -> None:
-        data = ImageFolder(root, CENTRE)
+        data = ImageFolder(root, CENTER)
         with pytest.raises(SampleIndexError, match=r"index 10 is out of range for ImageFolder with 10"):
             data[10]
         with pytest.raises(SampleIndexError, match=r"index -11"):
@@ -347,7 +347,7 @@ class TestBadInput:
     @pytest.mark.parametrize("data", [b"hello, no picture", b"", jpeg(64, 64)[:20]], ids=["text", "empty", "cut"])
     def test_files_that_are_no_pictures(self, root: Path, data: bytes) -> None:
         put(root / "class 1/1.jpg", data)
-        for transform in (CENTRE, CROP):
+        for transform in (CENTER, CROP):
             folder = ImageFolder(root, transform)
             with pytest.raises(ImageError, match=r"class 1/1.jpg could not be read") as raised:
                 folder[4]
@@ -360,7 +360,7 @@ class TestBadInput:
 
     def test_broken_links(self, root: Path) -> None:
         (root / "class 1/0.jpg").symlink_to(root / "nowhere.jpg")
-        for transform in (None, CENTRE):
+        for transform in (None, CENTER):
             data = ImageFolder(root, transform)
             with pytest.raises(FileNotFoundError, match=r"class 1/0.jpg \(sample 4 .* is a broken link: restore it"):
                 data[4]
@@ -372,7 +372,7 @@ class TestBadInput:
         put(root / "class 0/00.jpg", encoded(photo(70, 60), "PNG"))
         data = ImageFolder(root)
         assert [data[at][0].size for at in (1, 2)] == [(70, 60), (70, 60)]
-        assert [ImageFolder(root, CENTRE)[at][0].shape for at in (1, 2)] == [(32, 32, 3)] * 2
+        assert [ImageFolder(root, CENTER)[at][0].shape for at in (1, 2)] == [(32, 32, 3)] * 2
 
     @pytest.mark.parametrize("transform", [CROP, lambda picture, rng: rng.random()], ids=["fused", "foreign"])
     def test_bad_pictures_can_be_left_out(self, root: Path, transform: Any) -> None:

@@ -209,7 +209,7 @@ def test_what_is_no_dataset_is_refused() -> None:
         HuggingFace([1, 2])
 
 
-def test_a_bare_dataset_is_recognised() -> None:
+def test_a_bare_dataset_is_recognized() -> None:
     dataset = datasets.Dataset.from_dict({"x": [1]})
     assert isinstance(_read_directly(dataset), HuggingFace)
     assert _read_directly([1]) == [1]

@@ -41,8 +41,8 @@ def test_batches_are_those_of_torchs_loader(name: str, workers: int) -> None:
 
 
 def test_a_table_is_gathered_whole() -> None:
-    assert BatchBuilder(table().with_format("torch")).vectorised
-    assert not BatchBuilder(MADE["transformed"]()).vectorised
+    assert BatchBuilder(table().with_format("torch")).vectorized
+    assert not BatchBuilder(MADE["transformed"]()).vectorized
 
 
 @pytest.mark.parametrize("buffered", [False, True])
@@ -76,9 +76,11 @@ def test_a_stream_with_workers_is_pointed_to_ours_once() -> None:
 
 def test_ranks_that_will_have_unequal_numbers_of_batches_are_told() -> None:
     stream = fl.datasets.HuggingFaceStream(table().to_iterable_dataset(num_shards=5))
-    with pytest.warns(UserWarning, match="HuggingFaceStream has 5 lanes, which 2 ranks cannot share equally") as caught:
+    with pytest.warns(
+        UserWarning, match="HuggingFaceStream has 5 partitions, which 2 ranks cannot share equally"
+    ) as caught:
         batches = _twice(fl.DataLoader(stream, batch_size=4, distributed=(0, 2)))
-    assert batches == 18  # in three lanes of ten samples
+    assert batches == 18  # in three partitions of ten samples
     assert len(caught) == 1
 
 

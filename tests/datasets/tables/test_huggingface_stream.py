@@ -111,11 +111,11 @@ def test_each_epoch_mixes_anew_and_the_seed_decides() -> None:
     assert flat(values(fl.DataLoader(HuggingFaceStream(plain()), 4))) != first
 
 
-def test_shards_are_lanes_unless_examples_are_counted() -> None:
-    assert HuggingFaceStream(plain()).num_lanes == 3
-    assert HuggingFaceStream(plain().take(5)).num_lanes == 1
-    assert HuggingFaceStream(interleaved()).num_lanes == 1
-    assert HuggingFaceStream(PIPELINES["interleaved once each"]()).num_lanes == 2
+def test_shards_are_partitions_unless_examples_are_counted() -> None:
+    assert HuggingFaceStream(plain()).num_partitions == 3
+    assert HuggingFaceStream(plain().take(5)).num_partitions == 1
+    assert HuggingFaceStream(interleaved()).num_partitions == 1
+    assert HuggingFaceStream(PIPELINES["interleaved once each"]()).num_partitions == 2
     assert [example["a"] for example in HuggingFaceStream(plain())] == list(range(N))
 
 
@@ -130,8 +130,8 @@ class TestInTorchsLoader:
     def test_each_example_comes_once(self, workers: int) -> None:
         loader = TorchDataLoader(HuggingFaceStream(plain(), 8), 4, num_workers=workers)
         assert sorted(flat(values(loader))) == list(range(N))
-        one_lane = TorchDataLoader(HuggingFaceStream(plain().take(5)), 4, num_workers=workers)
-        assert flat(values(one_lane)) == list(range(5))
+        one_partition = TorchDataLoader(HuggingFaceStream(plain().take(5)), 4, num_workers=workers)
+        assert flat(values(one_partition)) == list(range(5))
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_each_pass_of_a_process_is_the_next_epoch(self, workers: int) -> None:
@@ -157,11 +157,11 @@ class TestInTorchsLoader:
         assert zero != one != two != zero
         assert epochs([2, 0]) == [two, zero]
 
-    def test_epochs_are_those_of_feedlines_lanes(self) -> None:
+    def test_epochs_are_those_of_feedlines_partitions(self) -> None:
         stream = HuggingFaceStream(plain(), 8)
         for epoch in (0, 1, 0):
             stream.set_epoch(epoch)
-            assert [x["a"] for x in stream] == [x["a"] for lane in range(3) for x in stream.lane(lane, epoch)]
+            assert [x["a"] for x in stream] == [x["a"] for part in range(3) for x in stream.partition(part, epoch)]
 
 
 def test_a_shuffle_buffer_of_datasets_is_noticed() -> None:

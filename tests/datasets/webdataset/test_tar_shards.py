@@ -27,7 +27,7 @@ from feedline.errors import ArgumentError, SampleError, SampleIndexError
 from feedline.testing import difference
 
 CROP = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor()])
-CENTRE = T.Compose([T.Resize(40), T.CenterCrop(32)])
+CENTER = T.Compose([T.Resize(40), T.CenterCrop(32)])
 KINDS = ["jpg", "seg.png", "cls", "id", "txt", "json", "jsonl", "npy", "emb.npy", "npz", "flac", "bin"]
 PAIR = ("jpg;png;jpeg", "cls")
 
@@ -102,7 +102,7 @@ class TestSamples:
         sample = TarShards(kinds, decode=False)[0]
         assert sample["jpg"] == jpeg(64, 48)
         assert sample["cls"] == b"17\n"
-        assert TarShards(kinds, ("jpg",), {"jpg": CENTRE}, decode=False)[0][0].shape == (32, 32, 3)
+        assert TarShards(kinds, ("jpg",), {"jpg": CENTER}, decode=False)[0][0].shape == (32, 32, 3)
 
     def test_decoders_of_ones_own(self, kinds: Path) -> None:
         own = {"flac": len, "seg.png": lambda data: (type(data), data[:4]), "json": bytes.decode}
@@ -158,10 +158,10 @@ class TestTransforms:
         assert sample["cls"] == 17
 
     def test_fused_is_what_the_transform_makes_of_the_picture(self, folder: Path) -> None:
-        data = TarShards(folder, PAIR, CENTRE)
-        assert np.array_equal(data[3][0], CENTRE(jpeg(96, 72, 3, quality=85)))
+        data = TarShards(folder, PAIR, CENTER)
+        assert np.array_equal(data[3][0], CENTER(jpeg(96, 72, 3, quality=85)))
 
-    @pytest.mark.parametrize("transform", [CROP, CENTRE, {"jpg": CROP}, {"jpg;png;jpeg": CENTRE}])
+    @pytest.mark.parametrize("transform", [CROP, CENTER, {"jpg": CROP}, {"jpg;png;jpeg": CENTER}])
     def test_a_gather_is_the_collation_of_samples(self, folder: Path, transform: Any) -> None:
         data, recorder = TarShards(folder, PAIR, transform), Recorder()
         gather = gathering(data)
@@ -209,17 +209,17 @@ class TestTransforms:
         photos = [np.asarray(photo(90 + at, 60, at)) for at in range(4)]
         members = {f"{at}.npy": npy(pixels) for at, pixels in enumerate(photos)}
         data = TarShards(write_tar(tmp_path / "x.tar", members), ("jpg;npy",), CROP)
-        plain = TarShards(tmp_path / "x.tar", ("npy",), CENTRE)
+        plain = TarShards(tmp_path / "x.tar", ("npy",), CENTER)
         [batch] = fl.DataLoader(data, batch_size=4, seed=3)
         keys = keys_of(3, 4)
         for at, pixels in enumerate(photos):
             assert torch.equal(batch[0][at], CROP(pixels, fl.SampleRng(keys[at])))
-            assert np.array_equal(plain[at][0], CENTRE(pixels))
-        assert TarShards(tmp_path / "x.tar", transform=CENTRE)[1]["npy"].shape == (32, 32, 3)
+            assert np.array_equal(plain[at][0], CENTER(pixels))
+        assert TarShards(tmp_path / "x.tar", transform=CENTER)[1]["npy"].shape == (32, 32, 3)
 
     def test_pictures_are_read_where_they_lie_in_the_tar(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = write_tar(tmp_path / "x.tar", {"0.npy": npy(np.asarray(photo(640, 480))), "0.jpg": jpeg(640, 480)})
-        data = TarShards(path, ("npy", "jpg"), {"npy": CENTRE, "jpg": CENTRE})
+        data = TarShards(path, ("npy", "jpg"), {"npy": CENTER, "jpg": CENTER})
         sources: list[Any] = []
         monkeypatch.setattr(T.ImagePlan, "batch", lambda _, given, *rest: (sources.extend(given), torch.zeros(1))[1])
         gathering(data)(np.array([0]), allocate_tensor)  # type: ignore[misc]
@@ -263,14 +263,14 @@ def keys_of(seed: int, count: int = 1) -> list[int]:
 
 class TestManyShards:
     def test_few_are_open_at_a_time(self, folder: Path) -> None:
-        data = TarShards(folder, PAIR, CENTRE, open_shards=1)
-        whole = TarShards(folder, PAIR, CENTRE)
+        data = TarShards(folder, PAIR, CENTER, open_shards=1)
+        whole = TarShards(folder, PAIR, CENTER)
         for _ in range(2):
             assert same(data.gather(np.arange(10), allocate_tensor), whole.gather(np.arange(10), allocate_tensor))
             assert data._shards.open_count == 1
 
     def test_shard_shuffled_order(self, folder: Path) -> None:
-        data = TarShards(folder, PAIR, CENTRE)
+        data = TarShards(folder, PAIR, CENTER)
         sampler = fl.samplers.ShardShuffled(data.shard_sizes, seed=1, window=1)
         labels = torch.cat([numbers for _, numbers in fl.DataLoader(data, batch_size=3, sampler=sampler)])
         assert sorted(labels.tolist()) == list(range(10))
@@ -282,7 +282,7 @@ class TestManyShards:
         assert len(TarShards(folder)) == 10
 
     def test_travels_by_path(self, folder: Path) -> None:
-        data = TarShards(folder, PAIR, CENTRE)
+        data = TarShards(folder, PAIR, CENTER)
         data[0]
         assert len(pickle.dumps(data)) < 3000
         assert same(pickle.loads(pickle.dumps(data))[5], data[5])
@@ -337,7 +337,7 @@ class TestBadInput:
             TarShards(write_tar(tmp_path / "x.tar", {"README": b""}))
 
     def test_an_index_out_of_range(self, folder: Path) -> None:
-        data = TarShards(folder, PAIR, CENTRE)
+        data = TarShards(folder, PAIR, CENTER)
         with pytest.raises(SampleIndexError, match=r"index 10 is out of range for TarShards with 10"):
             data[10]
         with pytest.raises(SampleIndexError, match=r"index -11"):
@@ -426,7 +426,7 @@ class TestBadInput:
     def test_missing_halves(self, tmp_path: Path) -> None:
         members = pictures(4)
         del members["0002.cls"]
-        data = TarShards(write_tar(tmp_path / "x.tar", members), PAIR, CENTRE)
+        data = TarShards(write_tar(tmp_path / "x.tar", members), PAIR, CENTER)
         message = r"x.tar: sample '0002' has no cls; it has jpg. Pack it again .*on_error='skip'"
         with pytest.raises(SampleError, match=message):
             data[2]
@@ -442,13 +442,13 @@ class TestBadInput:
         path.write_bytes(path.read_bytes()[:-11_000])
         with pytest.raises(ShardError, match=r"train-000.tar is truncated: member .*allow_truncated=True"):
             TarShards(path)
-        data = TarShards(path, PAIR, CENTRE, allow_truncated=True)
+        data = TarShards(path, PAIR, CENTER, allow_truncated=True)
         assert 0 < len(data) < 3
         assert same(pickle.loads(pickle.dumps(data))[0], data[0])
 
     def test_a_shard_that_is_replaced_while_it_is_used(self, tmp_path: Path) -> None:
         paths = picture_shards(tmp_path, [3, 3])
-        data = TarShards(paths, PAIR, CENTRE)
+        data = TarShards(paths, PAIR, CENTER)
         data[0]
         write_tar(paths[0], pictures(3, 7))
         with pytest.raises(ShardError, match=r"train-000.tar does not fit it: the tar was changed or replaced"):

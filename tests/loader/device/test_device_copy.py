@@ -333,15 +333,15 @@ def test_an_object_that_records_streams_is_moved_on_the_side_stream(accelerator:
 
 
 def test_sparse_tensors_and_subclasses_are_moved_on_the_loop_s_stream(accelerator: FakeAccelerator) -> None:
-    class Labelled(torch.Tensor):
+    class Labeled(torch.Tensor):
         pass
 
     stage = DeviceStage(accelerator)
     accelerator.copy = None  # type: ignore[assignment,method-assign]
-    batch = [torch.eye(3).to_sparse(), torch.ones(2).as_subclass(Labelled)]
+    batch = [torch.eye(3).to_sparse(), torch.ones(2).as_subclass(Labeled)]
     moved = stage.finish(stage.start(batch))
     assert moved[0].is_sparse
-    assert type(moved[1]) is Labelled
+    assert type(moved[1]) is Labeled
 
 
 def test_a_packed_sequence_keeps_its_sizes_on_the_host(accelerator: FakeAccelerator) -> None:

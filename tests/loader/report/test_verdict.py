@@ -72,7 +72,7 @@ def test_all_cpus_are_in_use() -> None:
     assert "Photos.__getitem__" in verdict.advice[1]
 
 
-def test_a_loop_without_a_training_step_is_recognised() -> None:
+def test_a_loop_without_a_training_step_is_recognized() -> None:
     verdict = Run().batches(50, fetch=100, step=0.02, wait=50).verdict()
     assert "the loop itself takes only 20 µs per batch, so this measures the loader alone" in verdict.explanation
 

@@ -1,4 +1,4 @@
-"""The nursery and its zygotes: what they inherit, what they do not, and how they end."""
+"""The fork server and its zygotes: what they inherit, what they do not, and how they end."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def test_there_is_one_and_it_is_single_threaded(open_pool: OpenPool) -> None:
         assert squares_of(pool.submit(request(0)).result().batch)[0] == 0
     workers = [psutil.Process(pool.processes[0].pid) for pool in (first, second)]
     zygotes = [worker.parent() for worker in workers]
-    nurseries = [zygote.parent() for zygote in zygotes if zygote is not None]
+    fork_servers = [zygote.parent() for zygote in zygotes if zygote is not None]
     assert zygotes[0] != zygotes[1]
-    assert nurseries[0] == nurseries[1] == psutil.Process(fork_server.start().pid)
-    for process in (*workers, *zygotes, *nurseries):
+    assert fork_servers[0] == fork_servers[1] == psutil.Process(fork_server.start().pid)
+    for process in (*workers, *zygotes, *fork_servers):
         assert process is not None
         assert process.num_threads() == 1
 

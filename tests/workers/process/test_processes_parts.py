@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from process_cases import request
 
 from feedline.core.cursor import PartitionOffset
-from feedline.core.schedule import LaneRequest
+from feedline.core.schedule import PartitionRequest
 from feedline.errors import ReprError
 from feedline.workers.process import channels, deaths, exceptions
 from feedline.workers.process.channels import LEAVE, QueuedRequest, RequestQueue, RequestReader, StatusRow, StatusTable
@@ -231,9 +231,11 @@ def test_requests_are_told_by_their_samples() -> None:
     assert "samples 8, 9" in deaths.at_work_on(request(4, 2), -1)
     single = batch._replace(indices="key", positions=range(1))
     assert "at sample key (epoch 0, position 0)" in deaths.at_work_on(single, 0)
-    lane = LaneRequest(0, 3, 1, 2, PartitionOffset(), None)
-    assert deaths.at_work_on(lane, 5) == " while it worked on batch 3 of lane 1 of 2 (epoch 0), at its sample 5"
-    assert "cannot be taken apart" in deaths.finding(lane, [])
+    partition = PartitionRequest(0, 3, 1, 2, PartitionOffset(), None)
+    assert (
+        deaths.at_work_on(partition, 5) == " while it worked on batch 3 of partition 1 of 2 (epoch 0), at its sample 5"
+    )
+    assert "cannot be taken apart" in deaths.finding(partition, [])
 
 
 @given(st.integers(1, 200), st.data())

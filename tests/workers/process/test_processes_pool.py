@@ -32,11 +32,11 @@ from process_cases import (
 
 from feedline.core.batch import EMPTY_BATCH
 from feedline.core.cursor import PartitionOffset
-from feedline.core.schedule import BatchRequest, LaneRequest
+from feedline.core.schedule import BatchRequest, PartitionRequest
 from feedline.core.telemetry import Span
 from feedline.errors import ArgumentError, WorkerError
 from feedline.loader.builder import BatchBuilder, allocate_tensor
-from feedline.loader.lanes import PartitionBuilder
+from feedline.loader.partitions import PartitionBuilder
 from feedline.workers.base import WorkerPool
 from feedline.workers.process import fork_server
 from feedline.workers.process.pool import ProcessPool
@@ -46,7 +46,7 @@ OpenPool = Callable[..., ProcessPool]
 
 @pytest.fixture
 def helpers() -> None:
-    """The nursery, and the like of multiprocessing, live as long as this process: they are no debris."""
+    """The fork server, and the like of multiprocessing, live as long as this process: they are no debris."""
     fork_server.start()
     resource_tracker.ensure_running()
     forkserver.ensure_running()
@@ -228,33 +228,33 @@ def test_worker_init_fn(open_pool: OpenPool, tmp_path: Path, kind: str) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
-def test_lanes_stay_with_their_worker(open_pool: OpenPool) -> None:
-    pool = open_pool(PartitionBuilder(Counting(), batch_size=5), 2, lanes=True)
-    tickets = [pool.submit(lane_request(lane, number)) for number in range(5) for lane in range(3)]
+def test_partitions_stay_with_their_worker(open_pool: OpenPool) -> None:
+    pool = open_pool(PartitionBuilder(Counting(), batch_size=5), 2, partitions=True)
+    tickets = [pool.submit(partition_request(partition, number)) for number in range(5) for partition in range(3)]
     batches: dict[int, list[Any]] = {0: [], 1: [], 2: []}
     workers: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
     for ticket in tickets:
         built = ticket.result()
-        batches[ticket.request.lane].append(None if built.batch is EMPTY_BATCH else built.batch.tolist())
-        workers[ticket.request.lane].add(built.spans[0].worker)
+        batches[ticket.request.partition].append(None if built.batch is EMPTY_BATCH else built.batch.tolist())
+        workers[ticket.request.partition].add(built.spans[0].worker)
     assert workers == {0: {0}, 1: {1}, 2: {0}}
-    for lane, drawn in batches.items():
-        base = 1000 * lane
+    for partition, drawn in batches.items():
+        base = 1000 * partition
         assert drawn == [*([*range(base + 5 * k, base + 5 * k + 5)] for k in range(4)), None]
 
 
-def test_lanes_survive_another_number_of_workers(open_pool: OpenPool) -> None:
-    pool = open_pool(PartitionBuilder(Counting(), batch_size=5), 1, lanes=True)
+def test_partitions_survive_another_number_of_workers(open_pool: OpenPool) -> None:
+    pool = open_pool(PartitionBuilder(Counting(), batch_size=5), 1, partitions=True)
     seen = []
     for number, size in enumerate((3, 2, 1, 2)):
-        tickets = [pool.submit(lane_request(lane, number)) for lane in range(3)]
+        tickets = [pool.submit(partition_request(partition, number)) for partition in range(3)]
         pool.resize(size)
         seen.append([ticket.result().batch[0].item() for ticket in tickets])
     assert seen == [[5 * number, 1000 + 5 * number, 2000 + 5 * number] for number in range(4)]
 
 
-def lane_request(lane: int, number: int) -> LaneRequest:
-    return LaneRequest(0, number, lane, 3, PartitionOffset(), None)
+def partition_request(partition: int, number: int) -> PartitionRequest:
+    return PartitionRequest(0, number, partition, 3, PartitionOffset(), None)
 
 
 def test_closing_twice_is_closing_once(open_pool: OpenPool) -> None:

@@ -37,10 +37,10 @@ from process_cases import (
 
 from feedline.core.batch import EMPTY_BATCH
 from feedline.core.cursor import PartitionOffset
-from feedline.core.schedule import LaneRequest
+from feedline.core.schedule import PartitionRequest
 from feedline.errors import FeedlineError, WorkerDiedError
 from feedline.loader.builder import BatchBuilder
-from feedline.loader.lanes import PartitionBuilder
+from feedline.loader.partitions import PartitionBuilder
 from feedline.workers.base import Recovery
 from feedline.workers.process import fork_server
 from feedline.workers.process.pool import ProcessPool
@@ -99,7 +99,7 @@ def test_all_workers_at_once(open_pool: OpenPool, tmp_path: Path) -> None:
     assert [squares_of(ticket.result().batch)[0] // BATCH_SIZE for ticket in tickets] == list(range(12))
 
 
-def test_lanes_go_on_where_they_were(open_pool: OpenPool, tmp_path: Path) -> None:
+def test_partitions_go_on_where_they_were(open_pool: OpenPool, tmp_path: Path) -> None:
     flag = tmp_path / "died"
 
     class Dying(Counting):
@@ -110,8 +110,12 @@ def test_lanes_go_on_where_they_were(open_pool: OpenPool, tmp_path: Path) -> Non
                     kill_self()
                 yield value
 
-    pool = open_pool(PartitionBuilder(Dying(), batch_size=5), 2, lanes=True)
-    tickets = [pool.submit(LaneRequest(0, n, lane, 2, PartitionOffset(), None)) for n in range(5) for lane in range(2)]
+    pool = open_pool(PartitionBuilder(Dying(), batch_size=5), 2, partitions=True)
+    tickets = [
+        pool.submit(PartitionRequest(0, n, partition, 2, PartitionOffset(), None))
+        for n in range(5)
+        for partition in range(2)
+    ]
     seen: list[Any] = []
     for ticket in tickets:
         batch = ticket.result().batch
@@ -196,15 +200,15 @@ def test_a_batch_that_kills_only_as_a_whole(open_pool: OpenPool) -> None:
     assert len(pool.submit(request(0, 7)).result().batch) == 7
 
 
-def test_a_lane_that_kills(open_pool: OpenPool) -> None:
+def test_a_partition_that_kills(open_pool: OpenPool) -> None:
     class Dying(Counting):
         def __iter__(self) -> Iterator[int]:
             yield 1
             kill_self()
 
-    pool = open_pool(PartitionBuilder(Dying(), batch_size=5), 1, lanes=True)
-    with pytest.raises(WorkerDiedError, match=r"batch 0 of lane 0 of 1.*at its sample 1"):
-        pool.submit(LaneRequest(0, 0, 0, 1, PartitionOffset(), None)).result()
+    pool = open_pool(PartitionBuilder(Dying(), batch_size=5), 1, partitions=True)
+    with pytest.raises(WorkerDiedError, match=r"batch 0 of partition 0 of 1.*at its sample 1"):
+        pool.submit(PartitionRequest(0, 0, 0, 1, PartitionOffset(), None)).result()
 
 
 def test_bad_luck_is_not_held_against_a_request(open_pool: OpenPool, tmp_path: Path) -> None:
@@ -255,7 +259,7 @@ def _close_and(gate: Gate) -> None:
     gate()
 
 
-@pytest.mark.parametrize("which", ["zygote", "nursery"])
+@pytest.mark.parametrize("which", ["zygote", "fork server"])
 def test_the_death_of_what_they_were_forked_from(open_pool: OpenPool, which: str) -> None:
     pool = open_pool(squares(), 2, recovery=Recovery(deaths_per_epoch=1))
     tickets = [pool.submit(request(number)) for number in range(20)]
@@ -275,7 +279,7 @@ def test_the_death_of_what_they_were_forked_from(open_pool: OpenPool, which: str
     assert not any(worker.is_running() for worker in workers)
 
 
-def test_a_nursery_that_cannot_start_is_an_error(open_pool: OpenPool, monkeypatch: Any) -> None:
+def test_a_fork_server_that_cannot_start_is_an_error(open_pool: OpenPool, monkeypatch: Any) -> None:
     fork_server.stop()
     monkeypatch.setattr("feedline.workers.process.fork_server._BOOT", "raise SystemExit(4)")
     pool = open_pool(squares(), 2)

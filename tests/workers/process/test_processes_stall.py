@@ -57,7 +57,7 @@ def test_a_timeout_shows_what_every_worker_does(open_pool: OpenPool, tmp_path: P
     assert re.search(busy, message)
     assert re.search(r"in read_text\n(.*\n)*?.*in __call__\n", message)
     assert re.search(r"worker \d \(pid \d+\) is idle", message)
-    assert "nursery" not in message
+    assert "fork server" not in message
     gate.open()
     assert squares_of(second.result().batch)[0] == 4
 

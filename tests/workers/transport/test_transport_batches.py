@@ -155,11 +155,11 @@ def test_gradients(line: Line) -> None:
 def special_tensors() -> dict[str, torch.Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nested tensors are announced as a prototype, quantized ones as outdated
-        labelled = torch.ones(6000)
-        labelled.source = "a.png"
+        labeled = torch.ones(6000)
+        labeled.source = "a.png"
         return {
             "subclass": torch.randn(100, 100).as_subclass(Reading),
-            "with attributes": labelled,
+            "with attributes": labeled,
             "sparse": torch.eye(300).to_sparse(),
             "sparse rows": torch.eye(300).to_sparse_csr(),
             "quantized": torch.quantize_per_tensor(torch.randn(9000), 0.1, 3, torch.qint8),

@@ -67,7 +67,7 @@ def object_array() -> np.ndarray[Any, Any]:
     return array
 
 
-def labelled() -> torch.Tensor:
+def labeled() -> torch.Tensor:
     tensor = torch.ones(2)
     tensor.owner = LOCK
     return tensor
@@ -92,7 +92,7 @@ def labelled() -> torch.Tensor:
         (functools.partial(LOCK.acquire), "obj.func.__self__"),
         (Plain(handle=LOCK).method, "obj.__self__.handle"),
         (object_array(), "obj[1, 0]"),
-        (labelled(), "obj.owner"),
+        (labeled(), "obj.owner"),
     ],
 )
 def test_path(obj: object, path: str) -> None:

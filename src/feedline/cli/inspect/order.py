@@ -60,7 +60,7 @@ def ordered(shards: Shards, window: int, batch_size: int) -> Ordered | None:
         return judged(shards.kept.limit_nbytes, shards.kept.keeper, None)
     if shards.note is not None:
         return judged(None, None, None)
-    # Whole pages: the ends of a sample share theirs with its neighbours.
+    # Whole pages: the ends of a sample share theirs with its neighbors.
     return judged(None, None, _mean(shards) + mmap.PAGESIZE)
 
 

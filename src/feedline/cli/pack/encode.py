@@ -86,7 +86,7 @@ def changed(data: bytes, field: str, options: PackOptions) -> EncodedImage:
     """The picture as the shard will hold it. ImageError or OSError where it cannot be read.
 
     What stays as it is has its header checked only. Resized pictures keep their format if it is JPEG (at quality 90
-    unless the options name one) or PNG, and become PNG otherwise; orientation and colour profile stay.
+    unless the options name one) or PNG, and become PNG otherwise; orientation and color profile stay.
     """
     header = images.probe(data)
     shrunk = _shrunk(header.width, header.height, options.shorter_side)

@@ -169,12 +169,12 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
     def _made_singly(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[tuple[Any, Any]]:
         paths = self._samples.files(places, self._folder)
         targets = self._samples.targets(places).tolist()
-        labelled, made = self.target_transform or int, []
+        labeled, made = self.target_transform or int, []
         with self._tree.fetching(self._samples, places, paths) as fetched:
             for number, (each, row, target) in enumerate(zip(fetched, rows, targets, strict=True)):
                 with self._naming(paths[number : number + 1], places[number:]):
                     picture = self._picture(_content(each), row)
-                made.append((picture, labelled(target)))
+                made.append((picture, labeled(target)))
         return made
 
     def _picture(self, source: Any, row: int | None) -> Any:

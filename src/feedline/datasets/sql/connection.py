@@ -261,7 +261,7 @@ class Query:
             blocks = list(_blocks(cursor, names))
         return self._packed({name: [block[at] for block in blocks] for at, name in enumerate(names)}, key)
 
-    def travelling(self) -> Query:
+    def traveling(self) -> Query:
         """The query for another process: a function that connects may hold a password, and stays here."""
         return replace(self, source=_elsewhere) if callable(self.source) else self
 

@@ -105,7 +105,7 @@ class SQLManifest(FieldRecords):
         return self._with(first)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_query": self._query.travelling()}
+        return {**self.__dict__, "_query": self._query.traveling()}
 
     def __repr__(self) -> str:
         return f"<SQLManifest: {len(self)} rows of {self._query}>"

@@ -1,4 +1,4 @@
-"""`HuggingFaceStream`: a `datasets.IterableDataset` in lanes, resumed exactly, its shuffle buffer included."""
+"""`HuggingFaceStream`: a `datasets.IterableDataset` in partitions, resumed exactly, its shuffle buffer included."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from feedline.errors import ArgumentError
 
 
 class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
-    """The examples of a `datasets.IterableDataset`; each of its shards is a lane, whatever the workers and ranks.
+    """The examples of a `datasets.IterableDataset`; each of its shards is a partition, whatever the workers and ranks.
 
-    `shuffle_buffer` mixes the examples of each lane within blocks of that many, anew in each epoch; to resume, one
+    `shuffle_buffer` mixes the examples of each partition within blocks of that many, anew in each epoch; to resume, one
     block at most is read again. A dataset that was shuffled by `datasets` itself resumes exactly, too, but reads its
     shards from their beginning, because its state does not hold what was in its buffer. With `take`, `skip`,
     indices, batches dropped for being short, or sources that are interleaved with or until the first is exhausted, a
-    stream has one lane: each shard by itself would give other examples.
+    stream has one partition: each shard by itself would give other examples.
 
-    In torch's own DataLoader each worker reads lanes of its own. There, each pass of a process is one epoch more than
-    the last, from the one that `set_epoch` told: call it where workers are not persistent, as for `datasets`.
+    In torch's own DataLoader each worker reads its own partitions. There, each pass of a process is the next epoch,
+    counted from the one given to `set_epoch`: call it where workers are not persistent, as for `datasets`.
     """
 
     def __init__(self, dataset: Any, shuffle_buffer: int | None = None, seed: int = 0) -> None:
@@ -36,21 +36,21 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
             raise ArgumentError(f"shuffle_buffer={shuffle_buffer} must be at least 1")
         self.dataset = dataset
         self.shuffle_buffer, self.seed = shuffle_buffer, seed
-        self.num_lanes = 1 if counts(dataset) else dataset.num_shards
+        self.num_partitions = 1 if counts(dataset) else dataset.num_shards
         self._told, self._passes = dataset.epoch, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass of torch's DataLoader be epoch `epoch`; feedline's tells each lane its epoch."""
+        """Let the next pass of torch's DataLoader be epoch `epoch`; feedline's tells each partition its epoch."""
         self.dataset.set_epoch(epoch)
         self._told, self._passes = epoch, 0
 
     def __iter__(self) -> Iterator[Any]:
-        """All lanes, one after the other; in a worker of torch's DataLoader, those that are the worker's."""
-        lanes, epoch = range(self.num_lanes), self._next_epoch()
+        """All partitions, one after the other; in a worker of torch's DataLoader, those that are the worker's."""
+        partitions, epoch = range(self.num_partitions), self._next_epoch()
         info = torch.utils.data.get_worker_info()
         if info is not None:
-            lanes = lanes[info.id :: info.num_workers]
-        return chain.from_iterable(self.lane(lane, epoch) for lane in lanes)
+            partitions = partitions[info.id :: info.num_workers]
+        return chain.from_iterable(self.partition(partition, epoch) for partition in partitions)
 
     def _next_epoch(self) -> int:
         told = self.dataset.epoch  # in memory that persistent workers share with the process that sets it
@@ -59,13 +59,13 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
         self._passes += 1
         return int(told) + self._passes - 1
 
-    def lane(self, lane: int, epoch: int) -> Iterator[Any]:
-        """The examples of one lane; the iterator has a state where that of the dataset is exact."""
-        source = self.dataset.shard(num_shards=self.num_lanes, index=lane)
+    def partition(self, partition: int, epoch: int) -> Iterator[Any]:
+        """The examples of one partition; the iterator has a state where that of the dataset is exact."""
+        source = self.dataset.shard(num_shards=self.num_partitions, index=partition)
         source.set_epoch(epoch)
         if self.shuffle_buffer is None:
             return _examples(source) if forgets(source) else _Stateful(source)
-        key = derive(self.seed, epoch, lane, "shuffle buffer")
+        key = derive(self.seed, epoch, partition, "shuffle buffer")
         return _Shuffled(source, self.shuffle_buffer, key, stateful=not forgets(source))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class _Shuffled:
 
 
 def _examples(source: Any) -> Iterator[Any]:
-    """The examples; `datasets` must not see that this is a worker: it would divide the lane among the workers."""
+    """The examples; `datasets` must not see that this is a worker: it would divide the partition among the workers."""
     examples = iter(source)
     with _alone():
         try:

@@ -1,4 +1,4 @@
-"""One function per cause of waiting: the first of `IN_ORDER` that recognises itself in the figures explains them."""
+"""One function per cause of waiting: the first of `IN_ORDER` that recognizes itself in the figures explains them."""
 
 from __future__ import annotations
 

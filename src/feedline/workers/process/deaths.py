@@ -120,7 +120,7 @@ def remedy(exitcode: int | None, out_of_memory: bool) -> str:
 def at_work_on(request: Any, row: int) -> str:
     """Which request, and which sample of it: ` while it worked on batch 3 of epoch 0 (...), at sample 17 (...)`."""
     where = f" while it worked on {request}"
-    if request.lane is not None:
+    if request.partition is not None:
         return f"{where}, at its sample {row}" if row >= 0 else where
     if row < 0:
         return f"{where}, samples {_listed(request)}"
@@ -129,7 +129,7 @@ def at_work_on(request: Any, row: int) -> str:
 
 def finding(request: Any, rows: Sequence[int]) -> str:
     """What halving the request has shown: the rows that kill on their own."""
-    if request.lane is not None:
+    if request.partition is not None:
         return "The request kills whoever works on it; batches of an iterable dataset cannot be taken apart further."
     if not rows:
         return "The request kills whoever works on it, but none of its samples does so alone."

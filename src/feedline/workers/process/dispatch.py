@@ -36,12 +36,12 @@ class Dispatch:
     nobody is known to work on are sent anew. One may so be built twice; the second answer finds no ticket.
     """
 
-    def __init__(self, launcher: Launcher, base_seed: int, lanes: bool, new_inbox: Callable[[], Inbox]) -> None:
-        self._base_seed, self._lanes = base_seed, lanes
+    def __init__(self, launcher: Launcher, base_seed: int, partitions: bool, new_inbox: Callable[[], Inbox]) -> None:
+        self._base_seed, self._partitions = base_seed, partitions
         self._num_workers = 0
         self.open: dict[int, ProcessFuture] = {}
         self.dropped: deque[ProcessFuture] = deque()
-        self._outlets: list[RequestQueue] = [] if lanes else [RequestQueue()]
+        self._outlets: list[RequestQueue] = [] if partitions else [RequestQueue()]
         self._heard: list[int] = []
         self._stale = False
         self.roster = WorkerSet(launcher, new_inbox)
@@ -79,8 +79,8 @@ class Dispatch:
     def resize(self, num_workers: int) -> None:
         """Hire, or let go after what they have in hand."""
         surplus, self._num_workers = self._num_workers - num_workers, num_workers
-        if self._lanes:
-            self._resize_lanes()
+        if self._partitions:
+            self._resize_partitions()
         else:
             for _ in range(surplus):
                 self._outlets[0].leave()
@@ -140,13 +140,13 @@ class Dispatch:
     def _hire_missing(self) -> None:
         members = self.roster.members
         staying = sum(not member.leaving for member in members.values())
-        # A lane's worker keeps its number, and so waits for one that is still on its way out.
-        numbers = range(self._num_workers) if self._lanes else count()
+        # A partition's worker keeps its number, and so waits for one that is still on its way out.
+        numbers = range(self._num_workers) if self._partitions else count()
         for worker_id in numbers:
             if staying >= self._num_workers:
                 break
             if worker_id not in members:
-                self._hire(worker_id, self._outlets[worker_id if self._lanes else 0])
+                self._hire(worker_id, self._outlets[worker_id if self._partitions else 0])
                 staying += 1
 
     def _hire(self, worker_id: int, outlet: RequestQueue) -> WorkerHandle:
@@ -162,9 +162,9 @@ class Dispatch:
                 self._outlet(ticket.work).put(task, pickle.dumps(ticket.work, 5))
 
     def _outlet(self, request: Any) -> RequestQueue:
-        return self._outlets[request.lane % len(self._outlets) if self._lanes else 0]
+        return self._outlets[request.partition % len(self._outlets) if self._partitions else 0]
 
-    def _resize_lanes(self) -> None:
+    def _resize_partitions(self) -> None:
         while len(self._outlets) < self._num_workers:
             self._outlets.append(RequestQueue())
         for outlet in self._outlets[self._num_workers :]:

@@ -22,7 +22,7 @@ _SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MK
 
 
 # Hundreds of thousands of objects are made by the imports and none of them is garbage: looking for some took a quarter
-# of the time until the nursery serves. It turns collections on again.
+# of the time until the fork server serves. It turns collections on again.
 _BOOT = (
     "import gc, json, sys; gc.disable(); sys.path[:] = json.loads(sys.argv[4]); "
     "from feedline.workers.process.fork_server_main import main; main(int(sys.argv[2]), int(sys.argv[3]))"
@@ -39,13 +39,13 @@ class Closeable(Protocol):
 
 
 class ForkZygote(NamedTuple):
-    """To the nursery, with the descriptors of `zygote.main`: fork a zygote."""
+    """To the fork server, with the descriptors of `zygote.main`: fork a zygote."""
 
     number: int
 
 
 class KillZygote(NamedTuple):
-    """To the nursery: kill a zygote."""
+    """To the fork server: kill a zygote."""
 
     number: int
 
@@ -103,24 +103,24 @@ class ForkServer:
 
 
 class _ForkServers:
-    """The nurseries, by process id, as a child of the user's that inherits this needs its own; and what is open."""
+    """The fork servers, by process id, as a child of the user's that inherits this needs its own; and what is open."""
 
     def __init__(self) -> None:
-        self._nurseries: dict[int, ForkServer] = {}
+        self._fork_servers: dict[int, ForkServer] = {}
         self._lock = threading.Lock()
         self._open: weakref.WeakSet[Closeable] = weakref.WeakSet()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._unlock)
 
-    def nursery(self) -> ForkServer:
+    def fork_server(self) -> ForkServer:
         with self._lock:
-            nursery = self._nurseries.get(os.getpid())
-            if nursery is not None and not nursery.is_alive():
-                nursery.close()
-                nursery = None
-            if nursery is None:
-                nursery = self._nurseries[os.getpid()] = ForkServer()
-            return nursery
+            fork_server = self._fork_servers.get(os.getpid())
+            if fork_server is not None and not fork_server.is_alive():
+                fork_server.close()
+                fork_server = None
+            if fork_server is None:
+                fork_server = self._fork_servers[os.getpid()] = ForkServer()
+            return fork_server
 
     def close_at_exit(self, thing: Closeable) -> None:
         self._open.add(thing)
@@ -128,9 +128,9 @@ class _ForkServers:
     def close(self) -> None:
         for thing in list(self._open):
             thing.close()
-        nursery = self._nurseries.pop(os.getpid(), None)
-        if nursery is not None:
-            nursery.close()
+        fork_server = self._fork_servers.pop(os.getpid(), None)
+        if fork_server is not None:
+            fork_server.close()
 
     def _unlock(self) -> None:
         """In a forked child, where the thread that held the lock is not."""
@@ -141,23 +141,23 @@ _household = _ForkServers()
 
 
 def start() -> ForkServer:
-    """The nursery of this process; started if there is none, in the background, in about a millisecond."""
-    return _household.nursery()
+    """The fork server of this process; started if there is none, in the background, in about a millisecond."""
+    return _household.fork_server()
 
 
 def fork(fds: Sequence[int]) -> tuple[ForkServer, int]:
-    """Ask the nursery, or another one if it has died, for a zygote; see `Nursery.fork`."""
+    """Ask the fork server, or another one if it has died, for a zygote; see `Fork server.fork`."""
     try:
-        nursery = start()
-        return nursery, nursery.fork(fds)
+        fork_server = start()
+        return fork_server, fork_server.fork(fds)
     except ConnectionError:
-        nursery.close()
-        nursery = start()
-        return nursery, nursery.fork(fds)
+        fork_server.close()
+        fork_server = start()
+        return fork_server, fork_server.fork(fds)
 
 
 def stop() -> None:
-    """Close every pool that is still open, and end the nursery. Done at exit; `start` may be called again."""
+    """Close every pool that is still open, and end the fork server. Done at exit; `start` may be called again."""
     _household.close()
 
 

@@ -1,4 +1,4 @@
-"""The program of the nursery: waits for a command, forks a zygote, buries it."""
+"""The program of the fork server: waits for a command, forks a zygote, buries it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def main(commands: int, parent: int) -> None:
         os._exit(0)
     gc.freeze()  # what has been imported will never be garbage: no collection of a zygote need look at it
     gc.enable()
-    nursery = _ForkServer(socket.socket(fileno=commands), parent_fd)
-    while nursery.step():
+    fork_server = _ForkServer(socket.socket(fileno=commands), parent_fd)
+    while fork_server.step():
         pass
-    nursery.farewell()
+    fork_server.farewell()
     os._exit(0)
 
 
@@ -83,23 +83,23 @@ class _ForkServer:
                     os.kill(child.pid, signal.SIGKILL)
 
     def _fork(self, number: int, fds: list[int]) -> None:
-        nursery = os.getpid()
+        fork_server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._leave_to(nursery, fds)
+            self._leave_to(fork_server, fds)
         channels.close_all(fds)
         pidfd = os.pidfd_open(pid)
         self._zygotes[pidfd] = _ZygoteChild(number, pid)
         self._poll.register(pidfd, select.POLLIN)
 
-    def _leave_to(self, nursery: int, fds: list[int]) -> NoReturn:
-        """In the child: become a zygote, with nothing left of the nursery."""
+    def _leave_to(self, fork_server: int, fds: list[int]) -> NoReturn:
+        """In the child: become a zygote, with nothing left of the fork server."""
         try:
             self._commands.close()
             channels.close_all([self._parent_fd, *self._zygotes])
-            zygote_main.main(nursery, fds)
+            zygote_main.main(fork_server, fds)
             os._exit(0)
-        except BaseException:  # noqa: BLE001 - it must not return into the nursery's loop
+        except BaseException:  # noqa: BLE001 - it must not return into the fork server's loop
             traceback.print_exc()
         finally:
             os._exit(1)

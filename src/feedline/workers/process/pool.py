@@ -42,8 +42,8 @@ STRIKES = 2
 class ProcessPool:
     """`num_workers` processes over the builder of `launcher`, which the pool does not close.
 
-    With `lanes`, requests of a lane go to one worker, in order: lane modulo `num_workers`. `timeout_s` (0: none) is
-    torch's `timeout`. Calls from several threads wait for each other.
+    With `partitions`, requests of a partition go to one worker, in order: partition modulo `num_workers`.
+    `timeout_s` (0: none) is torch's `timeout`. Calls from several threads wait for each other.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ProcessPool:
         base_seed: int = 0,
         timeout_s: float = 0,
         recovery: Recovery | None = None,
-        lanes: bool = False,
+        partitions: bool = False,
         new_inbox: Callable[[], Inbox] = Inbox,
     ) -> None:
         self._builder = launcher.builder
@@ -67,7 +67,7 @@ class ProcessPool:
         self._poisoned: list[tuple[ProcessFuture, Death]] = []
         self._error: BaseException | None = None
         self._closed = True
-        self._dispatch = Dispatch(launcher, base_seed, lanes, new_inbox)
+        self._dispatch = Dispatch(launcher, base_seed, partitions, new_inbox)
         self._closed = False
         fork_server.close_at_exit(self)
         try:
@@ -82,7 +82,7 @@ class ProcessPool:
         return [process for worker, process in sorted(self._dispatch.roster.processes.items()) if worker != PROBE]
 
     def submit(self, request: Any) -> ProcessFuture:
-        """See `WorkerPool`. The first idle worker takes it, or its lane's."""
+        """See `WorkerPool`. The first idle worker takes it, or its partition's."""
         with self._lock:
             self._check()
             self._casualties.enter(request.epoch)
@@ -250,7 +250,7 @@ class ProcessPool:
         if not self._kills(request):
             self._acquit(ticket, death)
             return
-        rows = [] if request.lane is not None else self._poison(request, every=leaves_out)
+        rows = [] if request.partition is not None else self._poison(request, every=leaves_out)
         if rows and leaves_out:
             self._leave_out(ticket, rows, deaths.cause(death.ended.exitcode))
         else:

@@ -67,7 +67,7 @@ def run_worker(
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=setup.worker_id, num_workers=setup.num_workers, seed=setup.base_seed + setup.worker_id, dataset=dataset
     )
-    build = builder if init_fn is None else _initialised(builder, init_fn, setup.worker_id)
+    build = builder if init_fn is None else _initialized(builder, init_fn, setup.worker_id)
     # A copy, so that the end of the process, and nothing else, is what closes the line for the pool.
     answers = socket.socket(fileno=os.dup(lines.answers))
     with (
@@ -111,7 +111,7 @@ def _answer(build: Callable[..., Any], payload: bytes, arena: Arena) -> tuple[in
         return FAILED, arena.dumps(exceptions.pack(error)), began_ns
 
 
-def _initialised(builder: Callable[..., Any], init_fn: Callable[[int], object], worker_id: int) -> Callable[..., Any]:
+def _initialized(builder: Callable[..., Any], init_fn: Callable[[int], object], worker_id: int) -> Callable[..., Any]:
     """The builder once `init_fn` has run; if it raised, a builder that raises the same for every request."""
     try:
         init_fn(worker_id)

@@ -211,7 +211,7 @@ class ZygoteLauncher:
     """Freezes the builder once, and has a zygote that thaws it once. Raises NotPicklableError.
 
     The zygote is forked when the first crew is asked for, and ends when this and all of its crews are closed. If it, or
-    the nursery, is killed, the next crew gets a new one.
+    the fork server, is killed, the next crew gets a new one.
     """
 
     def __init__(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> None:
@@ -259,7 +259,7 @@ class ZygoteClient:
         letter = channels.spill(pickle.dumps(Origin(ProcessEnvironment.here(), frozen.skeleton)))
         own = [letter, _standard_stream(1), _standard_stream(2)]
         try:
-            self._nursery, self._number = fork_server.fork([theirs.fileno(), *own, *frozen.fds])
+            self._fork_server, self._number = fork_server.fork([theirs.fileno(), *own, *frozen.fds])
         finally:
             channels.close_all(own)
             theirs.close()
@@ -288,7 +288,7 @@ class ZygoteClient:
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         if kill and not poll.poll(_ANSWER_S * 1000):
-            self._nursery.kill(self._number)
+            self._fork_server.kill(self._number)
         self._control.close()
 
 

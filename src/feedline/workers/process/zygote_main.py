@@ -40,7 +40,7 @@ class SharedWork(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """To the nursery: what a zygote begins with. The frozen work's arrays, if any, come as a descriptor."""
+    """To the fork server: what a zygote begins with. The frozen work's arrays, if any, come as a descriptor."""
 
     surroundings: ProcessEnvironment
     skeleton: bytes
@@ -85,12 +85,12 @@ class StartFailed(NamedTuple):
     failure: exceptions.RemoteException
 
 
-def main(nursery: int, fds: Sequence[int]) -> None:
-    """Serve until the launcher and all pools have closed their ends. Runs as a fresh child of the nursery.
+def main(fork_server: int, fds: Sequence[int]) -> None:
+    """Serve until the launcher and all pools have closed their ends. Runs as a fresh child of the fork server.
 
     `fds`: the launcher's socket, the pickled `Origin`, standard output and error, and the frozen arrays, if any.
     """
-    die_with_parent(nursery)
+    die_with_parent(fork_server)
     control, letter, stdout, stderr, *arrays = fds
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)

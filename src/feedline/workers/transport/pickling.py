@@ -127,10 +127,10 @@ class OutOfBandPickle:
         return RegionLayout([by_start[start] for start in numbers], places)
 
     def _condense(self, resident: Callable[[AddressRange], bool]) -> None:
-        travelling = _merged(span for number, span in enumerate(self._spans) if number not in self._scattered)
+        traveling = _merged(span for number, span in enumerate(self._spans) if number not in self._scattered)
         for number, tensor in self._scattered.items():
             span = self._spans[number]
-            if not resident(span) and not any(r.start <= span.start and span.stop <= r.stop for r in travelling):
+            if not resident(span) and not any(r.start <= span.start and span.stop <= r.stop for r in traveling):
                 dense = tensor.detach().contiguous()
                 self._kept.append(dense)
                 self.views[number] = _tensor_view(dense, tensor.requires_grad)

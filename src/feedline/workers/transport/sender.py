@@ -162,7 +162,7 @@ class Arena:
         self.close()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor that `dumps` sends without copying it, as it does all views of it.
+        """An uninitialized tensor that `dumps` sends without copying it, as it does all views of it.
 
         Its memory is used again once it is dropped here and, if it was sent, in the training process. A worker that
         keeps a tensor it has sent shares it with the training process, as with torch's shared memory. Small tensors

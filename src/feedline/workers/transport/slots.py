@@ -307,7 +307,7 @@ class _PooledBlock:
 
 
 class BufferPool:
-    """`recycled(shape, dtype)` gives an uninitialised, contiguous CPU tensor, a large one in memory used before.
+    """`recycled(shape, dtype)` gives an uninitialized, contiguous CPU tensor, a large one in memory used before.
 
     The first touch of fresh pages costs several times what writing a batch into warm ones does. A loop that keeps its
     batches makes this grow, as they would have anyway. Safe to use from several threads.

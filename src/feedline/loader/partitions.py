@@ -1,4 +1,4 @@
-"""Batches of iterable datasets: forward-only lanes that can be opened anywhere from a mark."""
+"""Batches of iterable datasets: forward-only partitions that can be opened anywhere from a mark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feedline.core.cursor import PartitionOffset
 from feedline.core.dataset import forgets
 from feedline.core.rng import Address, addressed, derive
 from feedline.core.rng_globals import seed_globals
-from feedline.core.schedule import LaneRequest
+from feedline.core.schedule import PartitionRequest
 from feedline.core.telemetry import SpanTuple, recording, span
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import note
@@ -30,21 +30,21 @@ _DIGEST_BATCHES = 2
 
 @runtime_checkable
 class PartitionedDataset(Protocol):
-    """An iterable dataset that shards itself: a fixed number of lanes, whatever the workers and ranks.
+    """An iterable dataset that shards itself: a fixed number of partitions, whatever the workers and ranks.
 
-    Rank r of w reads the lanes r, r + w, ...; so a saved state fits any number of workers and of ranks. Each lane
-    must give the same samples every time it is opened for an epoch. The iterator may offer `state_dict()` and
+    Rank r of w reads the partitions r, r + w, ...; a saved state fits any number of workers and ranks. Each
+    partition must give the same samples every time it is opened for an epoch. The iterator may offer `state_dict()` and
     `load_state_dict(state)` (JSON values) to be opened in the middle without reading what came before.
     """
 
-    num_lanes: int
+    num_partitions: int
 
-    def lane(self, lane: int, epoch: int) -> Iterator[Any]:
-        """The samples of lane `lane` (0 <= lane < num_lanes) in `epoch`."""
+    def partition(self, partition: int, epoch: int) -> Iterator[Any]:
+        """The samples of partition `partition` (0 <= partition < num_partitions) in `epoch`."""
 
 
 @dataclass(slots=True)
-class _OpenLane:
+class _OpenPartition:
     samples: Iterator[Any]
     stateful: Any
     mark: PartitionOffset
@@ -52,10 +52,10 @@ class _OpenLane:
 
 @dataclass(slots=True)
 class PartitionBuilder:
-    """`builder(request)` gives the next batch of a lane, opening the lane from the request's mark where needed.
+    """Builds the next batch of a partition, which it opens at the request's mark where needed.
 
-    torch's semantics: `batch_size=None` hands out single samples, `drop_last` drops a lane's incomplete last batch.
-    Lanes that are open live in the worker only; a pickled builder has none.
+    torch's semantics: `batch_size=None` gives single samples, `drop_last` drops a partition's incomplete last batch.
+    Open partitions live in the worker only; a pickled builder has none.
     """
 
     dataset: Any
@@ -65,9 +65,9 @@ class PartitionBuilder:
     reseeds: bool = True
     progress: Callable[[int], None] | None = field(default=None, compare=False)
     _hosts: bool = field(init=False, default=False, compare=False)
-    _open: dict[tuple[int, int], _OpenLane] = field(init=False, default_factory=dict, compare=False)
+    _open: dict[tuple[int, int], _OpenPartition] = field(init=False, default_factory=dict, compare=False)
 
-    vectorised = False
+    vectorized = False
     draws = True
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -76,96 +76,100 @@ class PartitionBuilder:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.__init__(*state)  # type: ignore[misc]
 
-    def __call__(self, request: LaneRequest, empty: Allocator = allocate_tensor) -> BatchResult:
-        """The batch of `request` and the mark behind it; NOTHING once the lane has ended."""
+    def __call__(self, request: PartitionRequest, empty: Allocator = allocate_tensor) -> BatchResult:
+        """The batch of `request` and the mark behind it; NOTHING once the partition has ended."""
         self._hosts = _is_hosted(request) and not isinstance(self.dataset, PartitionedDataset)
-        with recording() as spans, addressed(None) as address, self._as_lane(request):
+        with recording() as spans, addressed(None) as address, self._as_partition(request):
             try:
                 return self._build(request, empty, spans, address)
             except Exception as error:
                 note(error, f"feedline: while working on {request} of {type(self.dataset).__name__}")
                 raise
 
-    def _build(self, request: LaneRequest, empty: Allocator, spans: list[SpanTuple], address: Address) -> BatchResult:
+    def _build(
+        self, request: PartitionRequest, empty: Allocator, spans: list[SpanTuple], address: Address
+    ) -> BatchResult:
         with span("fetch"):
-            lane = self._lane(request, address)
-            samples = self._draw(lane, request, address, self.batch_size or 1)
+            partition = self._partition(request, address)
+            samples = self._draw(partition, request, address, self.batch_size or 1)
         if samples is EMPTY_BATCH:
-            lane.samples = iter(())  # the lane stays open: requests for what lies behind its end are on their way
-            return BatchResult(EMPTY_BATCH, spans, mark=replace(lane.mark, ended=True))
+            partition.samples = iter(())  # stays open: requests for what lies behind its end are in flight
+            return BatchResult(EMPTY_BATCH, spans, mark=replace(partition.mark, ended=True))
         if self.batch_size is None:
             samples = samples[0]
         with span("collate"):
             batch = self._collate(samples, empty)
-        return BatchResult(batch, spans, mark=lane.mark, digest=self._digest(request, samples))
+        return BatchResult(batch, spans, mark=partition.mark, digest=self._digest(request, samples))
 
-    def _lane(self, request: LaneRequest, address: Address) -> _OpenLane:
-        """The open lane, positioned just before batch `request.number`."""
-        key = request.epoch, request.lane
-        lane = self._open.get(key)
-        if lane is None or lane.mark.batches > request.number:
-            for old in [other for other in list(self._open) if other[1] == request.lane]:
+    def _partition(self, request: PartitionRequest, address: Address) -> _OpenPartition:
+        """The open partition, positioned just before batch `request.number`."""
+        key = request.epoch, request.partition
+        partition = self._open.get(key)
+        if partition is None or partition.mark.batches > request.number:
+            for old in [other for other in list(self._open) if other[1] == request.partition]:
                 del self._open[old]
-            lane = self._open[key] = self._opened(request, address)
+            partition = self._open[key] = self._opened(request, address)
         # batches between the mark and the request: built before a worker was replaced, and not needed again
-        while lane.mark.batches < request.number:
-            if self._draw(lane, request, address, self.batch_size or 1) is EMPTY_BATCH:
+        while partition.mark.batches < request.number:
+            if self._draw(partition, request, address, self.batch_size or 1) is EMPTY_BATCH:
                 break
-        return lane
+        return partition
 
-    def _opened(self, request: LaneRequest, address: Address) -> _OpenLane:
-        """The lane at the request's mark: by the dataset's own state, else drawn again from its beginning."""
+    def _opened(self, request: PartitionRequest, address: Address) -> _OpenPartition:
+        """The partition at the request's mark: by the dataset's own state, else drawn again from its beginning."""
         self._reseed(request, 0)
         if isinstance(self.dataset, PartitionedDataset):
-            samples: Any = iter(self.dataset.lane(request.lane, request.epoch))
+            samples: Any = iter(self.dataset.partition(request.partition, request.epoch))
             stateful = samples if _is_stateful(samples) else None
             if stateful is not None and request.mark.state is not None:
                 stateful.load_state_dict(request.mark.state)
         else:
-            # a state is the dataset's: lanes that share a worker each need a dataset of their own
+            # a state is the dataset's: partitions that share a worker each need a dataset of their own
             dataset = copy.deepcopy(self.dataset) if self._hosts else self.dataset
             stateful = dataset if _is_stateful(dataset) else None
             if stateful is not None and request.mark.state is not None:
                 stateful.load_state_dict(request.mark.state)
             samples = iter(dataset)
         if stateful is not None and request.mark.state is not None:
-            return _OpenLane(iter(()) if request.mark.ended else samples, stateful, request.mark)
-        lane = _OpenLane(samples, stateful, PartitionOffset())
-        while (left := request.mark.samples - lane.mark.samples) > 0:
+            return _OpenPartition(iter(()) if request.mark.ended else samples, stateful, request.mark)
+        partition = _OpenPartition(samples, stateful, PartitionOffset())
+        while (left := request.mark.samples - partition.mark.samples) > 0:
             with suppress(Exception):  # raised in the first run as well, and told there
-                if self._draw(lane, request, address, min(left, self.batch_size or 1)) is EMPTY_BATCH:
+                if self._draw(partition, request, address, min(left, self.batch_size or 1)) is EMPTY_BATCH:
                     break
-        lane.mark = replace(lane.mark, batches=request.mark.batches)
-        return lane
+        partition.mark = replace(partition.mark, batches=request.mark.batches)
+        return partition
 
-    def _draw(self, lane: _OpenLane, request: LaneRequest, address: Address, size: int) -> Any:
-        """The next samples, or NOTHING at the end of the lane; moves the lane's mark."""
-        number = lane.mark.batches
-        address.keys = None if request.seed is None else _LaneKeys(request, number)
+    def _draw(self, partition: _OpenPartition, request: PartitionRequest, address: Address, size: int) -> Any:
+        """The next samples, or NOTHING at the end of the partition; moves the partition's mark."""
+        number = partition.mark.batches
+        address.keys = None if request.seed is None else _PartitionKeys(request, number)
         self._reseed(request, number)
         drawn: list[Any] = []
         for address.row in range(size):
             if self.progress is not None:
                 self.progress(address.row)
             try:
-                drawn.append(next(lane.samples))
+                drawn.append(next(partition.samples))
             except StopIteration:
                 break
             except Exception:
                 # the batch is lost to the loop, which is told; what comes after it is the next batch
-                lane.mark = PartitionOffset(number + 1, lane.mark.samples + len(drawn) + 1, self._state(lane))
+                partition.mark = PartitionOffset(
+                    number + 1, partition.mark.samples + len(drawn) + 1, self._state(partition)
+                )
                 raise
         if not drawn or (self.drop_last and len(drawn) < size):
             return EMPTY_BATCH
         # a short batch has met the end, where a dataset may have put its state back to the beginning
-        lane.mark = PartitionOffset(
-            number + 1, lane.mark.samples + len(drawn), self._state(lane), ended=len(drawn) < size
+        partition.mark = PartitionOffset(
+            number + 1, partition.mark.samples + len(drawn), self._state(partition), ended=len(drawn) < size
         )
         return drawn
 
     @staticmethod
-    def _state(lane: _OpenLane) -> Any:
-        return lane.stateful.state_dict() if lane.stateful is not None else None
+    def _state(partition: _OpenPartition) -> Any:
+        return partition.stateful.state_dict() if partition.stateful is not None else None
 
     def _collate(self, samples: Any, empty: Allocator) -> Any:
         if self.collate_fn is not None:
@@ -174,29 +178,29 @@ class PartitionBuilder:
             return collate.convert(samples)  # type: ignore[no-untyped-call]
         return collate.default(samples, empty=None if empty is allocate_tensor else empty)
 
-    def _reseed(self, request: LaneRequest, number: int) -> None:
+    def _reseed(self, request: PartitionRequest, number: int) -> None:
         if request.seed is not None and self.reseeds:
-            seed_globals(derive(request.seed, request.epoch, request.lane, number, "lane"))
+            seed_globals(derive(request.seed, request.epoch, request.partition, number, "partition"))
 
     @contextmanager
-    def _as_lane(self, request: LaneRequest) -> Iterator[None]:
-        """Let torch's `get_worker_info()` tell a hosted lane, where it otherwise tells the worker."""
+    def _as_partition(self, request: PartitionRequest) -> Iterator[None]:
+        """Let torch's `get_worker_info()` tell a hosted partition, where it otherwise tells the worker."""
         if not self._hosts:
             yield
             return
         info = torch_worker._worker_info
         seed = 0 if info is None else info.seed
         torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=request.lane, num_workers=request.lanes, seed=seed, dataset=self.dataset
+            id=request.partition, num_workers=request.partitions, seed=seed, dataset=self.dataset
         )
         try:
             yield
         finally:
             torch_worker._worker_info = info
 
-    def _digest(self, request: LaneRequest, samples: Any) -> str | None:
-        """A fingerprint of a lane's first batches, to notice lanes that repeat each other; None if it tells nothing."""
-        if request.lanes == 1 or request.number >= _DIGEST_BATCHES or isinstance(self.dataset, PartitionedDataset):
+    def _digest(self, request: PartitionRequest, samples: Any) -> str | None:
+        """Fingerprint of a partition's first batches, to notice repeated partitions; None without use."""
+        if request.partitions == 1 or request.number >= _DIGEST_BATCHES or isinstance(self.dataset, PartitionedDataset):
             return None
         parts = samples if self.batch_size is not None else [samples]
         try:
@@ -206,12 +210,12 @@ class PartitionBuilder:
         return "".join(prints)
 
 
-class _LaneKeys(Sequence[int]):
-    """Random keys by row for the samples of a lane: fixed by (seed, epoch, lane, batch number, row)."""
+class _PartitionKeys(Sequence[int]):
+    """Random keys by row for the samples of a partition: fixed by (seed, epoch, partition, batch number, row)."""
 
     __slots__ = ("_number", "_request")
 
-    def __init__(self, request: LaneRequest, number: int) -> None:
+    def __init__(self, request: PartitionRequest, number: int) -> None:
         self._request, self._number = request, number
 
     def __len__(self) -> int:
@@ -219,7 +223,7 @@ class _LaneKeys(Sequence[int]):
 
     def __getitem__(self, row: Any) -> Any:
         request = self._request
-        return derive(request.seed or 0, request.epoch, request.lane, self._number, row)
+        return derive(request.seed or 0, request.epoch, request.partition, self._number, row)
 
 
 def _is_stateful(thing: Any) -> bool:
@@ -227,8 +231,8 @@ def _is_stateful(thing: Any) -> bool:
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict") and not forgets(thing)
 
 
-def _is_hosted(request: LaneRequest) -> bool:
-    """Whether the lane is not simply its worker: a resumed run keeps its lanes, and may have fewer workers."""
+def _is_hosted(request: PartitionRequest) -> bool:
+    """Whether a worker hosts several partitions: a resumed run keeps them, and may have fewer workers."""
     info = torch_worker._worker_info
     workers = 1 if info is None else info.num_workers
-    return request.lanes != workers
+    return request.partitions != workers

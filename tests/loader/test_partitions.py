@@ -1,4 +1,4 @@
-"""Lanes of iterable datasets: any mark is a place to go on from."""
+"""Partitions of iterable datasets: any mark is a place to go on from."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.utils.data import IterableDataset
 import feedline as fl
 from feedline.core.batch import EMPTY_BATCH
 from feedline.core.cursor import PartitionOffset
-from feedline.core.schedule import LaneRequest
-from feedline.loader.lanes import PartitionBuilder
+from feedline.core.schedule import PartitionRequest
+from feedline.loader.partitions import PartitionBuilder
 
 
 class Numbers(IterableDataset[Any]):
@@ -50,19 +50,19 @@ class Remembering(Numbers):
 
 
 class Sharded(IterableDataset[Any]):
-    """Twelve numbers in four lanes, by feedline's lane protocol."""
+    """Twelve numbers in four partitions, by feedline's partition protocol."""
 
-    num_lanes = 4
+    num_partitions = 4
 
-    def lane(self, lane: int, epoch: int) -> Iterator[int]:
-        return iter(range(lane + epoch * 100, 12 + epoch * 100, 4))
+    def partition(self, partition: int, epoch: int) -> Iterator[int]:
+        return iter(range(partition + epoch * 100, 12 + epoch * 100, 4))
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(12))
 
 
 def drawn(builder: PartitionBuilder, number: int, mark: PartitionOffset, seed: int | None = 5) -> Any:
-    return builder(LaneRequest(0, number, 0, 1, mark, seed))
+    return builder(PartitionRequest(0, number, 0, 1, mark, seed))
 
 
 def whole(dataset: Any, size: int, *, drop_last: bool = False) -> list[Any]:
@@ -108,7 +108,7 @@ def test_a_dataset_with_a_state_is_not_read_again_from_the_start() -> None:
 
 
 @given(cut=st.integers(0, 8), before=st.sampled_from([1, 2, 4]), after=st.sampled_from([1, 2, 4]))
-def test_lane_datasets_resume_on_another_number_of_ranks(cut: int, before: int, after: int) -> None:
+def test_partition_datasets_resume_on_another_number_of_ranks(cut: int, before: int, after: int) -> None:
     loaders = [fl.DataLoader(Sharded(), 1, distributed=(rank, before), seed=1) for rank in range(before)]
     seen: list[int] = []
     for loader in loaders:
@@ -123,7 +123,7 @@ def test_lane_datasets_resume_on_another_number_of_ranks(cut: int, before: int, 
     assert sorted(seen) == list(range(12))
 
 
-def test_a_lane_that_has_ended_is_not_opened_again() -> None:
+def test_a_partition_that_has_ended_is_not_opened_again() -> None:
     opened = []
 
     class Counted(Numbers):
@@ -141,7 +141,7 @@ def test_a_lane_that_has_ended_is_not_opened_again() -> None:
     assert opened == [1]
 
 
-def test_lanes_that_repeat_each_other_are_noticed_and_constants_are_not() -> None:
+def test_partitions_that_repeat_each_other_are_noticed_and_constants_are_not() -> None:
     from feedline.loader.checks import DuplicateStreamCheck
 
     twins = DuplicateStreamCheck("Numbers")
