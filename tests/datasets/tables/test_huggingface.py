@@ -18,11 +18,10 @@ import datasets
 import feedline as fl
 from datasets import ClassLabel, Features, Image, List, Value
 from feedline.collate.batch_reads import reader_of
-from feedline.core.dataset import BatchRead
+from feedline.core.dataset import BatchRead, adapted
 from feedline.core.tree import leaves
 from feedline.datasets import HuggingFace
 from feedline.errors import ArgumentError, SampleError
-from feedline.loader.builder import _read_directly
 
 N = 60
 DTYPES = [
@@ -100,7 +99,7 @@ def test_batches_are_those_of_torch_for_every_kind_of_column(saved: Any, kind: s
                 assert empty.holds(batch), name
 
 
-def test_the_common_columns_are_read_directly(saved: Any) -> None:
+def test_the_common_columns_areadapted(saved: Any) -> None:
     for kind in ("torch", "numpy"):
         columns = ["label", "float32", "int64", "list int64", "fixed float32"]
         assert reader_of(HuggingFace(saved.with_format(kind, columns=columns))) is not None
@@ -212,8 +211,8 @@ def test_what_is_no_dataset_is_refused() -> None:
 
 def test_a_bare_dataset_is_recognized() -> None:
     dataset = datasets.Dataset.from_dict({"x": [1]})
-    assert isinstance(_read_directly(dataset), HuggingFace)
-    assert _read_directly([1]) == [1]
+    assert isinstance(adapted(dataset), HuggingFace)
+    assert adapted([1]) == [1]
 
 
 class TestPictures:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -173,6 +174,19 @@ def test_a_dataset_may_bring_its_own() -> None:
     read = reader_of(Subset(OwnReadBatch(), [4, 2]))
     assert read is not None
     assert read(BatchRead(np.array([1, 0]), Recorder())).tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        fl.datasets.Arrays(np.arange(5), transform=str),
+        fl.datasets.Arrow(pa.table({"x": [1]}), transform=str),
+    ],
+    ids=lambda dataset: type(dataset).__name__,
+)
+def test_a_batch_is_refused_where_a_transform_sees_each_sample(dataset: Any) -> None:
+    with pytest.raises(TypeError, match=f"this {type(dataset).__name__} has to make its samples one by one"):
+        dataset.read_batch(BatchRead(np.array([0]), Recorder()))
 
 
 def test_registered_collate_functions_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
