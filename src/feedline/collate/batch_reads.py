@@ -1,4 +1,4 @@
-"""Reading of whole batches: from torch's own array datasets, and by the `read_batch` of others."""
+"""Readers of whole batches, for torch's array datasets and for `read_batch`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, torch_
 
 
 class BatchReader(NamedTuple):
-    """A function that reads whole batches of one dataset, and the fields of the request that it uses."""
+    """A function that reads whole batches, and the request fields it uses."""
 
     read: Callable[[BatchRead], Batch]
     uses_keys: bool = False
@@ -31,7 +31,7 @@ class BatchReader(NamedTuple):
 
 
 def reader_of(dataset: Any) -> BatchReader | None:
-    """The reader of whole batches of `dataset`, or None where samples have to be fetched one by one.
+    """The reader of whole batches of `dataset`, or None without one.
 
     Tensors, arrays, TensorDataset, and wrappers whose parts all have a reader are known by their exact type, because a
     subclass may do anything. Other datasets bring a method `read_batch`. None also when the user has registered
@@ -103,14 +103,14 @@ def subset_reader(dataset: Any) -> BatchReader | None:
 
 
 def _chosen(choice: Any, indices: Int64s) -> Int64s:
-    """The items of `Subset.indices`, looked up for each batch because the user may change the list."""
+    # Looked up for each batch, because the user may change the list.
     if isinstance(choice, (np.ndarray, torch.Tensor)):
         return np.asarray(choice)[indices].astype(np.int64, copy=False)
     return np.fromiter(map(choice.__getitem__, indices.tolist()), np.int64, len(indices))
 
 
 def stack_reader(dataset: StackDataset[Any]) -> BatchReader | None:
-    """The reader of aligned datasets: a list of their batches, or a dict by name."""
+    """The reader of a list of batches, or of a dict by name."""
     parts = dataset.datasets
     names = list(parts) if isinstance(parts, dict) else None
     readers = _all_readers(parts.values() if isinstance(parts, dict) else parts)
@@ -163,7 +163,7 @@ def _of_concat(dataset: ConcatDataset[Any]) -> BatchReader | None:
 
 
 def _draw_keys(rows: NDArray[np.bool_]) -> Keys:
-    """Keys for these rows from torch's global generator, in the order in which single samples would draw them."""
+    """Keys from torch's global generator, in the order of single samples."""
     keys = np.zeros(len(rows), np.uint64)
     keys[rows] = torch_keys(int(rows.sum()))
     return keys
@@ -188,7 +188,7 @@ def _within_concat(indices: NDArray[np.int64], length: int) -> NDArray[np.int64]
 
 
 def _are_alike(batches: Sequence[Any]) -> bool:
-    """Whether rows of these batches may stand in one: the same containers, dtypes and row shapes."""
+    """True if the batches have equal containers, dtypes and row shapes."""
     first = batches[0]
     if any(type(batch) is not type(first) for batch in batches):
         return False

@@ -1,4 +1,4 @@
-"""The dataset protocol: members a dataset may offer to the loader, and their defaults.
+"""The dataset protocol: members, traits and defaults.
 
 Objects of Hugging Face's `datasets` are recognized here by name, without importing that package.
 """
@@ -51,7 +51,7 @@ class BatchRead:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Properties of a dataset that decide how the loader reads it; cheap to ask for.
+    """Properties that decide how the loader reads a dataset; cheap to read.
 
     - `thread_safe`: several threads may call its methods at once.
     - `is_random`: a sample may depend on more than its index. False spares the seeding of global generators.
@@ -100,7 +100,7 @@ class Dataset(Protocol):
         ...
 
     def ranges(self, indices: Int64s) -> Ranges:
-        """Ranges of objects that reading these samples needs, for the loader to fetch ahead. Default: none."""
+        """Ranges of objects to fetch ahead of these samples. Default: none."""
         ...
 
     def address(self, index: int) -> tuple[str, str]:
@@ -120,7 +120,10 @@ class Dataset(Protocol):
 
     @property
     def content_fingerprint(self) -> str:
-        """A digest of data that the dataset reads but does not pickle, for results kept on disk. May be slow."""
+        """A digest of data that the pickle does not name. May be slow.
+
+        Results kept on disk are computed again when it changes.
+        """
         ...
 
     @property
@@ -140,12 +143,12 @@ def has_traits(dataset: Any) -> bool:
 
 
 def has_read_batch(dataset: Any) -> bool:
-    """Whether the dataset's own `read_batch` may be called."""
+    """True if the dataset's own `read_batch` may be called."""
     return has_traits(dataset) and traits_of(dataset).reads_batches and hasattr(dataset, "read_batch")
 
 
 def check_reads_batches(dataset: Any) -> None:
-    """TypeError if samples have to be read one by one, because a transform has to see each, for example."""
+    """Raise TypeError if samples have to be read one by one."""
     if not dataset.traits.reads_batches:
         raise TypeError(
             f"this {type(dataset).__name__} has to make its samples one by one: call __getitems__ and collate them"
@@ -153,9 +156,9 @@ def check_reads_batches(dataset: Any) -> None:
 
 
 def ranges_of(dataset: Any) -> RangesOf | None:
-    """The method `ranges` of a dataset, or of those within torch's Subset, ConcatDataset and StackDataset.
+    """The method `ranges` of a dataset, or None.
 
-    None if there is no such method.
+    Torch's Subset, ConcatDataset and StackDataset have the ranges of the datasets within.
     """
     own: RangesOf | None = getattr(dataset, "ranges", None)
     if own is not None and has_traits(dataset):
@@ -209,9 +212,10 @@ _SAMPLED = 4096
 
 
 def digest_of(names: Sequence[str], counts: Sequence[int] | NDArray[np.int64] = ()) -> str:
-    """16 hexadecimal digits for files in their order, by last name, so that a copy elsewhere has the same.
+    """16 hexadecimal digits for files in their order.
 
-    `counts` are the samples of each file, or of each of its parts.
+    Names count by their last part, so that a copy elsewhere has the same digest. `counts` are the samples of each file,
+    or of each of its parts.
     """
     last_names = [names[place].rstrip("/").rpartition("/")[2] for place in _spread(len(names))]
     numbers = [int(counts[place]) for place in _spread(len(counts))]
@@ -219,7 +223,7 @@ def digest_of(names: Sequence[str], counts: Sequence[int] | NDArray[np.int64] = 
 
 
 def listing_fingerprint_of(dataset: Any) -> str | None:
-    """`listing_fingerprint` of a dataset, also through torch's wrappers; None if there is none."""
+    """`listing_fingerprint` of a dataset or of those within torch's wrappers, or None."""
     own = getattr(dataset, "listing_fingerprint", None)
     if isinstance(own, str) and has_traits(dataset):
         return own
@@ -244,7 +248,7 @@ _ADAPTERS = {"datasets.arrow_dataset.Dataset": "feedline.datasets.tables.hugging
 
 
 def adapted(dataset: Any) -> Any:
-    """A dataset that reads whole batches of this foreign one; any other dataset as it is."""
+    """The dataset, with known foreign types replaced by readers of whole batches."""
     adapter = _ADAPTERS.get(f"{type(dataset).__module__}.{type(dataset).__qualname__}")
     if adapter is None:
         return dataset
