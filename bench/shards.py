@@ -58,13 +58,14 @@ def thumbnails(folder: Path) -> tuple[Path, list[bytes]]:
     return folder, data
 
 
-def epoch(gather: Callable[..., Any]) -> Callable[[], None]:
+def epoch(read: Callable[[fl.BatchRead], Any]) -> Callable[[], None]:
     order = np.random.default_rng(0).permutation(THUMBNAILS)
     keys = order.astype(np.uint64)
 
     def run() -> None:
         for start in range(0, THUMBNAILS, BATCH):
-            gather(order[start : start + BATCH], allocate_tensor, keys[start : start + BATCH])
+            rows = slice(start, start + BATCH)
+            read(fl.BatchRead(order[rows], allocate_tensor, keys[rows]))
 
     return run
 
@@ -73,12 +74,12 @@ def reading(folder: Path) -> None:
     folder, data = thumbnails(folder)
     plan = fl.transforms.plan(CROP)
     race = Contest("thumbnails of 64 x 64, one thread", unit="images/s", baseline="bare kernel, bytes in memory")
-    bare = epoch(lambda indices, empty, keys: plan.batch([data[at] for at in indices.tolist()], keys, empty))
+    bare = epoch(lambda request: plan.batch([data[at] for at in request.indices], request.keys, request.allocate))
     race.add("bare kernel, bytes in memory", bare, THUMBNAILS)
-    race.add("ImageFolder", epoch(ImageFolder(folder / "files", CROP).gather), THUMBNAILS)
-    race.add("TarShards", epoch(TarShards(folder / "tars", ("jpg", "cls"), CROP).gather), THUMBNAILS)
+    race.add("ImageFolder", epoch(ImageFolder(folder / "files", CROP).read_batch), THUMBNAILS)
+    race.add("TarShards", epoch(TarShards(folder / "tars", ("jpg", "cls"), CROP).read_batch), THUMBNAILS)
     few = TarShards(folder / "tars", ("jpg", "cls"), CROP, open_shards=1)
-    race.add("TarShards, 1 of 8 tars open", epoch(few.gather), THUMBNAILS)
+    race.add("TarShards, 1 of 8 tars open", epoch(few.read_batch), THUMBNAILS)
     race.run(rounds=5).publish("pillow")
 
 

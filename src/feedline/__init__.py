@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import get_worker_info
 
 from feedline import collate, errors, samplers
+from feedline.core.dataset import BatchRead, Dataset, Traits
 from feedline.core.rng import SampleRng, sample_rng
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.error_policy import ErrorPolicy
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
     from feedline import datasets, images, stores, testing, transforms
 
 __all__ = [
+    "BatchRead",
     "DataLoader",
+    "Dataset",
     "ErrorPolicy",
     "PartitionedDataset",
     "Recovery",
     "SampleRng",
+    "Traits",
     "collate",
     "datasets",
     "errors",

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 from feedline import collate
-from feedline.collate.gather import gathering
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead, has_traits, traits_of
 from feedline.core.rng import addressed, derive_each
 from feedline.core.tensors import allocate_tensor
 from feedline.loader.builder import many_at_once
@@ -99,9 +100,9 @@ def check_dataset(
     """AssertionError names the first promise that `dataset` breaks, and what to do about it.
 
     Checked on a couple of dozen samples: lengths and index errors; that samples are the same whenever they are asked
-    for; that `__getitems__` and `gather` give what single samples give; that the dataset survives pickling and, if it
-    says `thread_safe`, threads; and that a loader with workers of these `methods` gives the batches of one without,
-    also when it is resumed in mid-epoch. `collate_fn` is what the loader needs for such samples, if anything.
+    for; that `__getitems__` and `read_batch` give what single samples give; that the dataset survives pickling and, if
+    its traits say `thread_safe`, threads; and that a loader with workers of these `methods` gives the batches of one
+    without, also when it is resumed in mid-epoch. `collate_fn` is what the loader needs for such samples, if anything.
     """
     length = len(dataset)
     assert length > 0, "the dataset is empty: nothing can be checked"
@@ -110,9 +111,10 @@ def check_dataset(
     _check_repeats(dataset, indices, expected)
     _check_range(dataset, length)
     _check_many(dataset, indices, expected)
-    _check_gather(dataset, indices, expected)
+    _check_traits(dataset)
+    _check_read_batch(dataset, indices, expected)
     _check_pickle(dataset, indices, expected)
-    if getattr(dataset, "thread_safe", False):
+    if traits_of(dataset).thread_safe:
         _check_threads(dataset, indices, expected)
         methods = ("thread", *methods)
     _check_loaders(dataset, collate_fn, methods)
@@ -162,11 +164,18 @@ def _check_many(dataset: Any, indices: Any, expected: Any) -> None:
     _check_same(expected, list(got), promise)
 
 
-def _check_gather(dataset: Any, indices: Any, expected: Any) -> None:
-    found = gathering(dataset)
-    if found is not None:
-        promise = "gather must give what torch's default collate makes of the single samples"
-        _check_same(collate.default(expected), found(indices, allocate_tensor, _keys(indices)), promise)
+def _check_traits(dataset: Any) -> None:
+    if not has_traits(dataset):
+        unread = [name for name in ("traits", "read_batch", "ranges") if hasattr(dataset, name)]
+        assert not unread, f"{unread[0]} is read only if traits is a fl.Traits: add traits = fl.Traits(), or rename it"
+
+
+def _check_read_batch(dataset: Any, indices: Any, expected: Any) -> None:
+    reader = reader_of(dataset)
+    if reader is not None:
+        promise = "read_batch must give what torch's default collate makes of the single samples"
+        got = reader(BatchRead(indices, allocate_tensor, _keys(indices)))
+        _check_same(collate.default(expected), got, promise)
 
 
 def _check_pickle(dataset: Any, indices: Any, expected: Any) -> None:
@@ -181,7 +190,7 @@ def _check_pickle(dataset: Any, indices: Any, expected: Any) -> None:
 def _check_threads(dataset: Any, indices: Any, expected: Any) -> None:
     with ThreadPoolExecutor(4) as threads:
         for got in threads.map(lambda _: _one_by_one(dataset, indices), range(8)):
-            _check_same(expected, got, "thread_safe = True promises that several threads may read at once")
+            _check_same(expected, got, "Traits(thread_safe=True) promises that several threads may read at once")
 
 
 def _check_loaders(dataset: Any, collate_fn: Callable[[Any], Any] | None, methods: Sequence[str]) -> None:

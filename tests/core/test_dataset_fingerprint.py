@@ -16,7 +16,7 @@ import pytest
 from torch.utils.data import ConcatDataset, Subset
 
 import feedline as fl
-from feedline.core.dataset import digest_of, listing_fingerprint
+from feedline.core.dataset import digest_of, listing_fingerprint_of
 from feedline.datasets import Files, Map, Parquet, TarShards, TokenFile, Zip
 from feedline.errors import StateError
 
@@ -90,8 +90,8 @@ def test_shards_of_other_sizes_are_refused(write: Any, read: Any, tmp_path: Path
     paths = write(tmp_path)
     first, other = read(paths), read([*paths[2:], *paths[:2]])
     assert len(first) == len(other)
-    assert listing_fingerprint(first) != listing_fingerprint(other)
-    assert listing_fingerprint(first) == listing_fingerprint(read(paths))
+    assert listing_fingerprint_of(first) != listing_fingerprint_of(other)
+    assert listing_fingerprint_of(first) == listing_fingerprint_of(read(paths))
 
 
 def test_any_order_of_many_is_told_apart() -> None:
@@ -106,5 +106,5 @@ def test_samples_that_wander_from_file_to_file_are_told_apart() -> None:
 
 
 def test_what_tells_nothing_has_no_digest() -> None:
-    assert listing_fingerprint([1, 2]) is None
-    assert listing_fingerprint(ConcatDataset([[1], [2]])) is None
+    assert listing_fingerprint_of([1, 2]) is None
+    assert listing_fingerprint_of(ConcatDataset([[1], [2]])) is None

@@ -10,6 +10,7 @@ from format_cases import all_ways_agree
 from writers.values import jpeg
 
 import feedline as fl
+from feedline.core.dataset import BatchRead
 from feedline.datasets import Files
 from feedline.errors import ArgumentError, SampleError
 
@@ -54,7 +55,10 @@ def test_a_file_that_is_gone_or_damaged_is_named(folder: Path) -> None:
     dataset = Files(folder / "*.jpg", decode="image", transform=fl.transforms.Resize((5, 5)))
     (folder / "1.jpg").unlink()
     (folder / "2.jpg").write_bytes(b"no picture")
-    for fetch in (lambda i: dataset[i], lambda i: dataset.gather(np.array([0, i]), fl.core.tensors.allocate_tensor)):
+    for fetch in (
+        lambda i: dataset[i],
+        lambda i: dataset.read_batch(BatchRead(np.array([0, i]), fl.core.tensors.allocate_tensor)),
+    ):
         with pytest.raises(FileNotFoundError, match=r"/1.jpg does not exist: it was moved or deleted; restore it, or"):
             fetch(1)
         with pytest.raises(SampleError, match=r"/2.jpg.* could not be read"):

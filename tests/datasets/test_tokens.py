@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from recorder import Recorder
 from torch.utils.data import DataLoader, default_collate
 
-from feedline.collate.gather import gathering
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead
 from feedline.datasets import Raw, TokenDocuments, TokenFile
 from feedline.errors import ArgumentError, SampleError
 
@@ -107,9 +108,9 @@ def test_all_ways_to_fetch_agree(folder: Path, kind: str, files: int, cross: boo
     data, empty = TokenFile(three(folder)[:files], 7, cross_files=cross, **KINDS[kind]), Recorder()
     indices = np.random.default_rng(seed).integers(-len(data), len(data), size)
     theirs = default_collate([data[int(i)] for i in indices])
-    gather = gathering(data)
-    assert gather is not None
-    batch = gather(indices, empty)
+    read = reader_of(data)
+    assert read is not None
+    batch = read(BatchRead(indices, empty))
     assert same(batch, theirs)
     assert empty.holds(batch)
     assert same(default_collate(data.__getitems__(indices.tolist())), theirs)

@@ -19,7 +19,8 @@ from recorder import Recorder
 from torch.utils.data import DataLoader, Subset, default_collate
 
 import feedline as fl
-from feedline.collate.gather import gathering
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead
 from feedline.datasets import ArrayFile, Arrays, CachedMap, Filter, Map, Zip
 from feedline.datasets.cached_map import CacheWriteWarning, decode, encode
 from feedline.datasets.fingerprints import fingerprint
@@ -53,12 +54,12 @@ class TestZip:
     def test_batches_are_gathered_where_all_parts_can(self, named: bool) -> None:
         parts = {"x": numbers(), "y": Arrays(np.ones((N, 3), np.float32))}
         dataset, empty = Zip(**parts) if named else Zip(*parts.values()), Recorder()
-        gather = gathering(dataset)
-        assert gather is not None
-        batch, theirs = gather(np.array([5, -1]), empty), default_collate([dataset[5], dataset[-1]])
+        read = reader_of(dataset)
+        assert read is not None
+        batch, theirs = read(BatchRead(np.array([5, -1]), empty)), default_collate([dataset[5], dataset[-1]])
         assert empty.holds(batch)
         assert str(batch) == str(theirs)
-        assert gathering(Zip(numbers(), list(range(N)))) is None
+        assert reader_of(Zip(numbers(), list(range(N)))) is None
 
     def test_other_lengths_are_quoted(self) -> None:
         with pytest.raises(ArgumentError, match=r"Arrays \(argument 0\) has 40, list \(argument 1\) has 2"):
@@ -70,8 +71,8 @@ class TestZip:
                 Zip(*[numbers()] * len(arguments), **arguments)
 
     def test_it_is_thread_safe_if_its_parts_are(self) -> None:
-        assert Zip(numbers(), numbers()).thread_safe
-        assert not Zip(numbers(), list(range(N))).thread_safe
+        assert Zip(numbers(), numbers()).traits.thread_safe
+        assert not Zip(numbers(), list(range(N))).traits.thread_safe
 
 
 class TestMap:
@@ -104,9 +105,9 @@ class TestFilter:
         assert len(dataset) == N // 2
         assert [dataset[1].item(), dataset[-1].item()] == [2, 38]
         assert torch.stack(dataset.__getitems__([0, 3])).tolist() == [0, 6]
-        gather, empty = gathering(dataset), Recorder()
-        assert gather is not None
-        assert gather(np.array([-1, 2]), empty).tolist() == [38, 4]
+        read, empty = reader_of(dataset), Recorder()
+        assert read is not None
+        assert read(BatchRead(np.array([-1, 2]), empty)).tolist() == [38, 4]
         with pytest.raises(SampleIndexError, match="index 20 is out of range for Filter with 20 samples"):
             dataset[20]
 
@@ -369,5 +370,5 @@ class TestCachedMap:
 
     def test_torchs_subset_and_concat_suffice(self, tmp_path: Path) -> None:
         dataset = torch.utils.data.ConcatDataset([Subset(numbers(), [3, 4]), numbers()])
-        assert gathering(dataset) is not None
+        assert reader_of(dataset) is not None
         assert CachedMap(dataset, scaled, tmp_path)[1].item() == 8

@@ -13,7 +13,7 @@ import pytest
 from format_cases import all_ways_agree, equal
 
 import feedline as fl
-from feedline.collate.gather import gathering
+from feedline.collate.batch_reads import reader_of
 from feedline.datasets.fingerprints import fingerprint
 from feedline.errors import SampleError
 from feedline.stores import ObjectChangedError, ObjectNotFoundError, statistics
@@ -95,7 +95,7 @@ class FormatSuite:
             all_ways_agree(dataset, corpus.indices())
         fl.testing.check_dataset(dataset, collate_fn=form.collate_fn, methods=place.methods)
         assert not place.remote or len(pickle.dumps(dataset)) < PICKLED_NBYTES
-        assert "cache" in place.store or form.needs_cache or dataset.wants(np.array([0, -1])) == []
+        assert "cache" in place.store or form.needs_cache or dataset.ranges(np.array([0, -1])) == []
 
     @law("cached", "s3, cached", of=lambda form: not form.needs_cache)
     def test_what_is_asked_ahead_is_all_that_is_read(self, corpus: Corpus, place: Place) -> None:
@@ -104,7 +104,7 @@ class FormatSuite:
         if corpus.format.opened_late:
             dataset.__getitems__([1, -2])
         before = statistics()
-        wanted = dataset.wants(indices)
+        wanted = dataset.ranges(indices)
         assert wanted
         assert statistics() == before
         for store, (path, start, stop) in wanted:
@@ -217,7 +217,7 @@ def _opened(corpus: Corpus, place: Place) -> Any:
 def _ways(dataset: Any) -> Iterator[Callable[[list[int]], Any]]:
     yield dataset.__getitems__
     yield lambda indices: [dataset[index] for index in indices]
-    if gathering(dataset) is not None:
+    if reader_of(dataset) is not None:
         yield lambda indices: next(iter(fl.DataLoader(dataset, len(indices), sampler=indices, seed=1)))
 
 

@@ -16,6 +16,7 @@ import torch
 import zarr
 from format_cases import equal
 
+from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
 from feedline.datasets import HDF5, LMDB, ArrayFile, Raw, TokenFile, Zarr
 from feedline.errors import ArgumentError, SampleError
@@ -41,8 +42,8 @@ class TestArrays:
         write_arrays(folder)
         data = ArrayFile([f"{memory.put(folder)}/x.npy", str(folder / "y.npy")])
         assert equal(
-            data.gather(np.array([5, 1]), allocate_tensor),
-            ArrayFile([folder / "x.npy", folder / "y.npy"]).gather(np.array([5, 1]), allocate_tensor),
+            data.read_batch(BatchRead(np.array([5, 1]), allocate_tensor)),
+            ArrayFile([folder / "x.npy", folder / "y.npy"]).read_batch(BatchRead(np.array([5, 1]), allocate_tensor)),
         )
 
     def test_what_cannot_be_read(self, memory: Memory, folder: Path) -> None:
@@ -97,7 +98,7 @@ class TestHDF5:
         device = far._rows()[1]._wanting.__self__._far.device
         monkeypatch.setattr(device, "_from_blocks", lambda *_: pytest.fail("the library read by itself"))
         before = statistics().requests
-        batch = far.gather(np.arange(8, COUNT, 8), allocate_tensor)
+        batch = far.read_batch(BatchRead(np.arange(8, COUNT, 8), allocate_tensor))
         assert torch.equal(batch[0], torch.from_numpy(ROWS[8::8]))
         assert torch.equal(batch[0], batch[1])
         assert statistics().requests - before <= 6  # for each dataset one, and each time a look at the version
@@ -211,8 +212,8 @@ class TestZarr:
         zarr.create_array(folder / "holes.zarr", shape=(20, 2), chunks=(5, 2), dtype="i4", fill_value=7)[:5] = 1
         far = Zarr(f"{memory.put(folder)}/holes.zarr", cache=small_pieces(tmp_path, 4 << 20))
         assert [row.tolist() for row in far.__getitems__([0, 19])] == [[1, 1], [7, 7]]
-        assert len(far.wants(np.array([1, 19]))) == 0  # both are kept
-        assert len(far.wants(np.array([1, 8, 9]))) == 1
+        assert len(far.ranges(np.array([1, 19]))) == 0  # both are kept
+        assert len(far.ranges(np.array([1, 8, 9]))) == 1
 
     def test_a_zip_file(self, memory: Memory, folder: Path, tmp_path: Path) -> None:
         with zarr.storage.ZipStore(folder / "a.zip", mode="w") as store:

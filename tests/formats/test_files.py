@@ -12,6 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from writers.values import jpeg
 
 import feedline as fl
+from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
 from feedline.datasets import ImageFolder
 from feedline.errors import SampleError
@@ -38,7 +39,10 @@ class TestFiles:
         names = list(far.paths)
         memory.remove(names[1].removeprefix("far/"))
         memory.write(names[2].removeprefix("far/"), b"no picture")
-        for fetch in (lambda at: far[at], lambda at: far.gather(np.array([0, at]), allocate_tensor, None)):
+        for fetch in (
+            lambda at: far[at],
+            lambda at: far.read_batch(BatchRead(np.array([0, at]), allocate_tensor, None)),
+        ):
             with pytest.raises(ObjectNotFoundError, match=rf"memory://{names[1]} does not exist: it was moved or dele"):
                 fetch(1)
             with pytest.raises(SampleError, match=rf"memory://{names[2]}"):
@@ -90,7 +94,7 @@ class TestImageFolder:
         assert list(again.samples) == list(first.samples)
         assert again.classes == first.classes
         assert (
-            [want for _, want in again.wants(np.array([3]))] == [want for _, want in first.wants(np.array([3]))] != []
+            [want for _, want in again.ranges(np.array([3]))] == [want for _, want in first.ranges(np.array([3]))] != []
         )
         monkeypatch.undo()
         assert len(ImageFolder(root, listing=kept, extensions=(".png",), allow_empty=True)) == 0
@@ -108,7 +112,7 @@ class TestImageFolder:
         data = ImageFolder(memory.put(folder), CROP, cache=small_pieces(tmp_path, 4 << 20))
         data.samples = [*data.samples[7:9], ("memory://elsewhere/x.jpg", 3)]
         assert data[1][1] == data.samples[1][1]
-        assert data.wants(np.array([0]))[0][1].stop is None
+        assert data.ranges(np.array([0]))[0][1].stop is None
         with pytest.raises(SampleError, match=r"memory://elsewhere/x.jpg does not lie below memory://far"):
             data[2]
 
@@ -121,7 +125,7 @@ class TestImageFolder:
         memory.remove(names[1])
         memory.write(names[2], b"no picture")
         batches = [
-            lambda at: fused.gather(np.array([0, at]), allocate_tensor, None),
+            lambda at: fused.read_batch(BatchRead(np.array([0, at]), allocate_tensor, None)),
             fused.__getitem__,
             plain.__getitem__,
         ]

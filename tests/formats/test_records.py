@@ -156,7 +156,7 @@ class TestCompressed:
         with hidden("cramjam"):
             again = pickle.loads(pickle.dumps(far))
             assert equal(again.__getitems__([0, 7, -1]), far.__getitems__([0, 7, -1]))
-        assert again.wants(np.arange(3)) == []
+        assert again.ranges(np.arange(3)) == []
 
     def test_the_plain_shard_is_preferred(self, memory: Memory, folder: Path) -> None:
         filled(memory, folder, "mds, zstd")

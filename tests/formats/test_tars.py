@@ -16,7 +16,8 @@ from tar_cases import npy, picture_shards, pictures, write_tar
 
 import feedline as fl
 from feedline import transforms as T
-from feedline.collate.gather import gathering
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
 from feedline.datasets import TarShards, array_container
 from feedline.datasets.webdataset import ShardError, write_index
@@ -70,7 +71,7 @@ def test_a_batch_is_read_at_once(memory: Memory, folder: Path, name: str, monkey
     far.__getitems__([0, 3, 4, 4, 9])
     assert calls == [8]
     if name == "crops":
-        far.gather(np.array([0, 9]), allocate_tensor)
+        far.read_batch(BatchRead(np.array([0, 9]), allocate_tensor))
         assert calls == [8, 4]
 
 
@@ -89,7 +90,7 @@ def test_pictures_are_decoded_from_where_they_were_fetched_to(
 
     monkeypatch.setattr(FileSet, "read", reading)
     monkeypatch.setattr(T.ImagePlan, "batch", lambda _, given, *rest: (sources.extend(given), torch.zeros(1))[1])
-    gathering(data)(np.array([0]), allocate_tensor)  # type: ignore[misc]
+    reader_of(data)(BatchRead(np.array([0]), allocate_tensor))  # type: ignore[misc]
     for source in sources:
         assert any(np.shares_memory(np.asarray(source), np.frombuffer(view, np.uint8)) for view in fetched)
 
@@ -112,7 +113,7 @@ def test_what_is_in_memory_is_cut_out_of_its_pieces(
 class TestWants:
     def test_a_sample_that_lacks_a_field_wants_what_it_has(self, memory: Memory, folder: Path, tmp_path: Path) -> None:
         data = TarShards(f"{put(memory, folder)}/kinds.tar", ("json", "cls"), cache=small_pieces(tmp_path))
-        assert [len(data.wants(np.array([row]))) for row in (0, 1)] == [1, 2]
+        assert [len(data.ranges(np.array([row]))) for row in (0, 1)] == [1, 2]
         with pytest.raises(SampleError, match=r"memory://far/kinds.tar: sample 's/0' has no json; it has jpg"):
             data[0]
 
@@ -122,9 +123,9 @@ class TestPlaces:
         root, near = put(memory, folder), TarShards(f"{folder}/train-*.tar", PAIR, CROP)
         data = TarShards([f"{folder}/train-000.tar", f"{root}/train-00[12].tar"], PAIR, CROP)
         torch.manual_seed(3)
-        wanted = near.gather(np.array(PLACES), allocate_tensor)
+        wanted = near.read_batch(BatchRead(np.array(PLACES), allocate_tensor))
         torch.manual_seed(3)
-        assert equal(data.gather(np.array(PLACES), allocate_tensor), wanted)
+        assert equal(data.read_batch(BatchRead(np.array(PLACES), allocate_tensor)), wanted)
         assert equal(data.__getitems__([0, 9])[1][1], near[9][1])
         assert list(data.paths)[1] == "memory://far/train-001.tar"
         assert not Path(f"{folder}/train-001.tar.index.partial").exists()
@@ -185,7 +186,7 @@ class TestBadInput:
         for fetch in (
             lambda: far[9],
             lambda: far.__getitems__([0, 9]),
-            lambda: far.gather(np.array([9]), allocate_tensor),
+            lambda: far.read_batch(BatchRead(np.array([9]), allocate_tensor)),
         ):
             with pytest.raises(ObjectChangedError, match=r"memory://far/train-002.tar changed: .*dataset anew"):
                 fetch()
@@ -210,7 +211,7 @@ class TestBadInput:
     def test_pictures_that_cannot_be_read(self, memory: Memory, folder: Path, data: bytes, what: str) -> None:
         write_tar(folder / "train-000.tar", {**pictures(4), "0003.jpg": data})
         _, far = both(memory, folder, "crops")
-        for fetch in (lambda: far[3], lambda: far.gather(np.array([0, 3]), allocate_tensor)):
+        for fetch in (lambda: far[3], lambda: far.read_batch(BatchRead(np.array([0, 3]), allocate_tensor))):
             with pytest.raises(SampleError, match=rf"memory://far/train-000.tar: member '0003.jpg': .*{what}"):
                 fetch()
         with fl.DataLoader(far, 5, on_error="skip") as loader:

@@ -14,7 +14,8 @@ import torch
 from recorder import Recorder
 from torch.utils.data import default_collate
 
-from feedline.collate.gather import gathering
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead
 
 
 def equal(ours: Any, theirs: Any) -> bool:
@@ -40,10 +41,10 @@ def all_ways_agree(dataset: Any, indices: Sequence[int]) -> None:
     """One by one, many at once, and as one batch where that can be had."""
     theirs = [dataset[index] for index in indices]
     assert equal(dataset.__getitems__(list(indices)), theirs)
-    gather = gathering(dataset)
-    if gather is not None:
+    read = reader_of(dataset)
+    if read is not None:
         empty = Recorder()
-        assert equal(gather(np.array(indices, np.int64), empty), default_collate(theirs))
+        assert equal(read(BatchRead(np.array(indices, np.int64), empty)), default_collate(theirs))
         assert empty.given
 
 

@@ -224,7 +224,7 @@ def test_wants_are_what_is_read(
     if not len(far):
         return
     indices = np.array(data.draw(st.lists(st.integers(0, len(far) - 1), min_size=1, max_size=4)))
-    for store, want in far.wants(indices):
+    for store, want in far.ranges(indices):
         store.fill(*want)
     before = statistics()
     with suppress(SampleError):  # for a null, which is found once everything was read

@@ -59,7 +59,7 @@ class Stateful(IterableDataset[Any]):
 class Partitioned(IterableDataset[Any]):
     """Shards itself into partitions of uneven length, in another order in every epoch."""
 
-    thread_safe = True
+    traits = fl.Traits(thread_safe=True)
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes, self.num_partitions = sizes, len(sizes)

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, default_collate
 
 import datasets
 import feedline as fl
-from feedline.collate.gather import gathering
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
 from feedline.core.tree import leaves
 from feedline.datasets import CSV, JSONL, Arrow, CachedMap, Filter, HuggingFace, Lines, Map, Parquet, Zip
@@ -109,7 +110,7 @@ def test_what_pyarrow_writes_is_read_back_equal(tmp_path: Path, table: Any, grou
         assert [plain(dataset[i]) for i in range(len(dataset))] == rows
         assert [plain(sample) for sample in dataset.__getitems__(indices)] == [rows[i] for i in indices]
         theirs = outcome(lambda d=dataset: default_collate([d[i] for i in indices]))
-        ours = outcome(lambda d=dataset: d.gather(np.array(indices), allocate_tensor))
+        ours = outcome(lambda d=dataset: d.read_batch(BatchRead(np.array(indices), allocate_tensor)))
         assert ours is theirs if isinstance(theirs, type) else same(ours, theirs)
 
 
@@ -126,10 +127,10 @@ def test_what_datasets_writes_is_read_back_equal(tmp_path_factory: Any, table: A
     for kind in ("torch", "numpy", None):
         dataset = kept.with_format(kind)
         ours = HuggingFace(dataset)
-        gather = gathering(ours)
-        if gather is not None:
+        read = reader_of(ours)
+        if read is not None:
             theirs = outcome(lambda d=dataset: default_collate(d.__getitems__(indices)))
-            batch = outcome(lambda g=gather: g(np.array(indices), allocate_tensor))
+            batch = outcome(lambda r=read: r(BatchRead(np.array(indices), allocate_tensor)))
             assert batch is theirs if isinstance(theirs, type) else same(batch, theirs)
 
 

@@ -308,7 +308,7 @@ def test_fusing_changes_nothing(geometry: Transform, between: list[Transform], k
 class Pictures(Dataset[Any]):
     """A user's dataset that hands the generator on."""
 
-    thread_safe = True
+    traits = fl.Traits(thread_safe=True)
 
     def __init__(self, transform: Callable[..., Any]) -> None:
         self.transform = transform

@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 import time
 
-import numpy as np
 import pytest
 import torch
 
+from feedline.core.dataset import BatchRead, Traits
 from feedline.core.telemetry import Span
-from feedline.core.tensors import Allocator
 from feedline.loader.autoscale import EVERY, Autoscale, method_by_measurement
 from feedline.loader.builder import BatchBuilder
 
@@ -57,10 +56,12 @@ class Shared(Cheap):
 
     lock = threading.Lock()
 
-    def gather(self, indices: np.ndarray, empty: Allocator, threads: int = 1) -> torch.Tensor:
+    traits = Traits(supports_threads=True)
+
+    def read_batch(self, request: BatchRead) -> torch.Tensor:
         with self.lock:
             time.sleep(0.002)
-        return empty((len(indices),), torch.int64).copy_(torch.from_numpy(indices))
+        return request.allocate((len(request.indices),), torch.int64).copy_(torch.from_numpy(request.indices))
 
 
 @pytest.mark.parametrize(

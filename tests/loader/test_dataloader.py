@@ -102,9 +102,10 @@ class FaultyTogether(Faulty):
 
 
 class FaultyTable(Faulty):
-    @property
-    def gather(self) -> Any:
-        return lambda indices, empty: torch.tensor([self[index] for index in indices.tolist()])
+    traits = fl.Traits(uses_keys=False)
+
+    def read_batch(self, request: fl.BatchRead) -> torch.Tensor:
+        return torch.tensor([self[index] for index in request.indices.tolist()])
 
 
 @pytest.mark.parametrize("dataset", [FaultyTogether(), FaultyTable()])
@@ -351,7 +352,7 @@ def test_asking_on_after_the_end_and_closing_within_the_loop_leave_the_state_alo
 class Gated(Drawing):
     """The first sample waits for the gate."""
 
-    thread_safe = True
+    traits = fl.Traits(thread_safe=True)
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -428,7 +429,7 @@ def test_a_state_that_cannot_be_taken_up_is_refused_when_it_is_loaded(change: di
 class Legacy(Drawing):
     """Draws from torch's global generator."""
 
-    thread_safe = True
+    traits = fl.Traits(thread_safe=True)
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.rand(())
@@ -539,10 +540,10 @@ def test_a_trace_of_the_latest_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize("splits", [True, False])
 def test_auto_prepares_processes_only_where_it_may_choose_them(splits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fork server imports torch: its memory is spent in vain where several threads share the work on a batch."""
-    monkeypatch.setattr("feedline.loader.builder.BatchBuilder.splits", property(lambda _: splits))
+    monkeypatch.setattr("feedline.loader.builder.BatchBuilder.supports_threads", property(lambda _: splits))
     started = list[bool]()
     monkeypatch.setattr("feedline.workers.process.fork_server.start", lambda: started.append(True))
     data = TensorDataset(torch.arange(4))
-    data.thread_safe = True  # type: ignore[attr-defined]
+    data.traits = fl.Traits(thread_safe=True)  # type: ignore[attr-defined]
     fl.DataLoader(data, num_workers="auto")
     assert bool(started) != splits

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, ConcatDataset, RandomSampler, StackDataset, Subset
 
 import feedline as fl
-from feedline.core.dataset import wants_of
+from feedline.core.dataset import ranges_of
 from feedline.datasets.cached_map import CachedMap
 from feedline.datasets.paths import find
 from feedline.datasets.wrappers import Filter, Map, Zip
@@ -29,7 +29,7 @@ COUNT, NBYTES, PIECE = 64, 100, 200
 class Bytes(torch.utils.data.Dataset[int]):
     """Sample i is the byte i, out of 64 times 100 bytes in a store; the pieces of its cache hold two samples."""
 
-    thread_safe = True
+    traits = fl.Traits(thread_safe=True)
 
     def __init__(self, address: str, cache: fl.stores.Cache | None) -> None:
         self.blobs = find(address, "*.bin", cache=cache)
@@ -40,8 +40,8 @@ class Bytes(torch.utils.data.Dataset[int]):
     def _extents(self, indices: Any) -> list[Extent]:
         return [Extent(0, index * NBYTES, (index + 1) * NBYTES) for index in indices]
 
-    def wants(self, indices: NDArray[np.int64]) -> list[tuple[Any, Any]]:
-        return self.blobs.wants(self._extents(indices.tolist()))
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[Any, Any]]:
+        return self.blobs.ranges(self._extents(indices.tolist()))
 
     def __getitem__(self, index: int) -> int:
         return self.__getitems__([index])[0]
@@ -70,7 +70,7 @@ def make(memory: str, tmp_path: Path) -> Callable[..., Bytes]:
 
 
 def pieces(dataset: Bytes) -> int:
-    store = dataset.blobs.wants([Extent(0, 0, 1)])[0][0]
+    store = dataset.blobs.ranges([Extent(0, 0, 1)])[0][0]
     return sum(1 for path in Path(store.cache.folder).rglob("objects/*/*") if path.is_file())
 
 
@@ -91,7 +91,7 @@ def ended() -> None:
 
 def test_what_is_due_later_lies_in_the_cache(make: Callable[..., Bytes]) -> None:
     dataset = make()
-    ahead = PrefetchingRequests(requests([0, 2], [4], [6, 8]), dataset.wants)
+    ahead = PrefetchingRequests(requests([0, 2], [4], [6, 8]), dataset.ranges)
     assert next(ahead).indices == [0, 2]
     ended()
     assert pieces(dataset) == 3
@@ -101,10 +101,10 @@ def test_what_is_due_later_lies_in_the_cache(make: Callable[..., Bytes]) -> None
 def test_no_more_is_fetched_than_the_cache_says(make: Callable[..., Bytes]) -> None:
     dataset = make(ahead_nbytes=2 * PIECE)
     entered = threading.Semaphore(0)
-    store = dataset.blobs.wants([Extent(0, 0, 1)])[0][0]
+    store = dataset.blobs.ranges([Extent(0, 0, 1)])[0][0]
     whole = store.bring
     store.bring = lambda *pieces: (whole(*pieces), entered.release())
-    ahead = PrefetchingRequests(requests(*([2 * number] for number in range(32))), dataset.wants)
+    ahead = PrefetchingRequests(requests(*([2 * number] for number in range(32))), dataset.ranges)
     assert next(ahead).indices == [0]
     for _ in range(2):
         assert entered.acquire(timeout=30)
@@ -122,11 +122,11 @@ def test_of_a_warm_cache_not_every_batch_is_looked_at_until_something_is_missing
     for index in range(10):
         dataset[index]
 
-    def wants(indices: NDArray[np.int64]) -> list[Any]:
+    def ranges(indices: NDArray[np.int64]) -> list[Any]:
         asked.append(number := int(indices[0]))
-        return dataset.wants(np.array([number % 10 if number < 100 else number % 54 + 10]))
+        return dataset.ranges(np.array([number % 10 if number < 100 else number % 54 + 10]))
 
-    ahead = PrefetchingRequests(requests(*([number] for number in range(130))), wants)
+    ahead = PrefetchingRequests(requests(*([number] for number in range(130))), ranges)
     assert next(ahead).indices == [0]
     ended()
     assert asked[:12] == [1, 2, 3, 4, *range(20, 101, 16), 101, 102]
@@ -135,7 +135,7 @@ def test_of_a_warm_cache_not_every_batch_is_looked_at_until_something_is_missing
 
 def test_nothing_ahead_where_the_cache_forbids_it(make: Callable[..., Bytes]) -> None:
     dataset = make(ahead_nbytes=0)
-    ahead = PrefetchingRequests(requests([0], [2], [4]), dataset.wants)
+    ahead = PrefetchingRequests(requests([0], [2], [4]), dataset.ranges)
     assert next(ahead).indices == [0]
     ended()
     assert pieces(dataset) == 0
@@ -145,11 +145,11 @@ def test_nothing_ahead_where_the_cache_forbids_it(make: Callable[..., Bytes]) ->
 def test_a_dataset_that_wants_nothing_is_left_alone() -> None:
     asked = list[int]()
 
-    def wants(indices: NDArray[np.int64]) -> list[Any]:
+    def ranges(indices: NDArray[np.int64]) -> list[Any]:
         asked.append(int(indices[0]))
         return []
 
-    ahead = PrefetchingRequests(requests(*([number] for number in range(50))), wants)
+    ahead = PrefetchingRequests(requests(*([number] for number in range(50))), ranges)
     assert next(ahead).indices == [0]
     ended()
     assert asked == list(range(1, 9))
@@ -223,13 +223,13 @@ def test_a_sampler_that_decides_late_is_not_asked_early(make: Callable[..., Byte
         assert sampler.given <= 2
 
 
-def test_wants_of_what_holds_others(make: Callable[..., Bytes], tmp_path: Path) -> None:
+def test_ranges_of_wrapped_datasets(make: Callable[..., Bytes], tmp_path: Path) -> None:
     dataset = make()
 
     def starts(of: Any, *indices: int) -> list[int]:
-        wants = wants_of(of)
-        assert wants is not None
-        return [want.start // NBYTES for _, want in wants(np.array(indices, np.int64))]
+        ranges = ranges_of(of)
+        assert ranges is not None
+        return [want.start // NBYTES for _, want in ranges(np.array(indices, np.int64))]
 
     plain = list(range(COUNT))
     assert starts(dataset, 3, 1) == [3, 1]
@@ -243,7 +243,7 @@ def test_wants_of_what_holds_others(make: Callable[..., Bytes], tmp_path: Path) 
     assert kept[7] == "7"
     assert starts(kept, 6, 7, 8) == [6, 8]
     for lacking in (plain, Map(plain, str), Subset(plain, [1]), Zip(plain), ConcatDataset([plain])):  # type: ignore[arg-type,list-item]
-        assert wants_of(lacking) is None
+        assert ranges_of(lacking) is None
 
 
 def test_batch_samplers_are_looked_ahead_of_too(make: Callable[..., Bytes]) -> None:

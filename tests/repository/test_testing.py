@@ -16,7 +16,7 @@ from feedline.testing import check_dataset, check_sampler, difference
 
 
 class Good:
-    thread_safe = True
+    traits = fl.Traits(thread_safe=True)
 
     def __len__(self) -> int:
         return 40
@@ -42,9 +42,13 @@ class OtherMany(Good):
         return [(torch.tensor([index]), 0.0) for index in indices]
 
 
-class OtherGather(Good):
-    def gather(self, indices: Any, empty: Any, keys: Any) -> Any:
-        return [torch.as_tensor(indices), torch.zeros(len(indices))]
+class OtherBatch(Good):
+    def read_batch(self, request: fl.BatchRead) -> Any:
+        return [torch.as_tensor(request.indices), torch.zeros(len(request.indices))]
+
+
+class Traitless(OtherBatch):
+    traits = None  # type: ignore[assignment]
 
 
 class Locked(Good):
@@ -75,7 +79,8 @@ def test_good_datasets_pass() -> None:
         (Forgetful(), "the same random address"),
         (Endless(), "index 40 of 40 samples must raise IndexError"),
         (OtherMany(), "__getitems__ must give"),
-        (OtherGather(), "gather must give"),
+        (OtherBatch(), "read_batch must give"),
+        (Traitless(), "add traits = fl.Traits()"),
         (Locked(), "survive pickling"),
         (Drifting(), "an unpickled dataset"),
         (TensorDataset(torch.ones(0)), "empty"),

@@ -117,9 +117,9 @@ def test_a_file_for_those_who_open_files(memory: str, folder: str, tmp_path: Pat
 
 def test_wants_are_of_caches_only(memory: str, folder: str, tmp_path: Path) -> None:
     extents = [Extent(0, 5, 9), Extent(1, 0, 3)]
-    assert find([f"{folder}/train/001.bin", f"{memory}/train/002.bin"], "").wants(extents) == []
+    assert find([f"{folder}/train/001.bin", f"{memory}/train/002.bin"], "").ranges(extents) == []
     cached = find([f"{folder}/train/001.bin", f"{memory}/train/002.bin"], "", cache=tmp_path / "cache")
-    ((store, want),) = cached.wants(extents)
+    ((store, want),) = cached.ranges(extents)
     assert isinstance(store, CachedStore)
     assert want == ObjectRange("bucket/train/002.bin", 0, 3)
 

@@ -216,7 +216,8 @@ store = fl.stores.open_store("s3://b", options=options, cache=cache or None)
 class Objects(torch.utils.data.Dataset):
     def __len__(self):
         return 100
-    def wants(self, indices):
+    traits = fl.Traits()
+    def ranges(self, indices):
         return [(store, fl.stores.ObjectRange(f"{i}", 0, 9)) for i in indices.tolist()] if cache else []
     def __getitem__(self, i):
         return len(store.read(f"{i}", 0, 9))

@@ -1,105 +1,259 @@
-"""What samples will want from which cache, of datasets that can tell: so that it can be there before they are read.
+"""The dataset protocol: members, traits and defaults.
 
-What a dataset lists, in short: a state is not to be taken up over the same number of samples in another order.
-
-What objects of Hugging Face's `datasets` are, told without importing it, nor what reads them here.
+Objects of Hugging Face's `datasets` are recognized here by name, without importing that package.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-Wants = Callable[[NDArray[np.int64]], list[tuple[Any, Any]]]
-"""From indices to pairs of a `stores.CachedStore` and a `stores.Want`."""
+from feedline.core.tensors import Allocator
+
+Int64s = NDArray[np.int64]
 
 
-def wants_of(dataset: Any) -> Wants | None:
-    """`dataset.wants`, or one that asks the datasets in torch's Subset, ConcatDataset and StackDataset; else None."""
-    found: Wants | None = getattr(dataset, "wants", None)
-    if found is not None:
-        return found
+Keys = NDArray[np.uint64]
+"""One random key for each row of a batch."""
+
+
+Batch = Any
+"""Tensors in dicts, lists and tuples, as torch's default collate makes them."""
+
+
+Ranges = list[tuple[Any, Any]]
+"""Pairs of a `stores.CachedStore` and a `stores.ObjectRange`."""
+
+
+RangesOf = Callable[[Int64s], Ranges]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRead:
+    """A request for one collated batch.
+
+    Tensors of the batch are allocated by `allocate(shape, dtype)`. `keys` holds the random key of each row; without
+    them, torch's global generator decides. Up to `threads` native threads may work on the batch.
+    """
+
+    indices: Int64s
+    allocate: Allocator
+    keys: Keys | None = None
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """Properties that decide how the loader reads a dataset; cheap to read.
+
+    - `thread_safe`: several threads may call its methods at once.
+    - `is_random`: a sample may depend on more than its index. False spares the seeding of global generators.
+    - `reads_batches`: `read_batch`, if there is one, may be used.
+    - `uses_keys`: `read_batch` draws from `BatchRead.keys`; False spares their computation.
+    - `supports_threads`: `read_batch` makes use of `BatchRead.threads`.
+    - `has_ranges`: `ranges`, if there is one, may be used.
+    """
+
+    thread_safe: bool = False
+    is_random: bool = True
+    reads_batches: bool = True
+    uses_keys: bool = True
+    supports_threads: bool = False
+    has_ranges: bool = True
+
+
+_NO_TRAITS = Traits()
+
+
+READS_BATCHES = Traits(thread_safe=True, uses_keys=False)
+"""Traits of a dataset that copies rows, without a transform."""
+
+
+READS_SAMPLES = Traits(thread_safe=True, reads_batches=False)
+"""Traits of the same dataset with a transform."""
+
+
+class Dataset(Protocol):
+    """Members of a map-style dataset. All but the first two are optional.
+
+    `read_batch`, `ranges`, `listing_fingerprint` and `shard_sizes` are read only from a dataset with `traits`: other
+    libraries use such names for other things.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of these indices. Default: one `__getitem__` after the other."""
+        ...
+
+    def read_batch(self, request: BatchRead) -> Batch:
+        """The collated batch. Default: the samples, collated. TypeError where `traits.reads_batches` is false."""
+        ...
+
+    def ranges(self, indices: Int64s) -> Ranges:
+        """Ranges of objects to fetch ahead of these samples. Default: none."""
+        ...
+
+    def address(self, index: int) -> tuple[str, str]:
+        """The file of a sample and its position there, for error messages."""
+        ...
+
+    @property
+    def traits(self) -> Traits: ...
+
+    @property
+    def listing_fingerprint(self) -> str | None:
+        """A digest of the files in their order, by last name.
+
+        Kept in the loader's state, which is refused for a dataset with another one. May take milliseconds.
+        """
+        ...
+
+    @property
+    def content_fingerprint(self) -> str:
+        """A digest of data that the pickle does not name. May be slow.
+
+        Results kept on disk are computed again when it changes.
+        """
+        ...
+
+    @property
+    def shard_sizes(self) -> Int64s:
+        """The number of samples in each shard, in order of index."""
+        ...
+
+
+def traits_of(dataset: Any) -> Traits:
+    """The traits of a dataset; the defaults for one that has none."""
+    traits = getattr(dataset, "traits", None)
+    return traits if isinstance(traits, Traits) else _NO_TRAITS
+
+
+def has_traits(dataset: Any) -> bool:
+    return isinstance(getattr(dataset, "traits", None), Traits)
+
+
+def has_read_batch(dataset: Any) -> bool:
+    """True if the dataset's own `read_batch` may be called."""
+    return has_traits(dataset) and traits_of(dataset).reads_batches and hasattr(dataset, "read_batch")
+
+
+def check_reads_batches(dataset: Any) -> None:
+    """Raise TypeError if samples have to be read one by one."""
+    if not dataset.traits.reads_batches:
+        raise TypeError(
+            f"this {type(dataset).__name__} has to make its samples one by one: call __getitems__ and collate them"
+        )
+
+
+def ranges_of(dataset: Any) -> RangesOf | None:
+    """The method `ranges` of a dataset, or None.
+
+    Torch's Subset, ConcatDataset and StackDataset have the ranges of the datasets within.
+    """
+    own: RangesOf | None = getattr(dataset, "ranges", None)
+    if own is not None and has_traits(dataset):
+        return own if traits_of(dataset).has_ranges else None
     if isinstance(dataset, Subset):
         return _of_subset(dataset)
     if isinstance(dataset, ConcatDataset):
         return _of_concatenated(dataset)
-    if isinstance(dataset, StackDataset):
-        parts = dataset.datasets
-        return together([wants_of(part) for part in (parts.values() if isinstance(parts, dict) else parts)])
-    return None
+    return _together(list(map(ranges_of, _parts(dataset)))) if isinstance(dataset, StackDataset) else None
 
 
-def together(parts: Sequence[Wants | None]) -> Wants | None:
-    """What all of these want of the same indices."""
+def _parts(dataset: Any) -> Sequence[Any]:
+    parts = dataset.datasets
+    return list(parts.values()) if isinstance(parts, dict) else list(parts)
+
+
+def _together(parts: Sequence[RangesOf | None]) -> RangesOf | None:
+    """The ranges of several datasets for the same indices."""
     asked = [part for part in parts if part is not None]
-    return (lambda indices: [want for part in asked for want in part(indices)]) if asked else None
+    return (lambda indices: [each for part in asked for each in part(indices)]) if asked else None
 
 
-def _of_subset(subset: Subset[Any]) -> Wants | None:
-    inner = wants_of(subset.dataset)
+def _of_subset(subset: Subset[Any]) -> RangesOf | None:
+    inner = ranges_of(subset.dataset)
     if inner is None:
         return None
     return lambda indices: inner(np.array([subset.indices[index] for index in indices.tolist()], np.int64))
 
 
-def _of_concatenated(whole: ConcatDataset[Any]) -> Wants | None:
-    parts = [wants_of(part) for part in whole.datasets]
+def _of_concatenated(whole: ConcatDataset[Any]) -> RangesOf | None:
+    parts = [ranges_of(part) for part in whole.datasets]
     if not any(parts):
         return None
     stops = np.asarray(whole.cumulative_sizes, np.int64)
 
-    def wants(indices: NDArray[np.int64]) -> list[tuple[Any, Any]]:
+    def ranges(indices: Int64s) -> Ranges:
         inside = np.where(indices < 0, indices + stops[-1], indices)
         which = stops.searchsorted(inside, side="right")
-        found: list[tuple[Any, Any]] = []
+        found: Ranges = []
         for number in np.unique(which).tolist():
             part = parts[number]
             if part is not None:
                 found += part(inside[which == number] - (stops[number - 1] if number else 0))
         return found
 
-    return wants
+    return ranges
 
 
-_LOOKED = 4096
-"""Of longer lists so many entries are looked at, evenly spread: any other order moves most of them."""
+_SAMPLED = 4096
+"""Entries of a longer list that are hashed, evenly spread: any other order moves most of them."""
 
 
 def digest_of(names: Sequence[str], counts: Sequence[int] | NDArray[np.int64] = ()) -> str:
-    """16 hexadecimal digits for files in their order: by their last names, so that a copy elsewhere has the same.
+    """16 hexadecimal digits for files in their order.
 
-    `counts` are the samples of each, or of each of their parts.
+    Names count by their last part, so that a copy elsewhere has the same digest. `counts` are the samples of each file,
+    or of each of its parts.
     """
-    looked = [names[place].rstrip("/").rpartition("/")[2] for place in _spread(len(names))]
+    last_names = [names[place].rstrip("/").rpartition("/")[2] for place in _spread(len(names))]
     numbers = [int(counts[place]) for place in _spread(len(counts))]
-    return _digest(len(names), looked, numbers)
+    return _digest(len(names), last_names, numbers)
 
 
-def listing_fingerprint(dataset: Any) -> str | None:
-    """What a dataset tells by `listing_digest`, also through torch's wrappers; None for one that tells nothing."""
-    told = getattr(dataset, "listing_digest", None)
-    if isinstance(told, str):
-        return told
+def listing_fingerprint_of(dataset: Any) -> str | None:
+    """`listing_fingerprint` of a dataset or of those within torch's wrappers, or None."""
+    own = getattr(dataset, "listing_fingerprint", None)
+    if isinstance(own, str) and has_traits(dataset):
+        return own
     if isinstance(dataset, Subset):
-        return listing_fingerprint(dataset.dataset)
+        return listing_fingerprint_of(dataset.dataset)
     if isinstance(dataset, (ConcatDataset, StackDataset)):
-        parts = dataset.datasets
-        digests = [listing_fingerprint(part) for part in (parts.values() if isinstance(parts, dict) else parts)]
+        digests = list(map(listing_fingerprint_of, _parts(dataset)))
         return _digest(digests) if any(digests) else None
     return None
 
 
 def _spread(length: int) -> range:
-    return range(0, length, max(1, length // _LOOKED))
+    return range(0, length, max(1, length // _SAMPLED))
 
 
-def _digest(*told: Any) -> str:
-    return hashlib.blake2b(repr(told).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+def _digest(*values: Any) -> str:
+    return hashlib.blake2b(repr(values).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+
+_ADAPTERS = {"datasets.arrow_dataset.Dataset": "feedline.datasets.tables.huggingface:HuggingFace"}
+"""Foreign types, and the dataset class that reads whole batches of them."""
+
+
+def adapted(dataset: Any) -> Any:
+    """The dataset, with known foreign types replaced by readers of whole batches."""
+    adapter = _ADAPTERS.get(f"{type(dataset).__module__}.{type(dataset).__qualname__}")
+    if adapter is None:
+        return dataset
+    module, _, name = adapter.partition(":")
+    return getattr(import_module(module), name)(dataset)  # imported late: pyarrow is slow to import
 
 
 _BUFFERED = "BufferShuffledExamplesIterable"

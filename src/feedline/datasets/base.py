@@ -6,7 +6,7 @@ Records that lie in files or objects, each in one piece: those that are wanted t
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline import collate
+from feedline.core.dataset import READS_SAMPLES, Batch, BatchRead, Keys, Traits, check_reads_batches
 from feedline.core.rng import torch_keys
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.arrays.npy import Transform
@@ -22,13 +23,13 @@ from feedline.datasets.decoding import Decoding, SampleTransform, Where
 from feedline.stores import CachedStore, ObjectRange
 from feedline.stores.files import Extent
 
-Keys = NDArray[np.uint64] | None
-
 
 class Records(torch.utils.data.Dataset[Any]):
     """A map-style dataset of which a subclass tells its length and how to read the record of a checked index."""
 
-    thread_safe = True
+    @property
+    def traits(self) -> Traits:
+        return READS_SAMPLES
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -53,26 +54,25 @@ class DecodedRecords(Records):
     _decoding: Decoding
 
     @property
-    def deterministic(self) -> bool:
-        """Whether a sample depends on nothing but its index. What a subclass of a user's does is not known."""
-        return self._decoding.is_ours and type(self).__module__.startswith(f"{__package__}.")
+    def traits(self) -> Traits:
+        # A user's subclass may draw in its own methods.
+        is_ours = self._decoding.is_ours and type(self).__module__.startswith(f"{__package__}.")
+        return Traits(
+            thread_safe=True,
+            is_random=not is_ours,
+            reads_batches=self._decoding.batchable,
+            uses_keys=self._decoding.draws,
+        )
 
-    def _batch(self, places: NDArray[np.int64], empty: Allocator, keys: Keys) -> torch.Tensor:
+    def _batch(self, places: NDArray[np.int64], empty: Allocator, keys: Keys | None) -> torch.Tensor:
         """`_decoding.batch` of the records of checked indices."""
         raise NotImplementedError
 
-    @property
-    def gather(self) -> Callable[..., Any]:
-        """`gather(indices, empty)`, with `keys` where the transform draws: pictures as one batch. Else absent."""
-        if not self._decoding.batchable:
-            raise AttributeError("gather: samples have to be made one by one")
-        return self._drawn if self._decoding.draws else self._gathered
-
-    def _gathered(self, indices: NDArray[np.int64], empty: Allocator) -> torch.Tensor:
-        return self._drawn(indices, empty, None)
-
-    def _drawn(self, indices: NDArray[np.int64], empty: Allocator, keys: Keys) -> torch.Tensor:
-        return self._batch(within(indices, len(self), type(self).__name__), empty, keys)
+    def read_batch(self, request: BatchRead) -> torch.Tensor:
+        """Images as one batch; TypeError where samples have to be made one by one."""
+        check_reads_batches(self)
+        places = within(request.indices, len(self), type(self).__name__)
+        return self._batch(places, request.allocate, request.keys)
 
 
 class Decodes(Protocol):
@@ -131,32 +131,29 @@ class FieldRecords(Records):
         return self._joined(columns)
 
     @property
-    def gather(self) -> Callable[..., Any]:
-        """`gather(indices, empty)`, with `keys` where transforms draw: the collated batch, pictures made in place.
-
-        Absent unless there are pictures to make, and with a transform of anything else.
-        """
+    def traits(self) -> Traits:
         decodings = self._decodings()
-        if self._step.transform is not None or any(each.step.transform and not each.batchable for each in decodings):
-            raise AttributeError("gather: a transform has to see each sample")
-        if not any(each.batchable for each in decodings):
-            raise AttributeError("gather: there is nothing that is made faster many at once")
-        return self._drawn if any(each.draws for each in decodings) else self._gathered
+        # A transform of anything but images has to see each sample; without images, a batch is no faster than samples.
+        sees_each = self._step.transform or any(each.step.transform and not each.batchable for each in decodings)
+        return Traits(
+            thread_safe=True,
+            reads_batches=not sees_each and any(each.batchable for each in decodings),
+            uses_keys=any(each.draws for each in decodings),
+        )
 
-    def _gathered(self, indices: NDArray[np.int64], empty: Allocator) -> Any:
-        return self._drawn(indices, empty, None)
-
-    def _drawn(self, indices: NDArray[np.int64], empty: Allocator, keys: Keys) -> Any:
-        records = self._all_fields(within(indices, len(self), type(self).__name__))
+    def read_batch(self, request: BatchRead) -> Batch:
+        """The collated batch, images decoded in place; TypeError where a transform has to see each sample."""
+        check_reads_batches(self)
+        records = self._all_fields(within(request.indices, len(self), type(self).__name__))
         names = list(records[0])
         drawing = [name for name in names if records[0][name].decoding.draws]
-        drawn = _keys_of(keys, len(records), drawing)
+        keys = _keys_of(request.keys, len(records), drawing)
         return self._collated(
-            {name: _column([record[name] for record in records], drawn.get(name), empty) for name in names}
+            {name: _column([record[name] for record in records], keys.get(name), request.allocate) for name in names}
         )
 
 
-def _keys_of(keys: Keys, count: int, names: Sequence[str]) -> dict[str, Keys]:
+def _keys_of(keys: Keys | None, count: int, names: Sequence[str]) -> dict[str, Keys]:
     """The keys of each field: those of the samples, or what one sample after the other would draw without."""
     if keys is not None:
         return dict.fromkeys(names, keys)
@@ -164,7 +161,7 @@ def _keys_of(keys: Keys, count: int, names: Sequence[str]) -> dict[str, Keys]:
     return {name: np.ascontiguousarray(drawn[:, number]) for number, name in enumerate(names)}
 
 
-def _column(fields: Sequence[Field], keys: Keys, empty: Allocator) -> Any:
+def _column(fields: Sequence[Field], keys: Keys | None, empty: Allocator) -> Any:
     decoding = fields[0].decoding
     if isinstance(decoding, Decoding) and decoding.batchable:
         return decoding.batch([field.source for field in fields], keys, empty, lambda row: fields[row].where())
@@ -177,7 +174,7 @@ class Content(Protocol):
     @property
     def is_local(self) -> bool: ...
     def read(self, extents: Sequence[Extent]) -> list[memoryview]: ...
-    def wants(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]: ...
+    def ranges(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]: ...
 
 
 class Record(NamedTuple):
@@ -216,13 +213,13 @@ class ShardedRecords(Records):
         places = within(as_indices(indices), len(self), type(self).__name__)
         return [self._decoded(record, row) for row, record in enumerate(self._read(places.tolist()))]
 
-    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """What reading these samples will want from which cache."""
         places = within(indices, len(self), type(self).__name__)
         if self._content.is_local:
             return []
         found = [self._at(at) for at in places.tolist()]
-        return self._content.wants([Extent(shard, *self._span(shard, row)) for shard, row in found])
+        return self._content.ranges([Extent(shard, *self._span(shard, row)) for shard, row in found])
 
     def _at(self, at: int) -> tuple[int, int]:
         """The shard of a sample, and its place therein."""

@@ -25,12 +25,12 @@ import numpy as np
 import torch
 
 from feedline.core.caches import PerProcess
-from feedline.core.dataset import Wants, listing_fingerprint
+from feedline.core.dataset import Int64s, Ranges
 from feedline.core.rng import takes_rng
 from feedline.core.tensors import as_indices, numpy_view, one_within, torch_dtype, within
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.fingerprints import fingerprint
-from feedline.datasets.wrappers import samples_of, wants_within
+from feedline.datasets.wrappers import WrappedDataset, samples_of
 from feedline.errors import ArgumentError, SampleError
 
 _LENGTH_NBYTES = 8
@@ -241,7 +241,7 @@ class CacheWriteWarning(RuntimeWarning):
     """A result could not be kept, and will be computed again."""
 
 
-class CachedMap(torch.utils.data.Dataset[Any]):
+class CachedMap(WrappedDataset):
     """`fn(sample)` of each sample, computed when it is first fetched, and from then on read from `folder`.
 
     Kept under a fingerprint of the function, what it refers to, and the dataset: when one of them changes, results are
@@ -254,25 +254,14 @@ class CachedMap(torch.utils.data.Dataset[Any]):
     def __init__(self, dataset: Any, fn: Any, folder: Pathlike) -> None:
         if not callable(fn) or takes_rng(fn):
             raise ArgumentError("fn must be callable with a sample alone; use Map for what is random")
-        self.dataset, self.fn = dataset, fn
+        super().__init__(dataset)
+        self.fn = fn
         self.folder = str(Path(folder, fingerprint("map", fn, dataset, len(dataset))).absolute())
         self._store = RecordStore(self.folder, len(dataset))
 
-    @property
-    def listing_digest(self) -> str | None:
-        """That of the dataset within."""
-        return listing_fingerprint(self.dataset)
-
-    @property
-    def thread_safe(self) -> bool:
-        """As the dataset within."""
-        return bool(getattr(self.dataset, "thread_safe", False))
-
-    @property
-    def wants(self) -> Wants:
-        """What the dataset within wants from caches for results that are missing; absent where it cannot tell."""
-        inside = wants_within(self.dataset)
-        return lambda indices: inside(np.array([at for at in indices.tolist() if not self._store.has(at)], np.int64))
+    def ranges(self, indices: Int64s) -> Ranges:
+        """Ranges that the dataset within needs for results that are missing."""
+        return super().ranges(np.array([at for at in indices.tolist() if not self._store.has(at)], np.int64))
 
     def fill(self, num_workers: int = 0) -> None:
         """Compute all that is missing now, in that many processes."""
@@ -280,9 +269,6 @@ class CachedMap(torch.utils.data.Dataset[Any]):
             loader = torch.utils.data.DataLoader(_Filling(self), _BATCH, num_workers=num_workers, collate_fn=len)
             for _ in loader:
                 pass
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
         """The function of sample `index`."""

@@ -96,9 +96,9 @@ class FileRoot:
             with self._objects.reading(paths) as futures:
                 yield futures
 
-    def wants(self, paths: Sequence[str]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, paths: Sequence[str]) -> list[tuple[CachedStore, ObjectRange]]:
         """What a prefetch has to bring into the cache for these files to be found there."""
-        return [] if self._objects is None else self._objects.wants(paths)
+        return [] if self._objects is None else self._objects.ranges(paths)
 
 
 class FileDecoding(Decoding):

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import digest_of
+from feedline.core.dataset import Keys, digest_of
 from feedline.core.tensors import Allocator, as_indices, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
-from feedline.datasets.base import DecodedRecords, Keys
+from feedline.datasets.base import DecodedRecords
 from feedline.datasets.content_digest import digest_below
 from feedline.datasets.decoding import Decode
 from feedline.datasets.file_root import FileDecoding, FileRoot
@@ -49,12 +49,12 @@ class Files(DecodedRecords):
         self._decoding: FileDecoding = FileDecoding(FileRoot(root, cache=cache, options=options), decode, transform)
 
     @property
-    def listing_digest(self) -> str:
+    def listing_fingerprint(self) -> str:
         """Of the names of the files in their order: what a loader's state must find again."""
         return digest_of(self.paths)
 
     @property
-    def content_digest(self) -> str:
+    def content_fingerprint(self) -> str:
         """Of the files as they are now: a `stat` of each, or their listing in a store; for results that are kept."""
         return digest_below(self._decoding.root, list(self.paths))
 
@@ -73,15 +73,15 @@ class Files(DecodedRecords):
                 for row, (at, source) in enumerate(zip(places, fetched, strict=True))
             ]
 
-    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """What reading these samples will want from a cache."""
         places = within(indices, len(self), "Files")
-        return self._decoding.root.wants([self.paths[at] for at in places.tolist()])
+        return self._decoding.root.ranges([self.paths[at] for at in places.tolist()])
 
     def _where(self, at: int) -> str:
         return join(self.root, self.paths[at])
 
-    def _batch(self, places: NDArray[np.int64], empty: Allocator, keys: Keys) -> torch.Tensor:
+    def _batch(self, places: NDArray[np.int64], empty: Allocator, keys: Keys | None) -> torch.Tensor:
         listed = places.tolist()
         sources = [self.paths[at] for at in listed]
         return self._decoding.batch(sources, keys, empty, lambda row: self._where(listed[row]))

@@ -40,9 +40,9 @@ def fingerprint(*things: Any) -> str:
     Of a function: its code, defaults, closure, and the functions and values of its module that it names, or of modules
     that it names; of a class: its methods and values; of functions, classes and modules of Python or of installed
     packages: name and version; of a path to a file: size and time of change; of an object in a store: its version; of
-    everything else: its pickle. A dataset may tell its own in an attribute `fingerprint` (or `_fingerprint`, as those
-    of Hugging Face), or what it reads, beside its pickle, in an attribute `content_digest`. ArgumentError if something
-    cannot be pickled, or may change without a sign.
+    everything else: its pickle. A dataset may have its own in an attribute `fingerprint` (or `_fingerprint`, as those
+    of Hugging Face); one of the data that its pickle does not name, in `content_fingerprint`. ArgumentError if
+    something cannot be pickled, or may change without a sign.
     """
     digest = _Digest()
     try:
@@ -96,7 +96,7 @@ def _by_base(thing: Any) -> Callable[[Any], Any] | None:
     if isinstance(thing, torch.utils.data.Dataset) or hasattr(thing, "_fingerprint"):
         if _told(thing) is not None:
             return _told
-        return _with_content if hasattr(type(thing), "content_digest") else None
+        return _with_content if hasattr(type(thing), "content_fingerprint") else None
     return _file if isinstance(thing, os.PathLike) else None
 
 
@@ -204,7 +204,7 @@ def _told(dataset: Any) -> Any:
 
 
 def _with_content(dataset: Any) -> Any:
-    return "content", type(dataset), dataset.content_digest, dataset.__getstate__()
+    return "content", type(dataset), dataset.content_fingerprint, dataset.__getstate__()
 
 
 def _strings(strings: PackedStrings) -> Any:

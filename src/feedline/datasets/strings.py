@@ -15,6 +15,7 @@ from typing import Any, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.core.dataset import READS_SAMPLES
 from feedline.core.tensors import one_within
 from feedline.errors import SampleError
 
@@ -38,7 +39,7 @@ class PackedStrings(Sequence[str]):
     it page by page. This pickles as two arrays, out of band where the pickler can; opened from a file, as a path.
     """
 
-    thread_safe = True
+    traits = READS_SAMPLES
 
     def __init__(self, strings: Iterable[str] = ()) -> None:
         offsets, buffer, position = array("q", [0]), bytearray(), 0

@@ -21,8 +21,8 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import DTypeLike, NDArray
 
 from feedline.core import kernels
-from feedline.core.dataset import digest_of
-from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within, torch_dtype, within
+from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, digest_of
+from feedline.core.tensors import allocate_tensor, as_indices, one_within, torch_dtype, within
 from feedline.datasets.arrays.npy_layout import MappedFiles, Pathlike, Raw, RowSpan, opened, path_of
 from feedline.datasets.arrays.npy_remote import TOGETHER_NBYTES, RemoteArrays, is_remote
 from feedline.errors import ArgumentError
@@ -35,7 +35,7 @@ TokenSource = Pathlike | Raw | Sequence[Pathlike | Raw]
 class TokenStream(torch.utils.data.Dataset[Any]):
     """Token ids of one or more files as one stream, and the dtype in which they come out."""
 
-    thread_safe = True
+    traits = READS_BATCHES
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class TokenStream(torch.utils.data.Dataset[Any]):
         self._bounds = [0, *accumulate(self._files.lengths)]
 
     @property
-    def listing_digest(self) -> str:
+    def listing_fingerprint(self) -> str:
         """Of the names of the files in their order, and the tokens of each: what a loader's state must find again."""
         return digest_of(self._files.paths, self._files.lengths)
 
@@ -90,7 +90,7 @@ class TokenStream(torch.utils.data.Dataset[Any]):
         if isinstance(self._files, MappedFiles):
             return []
         files = self._files
-        return files.blobs.wants(files.extents(piece for span in spans for piece in self._pieces(*span)))
+        return files.blobs.ranges(files.extents(piece for span in spans for piece in self._pieces(*span)))
 
 
 def _opened(
@@ -250,12 +250,13 @@ class TokenFile(TokenStream):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The windows of these indices; they share memory with each other only."""
-        batch = self.gather(as_indices(indices), allocate_tensor)
+        batch = self.read_batch(BatchRead(as_indices(indices), allocate_tensor))
         return list(zip(*(part.unbind() for part in batch), strict=True)) if self.targets else list(batch.unbind())
 
-    def gather(self, indices: NDArray[np.int64], empty: Allocator) -> Any:
-        """The collated batch of these windows, (B, window), in memory from `empty`; `[x, y]` with targets."""
-        parts = [empty((len(indices), self.window), self._dtype) for _ in range(1 + self.targets)]
+    def read_batch(self, request: BatchRead) -> Batch:
+        """The windows as one tensor, (B, window); `[x, y]` with targets."""
+        indices = request.indices
+        parts = [request.allocate((len(indices), self.window), self._dtype) for _ in range(1 + self.targets)]
         views = self._views
         if views is None:
             views = self._views = self._windows()
@@ -266,7 +267,7 @@ class TokenFile(TokenStream):
             self._fill([part.numpy() for part in parts], indices)
         return parts if self.targets else parts[0]
 
-    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """What reading these samples will want from a cache."""
         return self._wanted(self._spans(indices))
 
@@ -354,7 +355,7 @@ class TokenDocuments(TokenStream):
             return [self._copied(self._one(start, stop)) for start, stop in spans]
         return [self._copied(tokens) for tokens in self._read(spans)]
 
-    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """What reading these samples will want from a cache."""
         return self._wanted(self._spans(indices))
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import StackDataset, Subset
+from torch.utils.data import StackDataset
 
-from feedline.collate.gather import gathering
-from feedline.core.dataset import Wants, listing_fingerprint, wants_of
+from feedline.collate.batch_reads import READERS, stack_reader, subset_reader
+from feedline.core.dataset import Int64s, Ranges, Traits, listing_fingerprint_of, ranges_of, traits_of
 from feedline.core.rng import SampleRng, derive, sample_rng, takes_rng
 from feedline.core.tensors import as_indices, one_within, within
 from feedline.datasets.arrays.npy import Transform
@@ -45,22 +45,39 @@ class Zip(StackDataset[Any]):
         super().__init__(*datasets, **named)
 
     @property
-    def thread_safe(self) -> bool:
-        """Whether all parts are."""
+    def traits(self) -> Traits:
+        """Thread-safe if all parts are."""
         parts = self.datasets.values() if isinstance(self.datasets, dict) else self.datasets
-        return all(getattr(part, "thread_safe", False) for part in parts)
+        return Traits(thread_safe=all(traits_of(part).thread_safe for part in parts))
+
+
+class WrappedDataset(torch.utils.data.Dataset[Any]):
+    """A dataset whose sample `i` is made of sample `i` of `dataset`."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
 
     @property
-    def gather(self) -> Callable[..., Any]:
-        """The collated batch in one pass; absent unless every part has its own."""
-        parts = self.datasets
-        found = gathering(StackDataset(**parts) if isinstance(parts, dict) else StackDataset(*parts))
-        if found is None:
-            raise AttributeError("gather: not every part of this Zip has one")
-        return found.gather
+    def traits(self) -> Traits:
+        """Those of the dataset within; a function is taken to be thread-safe, as a transform is."""
+        has_ranges = ranges_of(self.dataset) is not None
+        return Traits(thread_safe=traits_of(self.dataset).thread_safe, has_ranges=has_ranges)
+
+    @property
+    def listing_fingerprint(self) -> str | None:
+        """That of the dataset within."""
+        return listing_fingerprint_of(self.dataset)
+
+    def ranges(self, indices: Int64s) -> Ranges:
+        """Ranges that the dataset within needs for these samples."""
+        ranges = ranges_of(self.dataset)
+        return [] if ranges is None else ranges(indices)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
 
 
-class Map(torch.utils.data.Dataset[Any]):
+class Map(WrappedDataset):
     """`fn(sample)`, or `fn(sample, rng)`, of each sample, when it is fetched.
 
     `rng` is fixed by (seed, epoch, position), and independent of that of a transform or `Map` within.
@@ -69,27 +86,10 @@ class Map(torch.utils.data.Dataset[Any]):
     def __init__(self, dataset: Any, fn: Transform) -> None:
         if not callable(fn):
             raise ArgumentError(f"fn must be callable, got {type(fn).__name__}")
-        self.dataset, self.fn = dataset, fn
+        super().__init__(dataset)
+        self.fn = fn
         self._wants_rng = takes_rng(fn)
         self._depth: int = 1 + getattr(dataset, "_depth", 0) if isinstance(dataset, Map) else 1
-
-    @property
-    def listing_digest(self) -> str | None:
-        """That of the dataset within."""
-        return listing_fingerprint(self.dataset)
-
-    @property
-    def thread_safe(self) -> bool:
-        """As the dataset within: a function is taken to be safe, as a transform is."""
-        return bool(getattr(self.dataset, "thread_safe", False))
-
-    @property
-    def wants(self) -> Wants:
-        """What the dataset within wants from caches; absent where it cannot tell."""
-        return wants_within(self.dataset)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
         """The function of sample `index`."""
@@ -105,14 +105,6 @@ class Map(torch.utils.data.Dataset[Any]):
         return self.fn(sample, SampleRng(derive(sample_rng(row).key, "map", self._depth)))
 
 
-def wants_within(dataset: Any) -> Wants:
-    """`wants_of(dataset)`; AttributeError where there is none, as properties say that something is absent."""
-    found = wants_of(dataset)
-    if found is None:
-        raise AttributeError("wants: the dataset cannot tell")
-    return found
-
-
 def samples_of(dataset: Any, indices: Sequence[int]) -> list[Any]:
     """The samples of these indices, at once where the dataset can."""
     many = getattr(dataset, "__getitems__", None)
@@ -125,7 +117,7 @@ _BATCH = 256
 Predicate = Callable[[Any], Any]
 
 
-class Filter(torch.utils.data.Dataset[Any]):
+class Filter(WrappedDataset):
     """The samples for which `predicate(sample)` is true, in order; `indices` are theirs in the dataset.
 
     All samples are read once, in `num_workers` processes. With a folder `cache`, what was found is kept there under a
@@ -138,7 +130,7 @@ class Filter(torch.utils.data.Dataset[Any]):
     ) -> None:
         if not callable(predicate):
             raise ArgumentError(f"predicate must be callable, got {type(predicate).__name__}")
-        self.dataset = dataset
+        super().__init__(dataset)
         find = partial(_found, dataset, predicate, num_workers)
         self._path: str | None = None
         if cache is not None:
@@ -147,34 +139,14 @@ class Filter(torch.utils.data.Dataset[Any]):
         self.indices: NDArray[np.int64] = find() if self._path is None else _recorded(self._path, find)
 
     @property
-    def listing_digest(self) -> str | None:
-        """That of the dataset within."""
-        return listing_fingerprint(self.dataset)
-
-    @property
-    def thread_safe(self) -> bool:
-        """As the dataset within."""
-        return bool(getattr(self.dataset, "thread_safe", False))
-
-    @property
     def shard_sizes(self) -> NDArray[np.int64]:
         """The samples left in each shard of the dataset; absent where it has no shards."""
         bounds = np.cumsum([0, *self.dataset.shard_sizes])
         return np.diff(np.searchsorted(self.indices, bounds))
 
-    @property
-    def gather(self) -> Callable[..., Any]:
-        """The collated batch in one pass; absent where the dataset has none."""
-        found = gathering(Subset(self.dataset, self.indices))  # type: ignore[arg-type]
-        if found is None:
-            raise AttributeError("gather: the dataset has none")
-        return found.gather
-
-    @property
-    def wants(self) -> Wants:
-        """What the dataset within wants from caches; absent where it cannot tell."""
-        within_ = wants_within(self.dataset)
-        return lambda indices: within_(self.indices[indices])
+    def ranges(self, indices: Int64s) -> Ranges:
+        """Ranges that the dataset within needs for these samples."""
+        return super().ranges(self.indices[indices])
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -258,3 +230,7 @@ def _keep(path: str, indices: NDArray[np.int64]) -> None:
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
+
+
+READERS[Zip] = stack_reader
+READERS[Filter] = subset_reader

@@ -56,7 +56,8 @@ def _measured(builder: Any, batch_size: int, seed: int | None, thread_safe: bool
             part, elapsed_ns = _rows(request, rows[:done], builder.batched), elapsed_ns * batch_size
         if elapsed_ns // done < INLINE_BELOW_NS:
             return "inline"
-        if thread_safe and builder.splits:  # native code that several threads share: nothing crosses a process border
+        # Native code that several threads share: nothing crosses a process border.
+        if thread_safe and builder.supports_threads:
             return "thread"
         if thread_safe and _gain_of_two_threads(builder, part) > PARALLEL_ABOVE:
             return "thread"

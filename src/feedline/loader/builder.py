@@ -6,7 +6,6 @@ import operator
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
 from itertools import chain
 from time import monotonic_ns
 from typing import Any
@@ -15,9 +14,9 @@ import numpy as np
 from torch.utils.data import StackDataset, Subset
 
 from feedline import collate
-from feedline.collate.gather import BatchReader, Keys, gathering
+from feedline.collate.batch_reads import BatchReader, reader_of
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
-from feedline.core.dataset import is_table
+from feedline.core.dataset import BatchRead, Keys, adapted, traits_of
 from feedline.core.rng import Address, addressed, derive, derive_each
 from feedline.core.rng_globals import seed_globals
 from feedline.core.schedule import BatchRequest
@@ -51,7 +50,7 @@ class _Keys(Sequence[int]):
         return derive(self._seed or 0, self._epoch, int(self._positions[row]))
 
 
-def _keys(request: BatchRequest) -> Keys:
+def _keys(request: BatchRequest) -> Keys | None:
     """The same keys, all at once."""
     if request.seed is None:
         return None
@@ -65,7 +64,7 @@ class BatchBuilder:
     `collate_fn=None` is feedline's own default collate (torch's results). `action` is what happens to a sample that
     raises: "raise", "skip" or "replace". `reseeds` says that the workers own their process, so that `random`,
     `numpy.random` and torch may be seeded per sample when the request has a seed. `threads` may work on one batch,
-    where the dataset's gather lets them.
+    where the dataset's `read_batch` supports it.
     """
 
     dataset: Any
@@ -75,13 +74,13 @@ class BatchBuilder:
     reseeds: bool = True
     threads: int = field(default=1, compare=False)
     progress: Callable[[int], None] | None = field(default=None, compare=False)
-    _gather: BatchReader | None = field(init=False, default=None, compare=False)
+    _reader: BatchReader | None = field(init=False, default=None, compare=False)
     _many: Callable[..., Any] | None = field(init=False, default=None, compare=False)
     _size: int | None = field(init=False, default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.batched and self.collate_fn is None:
-            self._gather = gathering(_read_directly(self.dataset))
+            self._reader = reader_of(adapted(self.dataset))
         if self.batched and self.action == "raise":
             self._many = many_at_once(self.dataset)
 
@@ -93,25 +92,25 @@ class BatchBuilder:
 
     @property
     def draws(self) -> bool:
-        """Whether anything may draw from a generator: a dataset that does not say `deterministic`, or collate."""
-        return not (getattr(self.dataset, "deterministic", False) is True and _is_builtin(self.collate_fn))
+        """Whether anything may draw from a generator: the dataset, by its traits, or a user's collate."""
+        return traits_of(self.dataset).is_random or not _is_builtin(self.collate_fn)
 
     @property
     def vectorized(self) -> bool:
-        """Whether whole batches are gathered without a Python call per sample."""
-        return self._gather is not None
+        """Whether whole batches are read without a Python call per sample."""
+        return self._reader is not None
 
     @property
-    def splits(self) -> bool:
+    def supports_threads(self) -> bool:
         """Whether several native threads can work on one batch."""
-        return self._gather is not None and self._gather.splits
+        return self._reader is not None and self._reader.supports_threads
 
     def __call__(self, request: BatchRequest, empty: Allocator = allocate_tensor) -> BatchResult:
         """The batch of `request`, its tensors from `empty` where collate is ours."""
         with recording() as spans:
             begun_ns = monotonic_ns()
-            if self._gather is not None and isinstance(request.indices, np.ndarray):
-                batch = self._gathered(self._gather, request, empty)
+            if self._reader is not None and isinstance(request.indices, np.ndarray):
+                batch = self._read(self._reader, request, empty)
                 if batch is not EMPTY_BATCH:
                     spans.append(spent("fetch", begun_ns, monotonic_ns()))
                     return BatchResult(batch, spans)
@@ -132,12 +131,11 @@ class BatchBuilder:
         """The request with these rows left out."""
         return request.without(frozenset(rows))
 
-    def _gathered(self, gathering: BatchReader, request: BatchRequest, empty: Allocator) -> Any:
-        """The whole batch at once; NOTHING if it must be fetched one by one, to find out which sample is bad."""
+    def _read(self, reader: BatchReader, request: BatchRequest, empty: Allocator) -> Any:
+        """The whole batch at once; EMPTY_BATCH if samples must be fetched one by one, to leave out the bad ones."""
         try:
-            if not gathering.draws and not gathering.splits:
-                return gathering.gather(request.indices, empty)
-            return gathering(request.indices, empty, _keys(request) if gathering.draws else None, self.threads)
+            keys = _keys(request) if reader.uses_keys else None
+            return reader.read(BatchRead(request.indices, empty, keys, self.threads))
         except Exception as error:
             if self.action != "raise":
                 return EMPTY_BATCH
@@ -310,15 +308,6 @@ def _plain(index: Any) -> Any:
 def _is_builtin(collate_fn: Callable[[Any], Any] | None) -> bool:
     """Whether it is our own, or a type or function of Python's, such as `list`: these draw nothing."""
     return collate_fn is None or getattr(collate_fn, "__module__", None) == "builtins"
-
-
-def _read_directly(dataset: Any) -> Any:
-    """`datasets.HuggingFace(dataset)` for a Hugging Face table of that very type; any other dataset as it is."""
-    if type(dataset).__name__ != "Dataset" or not is_table(dataset):
-        return dataset
-    return import_module("feedline.datasets.tables.huggingface").HuggingFace(
-        dataset
-    )  # dear to import: for its users alone
 
 
 def many_at_once(dataset: Any) -> Callable[..., Any] | None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from feedline.core.cursor import Cursor, PartitionCursor
-from feedline.core.dataset import listing_fingerprint
+from feedline.core.dataset import listing_fingerprint_of
 from feedline.core.rng import derive
 from feedline.core.schedule import LOOKAHEAD, BatchSchedule, PartitionSchedule, Schedule, Share
 from feedline.errors import ArgumentError, StateError
@@ -209,4 +209,4 @@ def _fingerprint(loader: Any, kind: str, source: Any) -> Fingerprint:
         length = len(loader.dataset)
     except (TypeError, NotImplementedError):
         length = None
-    return Fingerprint(kind, length, source.fingerprint(), loader.seed, listing_fingerprint(loader.dataset))
+    return Fingerprint(kind, length, source.fingerprint(), loader.seed, listing_fingerprint_of(loader.dataset))

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate, default_convert
 
-from feedline.collate.gather import gathering
-from feedline.core.dataset import is_stream, wants_of
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import is_stream, ranges_of, traits_of
 from feedline.core.schedule import PartitionSchedule
 from feedline.errors import ArgumentError, NotPicklableError
 from feedline.loader import checks
@@ -63,10 +63,10 @@ def method_of(loader: Any, builder: Any, *, measure: bool = True) -> str:
         return str(loader.worker_method)
     if loader.multiprocessing_context is not None or loader.worker_init_fn is not None:
         return "process"
-    safe = getattr(loader.dataset, "thread_safe", False)
+    safe = traits_of(loader.dataset).thread_safe
     if loader.adapts and not isinstance(loader.dataset, IterableDataset):
         if not measure:
-            return "thread" if safe and builder.splits else "process"
+            return "thread" if safe and builder.supports_threads else "process"
         return method_by_measurement(builder, loader.batch_size or 1, loader.seed, safe or builder.vectorized)
     if isinstance(loader.dataset, IterableDataset):
         return "thread" if safe and isinstance(loader.dataset, PartitionedDataset) else "process"
@@ -115,8 +115,8 @@ class LoaderPools:
             self._kept = pool
             self._closes_kept = weakref.finalize(self, pool.close)
         requests = plan.requests(progress.cursor, lambda: progress.cursor)
-        wants = wants_of(loader.dataset) if plan.foresees else None
-        ahead = None if wants is None else PrefetchingRequests(requests, wants)
+        ranges = ranges_of(loader.dataset) if plan.foresees else None
+        ahead = None if ranges is None else PrefetchingRequests(requests, ranges)
         iteration = Iteration(
             ahead or requests, pool, progress, _flow(loader, method, pool, self._together),
             stage=self._stage, length=plan.length, on_close=partial(self._release, pool, ahead),
@@ -156,7 +156,7 @@ class LoaderPools:
             num_workers=loader.num_workers,
             prefetch_factor=loader.prefetch_factor or 2,
             cpus=usable_cpus(),
-            many_at_once=many_at_once(loader.dataset) is not None or gathering(loader.dataset) is not None,
+            many_at_once=many_at_once(loader.dataset) is not None or reader_of(loader.dataset) is not None,
             device=None if loader.device is None else str(loader.device),
         )
 
@@ -246,7 +246,7 @@ def _said_of_forks(dataset: Any, error: NotPicklableError) -> str:
 
 def _work_together(loader: Any, method: str, builder: Any) -> bool:
     """Whether all threads work on two batches, then on the next two: they are there sooner, and few lie in memory."""
-    return method == "thread" and not loader.adapts and isinstance(builder, BatchBuilder) and builder.splits
+    return method == "thread" and not loader.adapts and isinstance(builder, BatchBuilder) and builder.supports_threads
 
 
 def _flow(loader: Any, method: str, pool: WorkerPool, together: bool) -> Flow:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.core.dataset import Wants
+from feedline.core.dataset import RangesOf
 
 _TRIED = 8
 """A dataset that wants nothing from a cache for so many batches has none."""
@@ -74,8 +74,8 @@ class PrefetchingRequests:
     They begin once the first request was asked for.
     """
 
-    def __init__(self, requests: Iterator[Any], wants: Wants) -> None:
-        self._lookahead, self._wants = PeekableIterator(requests), wants
+    def __init__(self, requests: Iterator[Any], ranges: RangesOf) -> None:
+        self._lookahead, self._ranges = PeekableIterator(requests), ranges
         prefetch = import_module("feedline.stores.cache.prefetch")  # only datasets with stores come here
         self._orders = prefetch.Prefetcher(self._drawn(), ahead_nbytes=1, threads=_THREADS)
         self._begun = False
@@ -113,7 +113,7 @@ class PrefetchingRequests:
 
     def _order(self, indices: Any) -> list[tuple[Any, Any]]:
         try:
-            wanted = self._wants(np.atleast_1d(np.asarray(indices, np.int64)))
+            wanted = self._ranges(np.atleast_1d(np.asarray(indices, np.int64)))
         except Exception:  # noqa: BLE001 - whoever reads the sample meets the error, and is told about it
             return []
         return [(store, want) for store, want in wanted if store.cache.ahead_nbytes]

@@ -189,7 +189,7 @@ class FileSet:
             )
         return store.file(info)
 
-    def wants(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]:
         """What a prefetch has to bring into which cache for `read(extents)` to find it there."""
         caches: dict[int, tuple[CachedStore, str]] = {}
         for blob in {extent.blob for extent in extents}:
@@ -280,7 +280,7 @@ class ObjectReader:
         finally:
             scope.cancel()
 
-    def wants(self, several: Sequence[Known]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, several: Sequence[Known]) -> list[tuple[CachedStore, ObjectRange]]:
         """What a prefetch has to bring into the cache, if there is one, for `read` to find it there."""
         store = self.store
         if not isinstance(store, CachedStore):

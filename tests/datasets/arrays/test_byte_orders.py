@@ -14,6 +14,7 @@ import pytest
 import torch
 from format_cases import all_ways_agree, equal
 
+from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
 from feedline.datasets import ArrayFile, Raw, TokenDocuments, TokenFile
 from feedline.errors import SampleError
@@ -48,7 +49,7 @@ class TestTheOtherByteOrder:
         native = torch.from_numpy(ROWS.astype(np.dtype(dtype).newbyteorder("=")))
         for data in (dataset, pickle.loads(pickle.dumps(dataset))):
             assert equal(data[-3], {"x": native[7], "y": native[7, 0], "z": native[7]})
-            assert equal(data.gather(np.array([4, 0, 4]), allocate_tensor)["x"], native[[4, 0, 4]])
+            assert equal(data.read_batch(BatchRead(np.array([4, 0, 4]), allocate_tensor))["x"], native[[4, 0, 4]])
         all_ways_agree(dataset, [9, 0, -3, 0])
 
     def test_tokens(self, tmp_path: Path, root: str) -> None:

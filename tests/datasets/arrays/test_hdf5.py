@@ -15,6 +15,8 @@ from format_cases import all_ways_agree, hidden
 from torch.utils.data import DataLoader
 
 import feedline as fl
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead
 from feedline.datasets import HDF5
 from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
 from feedline.stores import files
@@ -57,7 +59,7 @@ def test_texts_and_ragged_rows(path: Path) -> None:
     all_ways_agree(dataset, [4, 0, -1])
     assert dataset[4]["word"] == "größe 4"
     assert dataset[4]["row"].tolist() == [0, 1, 2, 3]
-    assert not hasattr(dataset, "gather")
+    assert reader_of(dataset) is None
 
 
 def test_samples_are_memory_of_their_own(path: Path) -> None:
@@ -74,7 +76,7 @@ def test_a_transform_sees_each_sample(path: Path) -> None:
         inline = list(loader)
     with fl.DataLoader(dataset, 10, seed=1, num_workers=2) as loader:
         assert all(map(torch.equal, inline, loader))
-    assert not hasattr(dataset, "gather")
+    assert reader_of(dataset) is None
 
 
 def test_chunks_are_shards(path: Path) -> None:
@@ -352,7 +354,7 @@ class TestDamage:
         for fetch in (
             dataset.__getitem__,
             lambda i: dataset.__getitems__([i]),
-            lambda i: dataset.gather(np.array([i]), 0),
+            lambda i: dataset.read_batch(BatchRead(np.array([i]), 0)),
         ):
             with pytest.raises(IndexError, match=rf"index {index} is out of range for HDF5 with 50 samples"):
                 fetch(index)

@@ -16,7 +16,8 @@ from recorder import Recorder
 from torch.utils.data import DataLoader, default_collate
 
 import feedline as fl
-from feedline.collate.gather import gathering
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead
 from feedline.core.rng import addressed, derive
 from feedline.core.tensors import allocate_tensor
 from feedline.core.tree import leaves
@@ -74,9 +75,9 @@ def same(ours: Any, theirs: Any) -> bool:
 def test_all_ways_to_fetch_agree(kind: str, folder: Path, indices: list[int]) -> None:
     dataset, empty = made(kind, folder), Recorder()
     theirs = default_collate([dataset[i] for i in indices])
-    gather = gathering(dataset)
-    assert gather is not None
-    batch = gather(np.array(indices), empty)
+    read = reader_of(dataset)
+    assert read is not None
+    batch = read(BatchRead(np.array(indices), empty))
     assert same(batch, theirs)
     assert empty.holds(batch)
     assert same(default_collate(dataset.__getitems__(indices)), theirs)
@@ -101,7 +102,7 @@ def test_numbers_in_the_other_byte_order() -> None:
     for sample in (dataset[3], dataset.__getitems__([3])[0], pickle.loads(pickle.dumps(dataset))[-7]):
         assert sample[0].tolist() == IMAGES[3].tolist()
         assert sample[1].item() == -2
-    assert dataset.gather(np.array([1, -1]), allocate_tensor)[2].tolist() == [3, -5]
+    assert dataset.read_batch(BatchRead(np.array([1, -1]), allocate_tensor))[2].tolist() == [3, -5]
 
 
 def test_samples_are_memory_of_their_own(folder: Path) -> None:
@@ -179,7 +180,7 @@ class TestTransform:
         assert Arrays(LABELS, transform=str)[0] == "tensor(-5, dtype=torch.int32)"
 
     def test_switches_gather_off(self) -> None:
-        assert gathering(Arrays(LABELS, transform=lambda label: label)) is None
+        assert reader_of(Arrays(LABELS, transform=lambda label: label)) is None
 
 
 class TestBadInput:

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, default_collate
 
 import feedline as fl
 from feedline import transforms as T
-from feedline.collate.gather import gathering
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
 from feedline.datasets import ImageFolder
 from feedline.datasets.imagefolder import scan
@@ -224,19 +225,19 @@ class TestSamples:
         data = ImageFolder(root, CENTER, loader=lambda path: np.full((50, 50, 3), len(path), np.uint8))
         assert data[0][0].shape == (32, 32, 3)
         assert set(data[0][0].reshape(-1).tolist()) == {len(data.samples[0][0])}
-        assert gathering(data) is None
+        assert reader_of(data) is None
         plain = ImageFolder(root, CENTER)
-        assert gathering(plain) is not None
+        assert reader_of(plain) is not None
         plain.loader = data.loader
-        assert gathering(plain) is None
+        assert reader_of(plain) is None
         assert np.array_equal(plain[3][0], data[3][0])
 
     def test_a_transform_can_be_assigned(self, root: Path) -> None:
         data = ImageFolder(root)
-        assert gathering(data) is None
+        assert reader_of(data) is None
         data.transform = CENTER
         assert data.transform is CENTER
-        assert gathering(data) is not None
+        assert reader_of(data) is not None
         assert data[0][0].shape == (32, 32, 3)
 
     def test_a_subclass_that_adds_the_path(self, root: Path) -> None:
@@ -245,7 +246,7 @@ class TestSamples:
                 return (*super().__getitem__(index), self.samples[index][0])
 
         data = WithPath(root, CROP)
-        assert gathering(data) is None
+        assert reader_of(data) is None
         [batch] = fl.DataLoader(data, batch_size=10, seed=2)
         assert list(batch[2]) == [path for path, _ in data.samples]
         [fused] = fl.DataLoader(ImageFolder(root, CROP), batch_size=10, seed=2)
@@ -254,10 +255,10 @@ class TestSamples:
     @pytest.mark.parametrize("transform", [CROP, CENTER], ids=["crop", "center"])
     def test_a_gather_is_the_collation_of_samples(self, root: Path, transform: Any) -> None:
         data, recorder = ImageFolder(root, transform), Recorder()
-        gather = gathering(data)
-        assert gather is not None
+        read = reader_of(data)
+        assert read is not None
         torch.manual_seed(7)
-        batch = gather(np.array([3, 1, 1, -1]), recorder)
+        batch = read(BatchRead(np.array([3, 1, 1, -1]), recorder))
         torch.manual_seed(7)
         wanted = default_collate(
             [(torch.as_tensor(picture), target) for picture, target in map(data.__getitem__, [3, 1, 1, -1])]
@@ -267,8 +268,8 @@ class TestSamples:
         assert recorder.holds(batch)
 
     def test_what_has_no_one_shape_is_not_gathered(self, root: Path) -> None:
-        assert gathering(ImageFolder(root, T.Resize(40))) is None
-        assert gathering(ImageFolder(root, CENTER, target_transform=str)) is None
+        assert reader_of(ImageFolder(root, T.Resize(40))) is None
+        assert reader_of(ImageFolder(root, CENTER, target_transform=str)) is None
 
     def test_orientation(self, tmp_path: Path) -> None:
         exif = Image.Exif()
@@ -328,7 +329,7 @@ class TestBadInput:
         with pytest.raises(SampleIndexError, match=r"index 10 is out of range for ImageFolder with 10"):
             data[10]
         with pytest.raises(SampleIndexError, match=r"index -11"):
-            data.gather(np.array([0, -11]), torch.empty)
+            data.read_batch(BatchRead(np.array([0, -11]), torch.empty))
 
     def test_links_without_end(self, root: Path) -> None:
         (root / "class 0/loop").symlink_to(root)
@@ -353,7 +354,7 @@ class TestBadInput:
                 folder[4]
             assert f"{root}/class 1/1.jpg (sample 4 of the ImageFolder {root})" in raised.value.__notes__[0]
             with pytest.raises(ImageError, match=r"class 1/1.jpg could not be read") as raised:
-                folder.gather(np.array([0, 3, 4]), allocate_tensor)
+                folder.read_batch(BatchRead(np.array([0, 3, 4]), allocate_tensor))
             assert "1.jpg (sample 4 of" in raised.value.__notes__[0]
         with pytest.raises(SampleError, match=r"class 1/1.jpg cannot be read as a picture .* on_error='skip'"):
             ImageFolder(root)[4]
@@ -365,7 +366,7 @@ class TestBadInput:
             with pytest.raises(FileNotFoundError, match=r"class 1/0.jpg \(sample 4 .* is a broken link: restore it"):
                 data[4]
         with pytest.raises(FileNotFoundError, match=r"class 1/0.jpg \(sample 4 .* is a broken link: restore it"):
-            data.gather(np.array([0, 4]), allocate_tensor)
+            data.read_batch(BatchRead(np.array([0, 4]), allocate_tensor))
 
     def test_lying_names_are_read_by_content(self, root: Path) -> None:
         put(root / "class 0/0.png", jpeg(70, 60))

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from writers.values import jpeg, picture
 
 import feedline as fl
+from feedline.core.dataset import BatchRead
 from feedline.datasets import LMDB
 from feedline.datasets.indexes import SideCarWarning
 from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
@@ -212,7 +213,9 @@ class TestValues:
         torch.manual_seed(0)
         samples = torch.stack([dataset[i] for i in range(4)])
         torch.manual_seed(0)
-        assert torch.equal(dataset.gather(np.arange(4), lambda s, d: torch.empty(s, dtype=d), None), samples)
+        assert torch.equal(
+            dataset.read_batch(BatchRead(np.arange(4), lambda s, d: torch.empty(s, dtype=d), None)), samples
+        )
 
     def test_a_function_may_not_keep_the_memory(self, texts: Path) -> None:
         kept: list[Any] = []

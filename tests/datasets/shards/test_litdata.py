@@ -21,6 +21,8 @@ from torch.utils.data import DataLoader, default_collate
 from writers.values import COUNT, litdata_samples
 
 import feedline as fl
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead
 from feedline.datasets import LitData, LitDataTokens
 from feedline.datasets.shards.litdata import LeafTree
 from feedline.datasets.shards.litdata_types import decoder, nested
@@ -86,11 +88,11 @@ class TestSamples:
         torch.manual_seed(1)
         theirs = default_collate([dataset[i] for i in (3, -1, 2)])
         torch.manual_seed(1)
-        assert equal(dataset.gather(np.array([3, -1, 2]), fl.core.tensors.allocate_tensor, None), theirs)
+        assert equal(dataset.read_batch(BatchRead(np.array([3, -1, 2]), fl.core.tensors.allocate_tensor, None)), theirs)
         with fl.DataLoader(dataset, 4, seed=4) as loader, fl.DataLoader(dataset, 4, seed=4, on_error="skip") as slow:
             assert equal(list(loader), list(slow))
         for other in ({}, {"transform": {"image": lambda image: image.size}}, {"transform": str}):
-            assert not hasattr(LitData(folder / "pictures", **other), "gather")
+            assert reader_of(LitData(folder / "pictures", **other)) is None
 
     @pytest.mark.parametrize(
         "sample",
@@ -152,7 +154,7 @@ class TestSamples:
         assert rows[2] == {"id": "2", "more": {"flag": True}}
         small = fl.transforms.Compose([fl.transforms.Resize((6, 5)), fl.transforms.ToTensor()])
         pictures = LitData(folder / "pictures", leaves=["image"], transform={"image": small})
-        batch = pictures.gather(np.array([3, 1]), fl.core.tensors.allocate_tensor)
+        batch = pictures.read_batch(BatchRead(np.array([3, 1]), fl.core.tensors.allocate_tensor))
         assert equal(batch, default_collate([pictures[3], pictures[1]]))
 
     def test_leaves_that_are_not_there(self, folder: Path) -> None:

@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader
 from writers.values import COUNT, MDS_COLUMNS, jpeg, mds_samples
 
 import feedline as fl
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead
 from feedline.datasets import MDS
 from feedline.datasets.shards.mds import decoder
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
@@ -145,12 +147,12 @@ class TestPictures:
         torch.manual_seed(1)
         theirs = torch.utils.data.default_collate([dataset[i] for i in (3, 1, 2)])
         torch.manual_seed(1)
-        assert equal(dataset.gather(np.array([3, 1, 2]), fl.core.tensors.allocate_tensor, None), theirs)
+        assert equal(dataset.read_batch(BatchRead(np.array([3, 1, 2]), fl.core.tensors.allocate_tensor, None)), theirs)
 
     def test_other_transforms_see_each_value(self, folder: Path) -> None:
         dataset = MDS(folder / "plain", columns=["png", "int"], transform={"png": lambda image: image.size, "int": str})
         assert dataset[3] == {"png": (9, 7), "int": "3"}
-        assert not hasattr(dataset, "gather")
+        assert reader_of(dataset) is None
 
     def test_a_damaged_picture_is_named(self, copy: Path) -> None:
         shard = copy / "shard.00000.mds"
@@ -160,7 +162,10 @@ class TestPictures:
         shard.write_bytes(data)
         crop = fl.transforms.Compose([fl.transforms.Resize((4, 4)), fl.transforms.ToTensor()])
         dataset = MDS(copy, columns=["jpeg"], transform={"jpeg": crop})
-        for fetch in (lambda: dataset[0], lambda: dataset.gather(np.array([1, 0]), fl.core.tensors.allocate_tensor)):
+        for fetch in (
+            lambda: dataset[0],
+            lambda: dataset.read_batch(BatchRead(np.array([1, 0]), fl.core.tensors.allocate_tensor)),
+        ):
             with pytest.raises(
                 SampleError, match=r"column 'jpeg' of sample 0 of .*shard.00000.mds: .*could not be read"
             ):

@@ -22,6 +22,8 @@ from torch.utils.data import default_collate
 from writers.values import COUNT, examples, jpeg, picture
 
 import feedline as fl
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead
 from feedline.datasets import TFRecord
 from feedline.datasets.shards.tf_example import parsed
 from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
@@ -103,15 +105,17 @@ class TestExamples:
             torch.manual_seed(1)
             theirs = default_collate([each[i] for i in (3, -1, 12)])
             torch.manual_seed(1)
-            assert equal(each.gather(np.array([3, -1, 12]), fl.core.tensors.allocate_tensor, None), theirs)
+            assert equal(
+                each.read_batch(BatchRead(np.array([3, -1, 12]), fl.core.tensors.allocate_tensor, None)), theirs
+            )
             with fl.DataLoader(each, 6, seed=4) as loader, fl.DataLoader(each, 6, seed=4, on_error="skip") as slow:
                 assert equal(list(loader), list(slow))
         for other in ({}, {"transform": str}, {"transform": {"image": crop, "label": abs}}):
-            assert not hasattr(TFRecord(files, features, **other), "gather")
+            assert reader_of(TFRecord(files, features, **other)) is None
         (tmp_path / "bad.tfrecord").write_bytes(records(jpeg(0), b"no picture"))
         bad = TFRecord(tmp_path / "bad.tfrecord", decode="image", transform=crop)
         with pytest.raises(SampleError, match=r"record 1 of .*bad.tfrecord: .*could not be read"):
-            bad.gather(np.array([0, 1]), fl.core.tensors.allocate_tensor, None)
+            bad.read_batch(BatchRead(np.array([0, 1]), fl.core.tensors.allocate_tensor, None))
 
     def test_ways_to_fetch_agree(self, files: list[Path]) -> None:
         all_ways_agree(TFRecord(files, {"label": "int64", "name": "bytes"}), [19, 0, 7, 8, -1])

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from writers.values import jpeg
 
 import feedline as fl
+from feedline.core.dataset import BatchRead
 from feedline.datasets import SQLManifest
 from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
 
@@ -179,7 +180,7 @@ class TestRows:
         with pytest.raises(
             FileNotFoundError, match=r"the file '02.txt' of row 1 \(id = 2\) of the query 'SELECT id, .*"
         ):
-            dataset.gather(np.arange(3), fl.core.tensors.allocate_tensor, None)
+            dataset.read_batch(BatchRead(np.arange(3), fl.core.tensors.allocate_tensor, None))
 
 
 class TestRefresh:
@@ -471,7 +472,7 @@ class TestDamage:
         dataset = manifest(database, "SELECT id, iif(id = 1, ?, '00.txt') AS path FROM samples", (path,), **settings)
         reads: list[Callable[[], Any]] = [lambda: dataset[1], lambda: dataset.__getitems__([0, 1])]
         if decode == "image":
-            reads.append(lambda: dataset.gather(np.arange(2), fl.core.tensors.allocate_tensor))
+            reads.append(lambda: dataset.read_batch(BatchRead(np.arange(2), fl.core.tensors.allocate_tensor)))
         for read in reads:
             with pytest.raises(SampleError) as caught:
                 read()

@@ -12,8 +12,9 @@ from recorder import Recorder
 from torch.utils.data import DataLoader, default_collate
 
 import feedline as fl
-from feedline.collate.gather import gathering
+from feedline.collate.batch_reads import reader_of
 from feedline.core import kernels
+from feedline.core.dataset import BatchRead
 from feedline.core.tree import leaves
 from feedline.datasets import Arrow
 from feedline.errors import ArgumentError, SampleError, StateError
@@ -47,7 +48,7 @@ def test_files_and_streams_are_read_in_place(tmp_path: Path, stream: bool, compr
     assert dataset.shard_sizes.tolist() == [20, 20, 20, 20, 10]
     indices, empty = [89, 0, -90, 41, 41], Recorder()
     theirs = default_collate([dataset[i] for i in indices])
-    batch = dataset.gather(np.array(indices), empty)
+    batch = dataset.read_batch(BatchRead(np.array(indices), empty))
     assert same(batch, theirs)
     assert empty.holds(batch)
     assert same(default_collate(dataset.__getitems__(indices)), theirs)
@@ -83,7 +84,7 @@ def test_files_travel_by_path(tmp_path: Path) -> None:
 
 def test_works_in_both_loaders(tmp_path: Path) -> None:
     dataset = Arrow([write(tmp_path / "a.arrow"), write(tmp_path / "b.arrow", rows=7)])
-    assert gathering(dataset) is not None
+    assert reader_of(dataset) is not None
     for ours, theirs in zip(fl.DataLoader(dataset, 32, num_workers=2), DataLoader(dataset, 32), strict=True):
         assert same(ours, theirs)
 
@@ -162,6 +163,6 @@ def test_rows_are_the_same_without_native_kernels(monkeypatch: pytest.MonkeyPatc
     table = TABLE.append_column("v", pa.array([[i, i + 1] for i in range(N)]))
     dataset = Arrow(pa.concat_tables([table, table.slice(5), table.slice(7, 3)]))
     indices = np.random.default_rng(0).integers(0, len(dataset), 50)
-    expected = dataset.gather(indices, Recorder())
+    expected = dataset.read_batch(BatchRead(indices, Recorder()))
     monkeypatch.setattr(kernels, "native", None)
-    assert same(dataset.gather(indices, Recorder()), expected)
+    assert same(dataset.read_batch(BatchRead(indices, Recorder())), expected)

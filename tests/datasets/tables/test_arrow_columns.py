@@ -224,8 +224,8 @@ class TestRows:
         bucket.put(written(self.BATCHES))
         cache = Cache(tmp_path / "cache", limit="10 MB")
         dataset = Arrow(bucket.address, ["v"], cache_nbytes=0, cache=cache)
-        assert [want.stop - want.start for _, want in dataset.wants(np.array([3, -1]))] == [160, 160]
-        assert dataset.wants(np.array([], np.int64)) == []
+        assert [want.stop - want.start for _, want in dataset.ranges(np.array([3, -1]))] == [160, 160]
+        assert dataset.ranges(np.array([], np.int64)) == []
 
     def test_compressed_ones_are_kept_all_the_same(self, bucket: Bucket) -> None:
         bucket.put(written(self.BATCHES, compression="lz4"))

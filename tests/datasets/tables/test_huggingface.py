@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader, default_collate
 import datasets
 import feedline as fl
 from datasets import ClassLabel, Features, Image, List, Value
-from feedline.collate.gather import gathering
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead, adapted
 from feedline.core.tree import leaves
 from feedline.datasets import HuggingFace
 from feedline.errors import ArgumentError, SampleError
-from feedline.loader.builder import _read_directly
 
 N = 60
 DTYPES = [
@@ -91,26 +91,26 @@ def test_batches_are_those_of_torch_for_every_kind_of_column(saved: Any, kind: s
             theirs = default_collate(dataset.__getitems__(indices))
             ours = HuggingFace(dataset)
             assert same(default_collate(ours.__getitems__(indices)), theirs), name
-            gather = gathering(ours)
-            if gather is not None:
+            read = reader_of(ours)
+            if read is not None:
                 empty = Recorder()
-                batch = gather(np.array(indices), empty)
+                batch = read(BatchRead(np.array(indices), empty))
                 assert same(batch, theirs), name
                 assert empty.holds(batch), name
 
 
-def test_the_common_columns_are_read_directly(saved: Any) -> None:
+def test_the_common_columns_areadapted(saved: Any) -> None:
     for kind in ("torch", "numpy"):
         columns = ["label", "float32", "int64", "list int64", "fixed float32"]
-        assert gathering(HuggingFace(saved.with_format(kind, columns=columns))) is not None
-    assert gathering(HuggingFace(saved.select_columns(["label", "float64", "text", "bool"]))) is not None
+        assert reader_of(HuggingFace(saved.with_format(kind, columns=columns))) is not None
+    assert reader_of(HuggingFace(saved.select_columns(["label", "float64", "text", "bool"]))) is not None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_gives_what_torchs_gives(saved: Any, workers: int) -> None:
     dataset = saved.shuffle(seed=3).with_format("torch", columns=["text", "label", "list int32"])
     ours = HuggingFace(dataset)
-    assert ours.thread_safe
+    assert ours.traits.thread_safe
     with fl.DataLoader(ours, 16, num_workers=workers) as loader:
         assert all(same(a, b) for a, b in zip(loader, DataLoader(dataset, 16), strict=True))
     assert all(same(a, b) for a, b in zip(DataLoader(ours, 16), DataLoader(dataset, 16), strict=True))
@@ -166,7 +166,7 @@ def test_missing_values_are_what_datasets_makes_of_them(kind: str) -> None:
     ours = HuggingFace(dataset)
     for indices in ([0], [0, 1], [1, 2]):
         theirs = default_collate(dataset.__getitems__(indices))
-        batch = ours.gather(np.array(indices), Recorder())
+        batch = ours.read_batch(BatchRead(np.array(indices), Recorder()))
         assert [(v.dtype, v.isnan().tolist()) for v in batch.values()] == [
             (v.dtype, v.isnan().tolist()) for v in theirs.values()
         ]
@@ -185,18 +185,18 @@ def test_transforms_images_and_odd_formats_go_through_datasets(tmp_path: Path) -
     ]
     for dataset in others:
         ours = HuggingFace(dataset)
-        assert gathering(ours) is None
-        assert not ours.thread_safe
+        assert reader_of(ours) is None
+        assert not ours.traits.thread_safe
         assert same(default_collate(ours.__getitems__([2, 0])), default_collate(dataset.__getitems__([2, 0])))
     assert isinstance(HuggingFace(images)[1]["image"], PIL.Image.Image)
 
 
 def test_it_travels_by_path(saved: Any) -> None:
     ours = HuggingFace(saved.with_format("torch", columns=["int64"]))
-    expected = ours.gather(np.array([3]), Recorder())
+    expected = ours.read_batch(BatchRead(np.array([3]), Recorder()))
     data = pickle.dumps(ours)
     assert len(data) < 20_000
-    assert same(pickle.loads(data).gather(np.array([3]), Recorder()), expected)
+    assert same(pickle.loads(data).read_batch(BatchRead(np.array([3]), Recorder())), expected)
 
 
 def test_what_is_no_dataset_is_refused() -> None:
@@ -211,8 +211,8 @@ def test_what_is_no_dataset_is_refused() -> None:
 
 def test_a_bare_dataset_is_recognized() -> None:
     dataset = datasets.Dataset.from_dict({"x": [1]})
-    assert isinstance(_read_directly(dataset), HuggingFace)
-    assert _read_directly([1]) == [1]
+    assert isinstance(adapted(dataset), HuggingFace)
+    assert adapted([1]) == [1]
 
 
 class TestPictures:
@@ -237,9 +237,9 @@ class TestPictures:
         expected = [transform(sample["image"]) for sample in pictures.shuffle(seed=0)]
         assert list(dataset[3]) == ["name", "image", "label"]
         assert torch.equal(dataset[3]["image"], expected[3])
-        gather = gathering(dataset)
-        assert gather is not None
-        batch = gather(np.array([5, 0, -1]), empty)
+        read = reader_of(dataset)
+        assert read is not None
+        batch = read(BatchRead(np.array([5, 0, -1]), empty))
         assert torch.equal(batch["image"], torch.stack([expected[i] for i in (5, 0, -1)]))
         assert same(batch, default_collate(dataset.__getitems__([5, 0, -1])))
 
@@ -259,7 +259,7 @@ class TestPictures:
     def test_foreign_transforms_get_what_datasets_gives(self, pictures: Any) -> None:
         by_column = HuggingFace(pictures, {"image": lambda image: image.size, "label": lambda label: -label})
         assert (by_column[2]["image"], by_column[2]["label"]) == ((30, 22), -2)
-        assert gathering(by_column) is None
+        assert reader_of(by_column) is None
         whole = HuggingFace(pictures, lambda sample: sample["label"])
         assert whole.__getitems__([3, 4]) == [3, 4]
         with pytest.raises(ArgumentError, match=r"transform= names 'picture'; known fields .* name, image, label"):
@@ -268,7 +268,7 @@ class TestPictures:
     def test_bad_pictures_are_named(self, pictures: Any, tmp_path: Path) -> None:
         (tmp_path / "3.png").write_bytes(b"no picture")
         dataset = HuggingFace(pictures, {"image": fl.transforms.imagenet_eval(16)})
-        for fetch in (dataset.__getitem__, lambda i: dataset.gather(np.array([0, i]), Recorder())):
+        for fetch in (dataset.__getitem__, lambda i: dataset.read_batch(BatchRead(np.array([0, i]), Recorder()))):
             with pytest.raises(SampleError, match="sample 3 of the Hugging Face dataset, column 'image'"):
                 fetch(3)
         missing = datasets.Dataset.from_dict({"image": [None]}, features=Features({"image": Image()}))

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorder import Recorder
 
+from feedline.core.dataset import BatchRead
 from feedline.datasets import Arrow, Parquet
 from feedline.datasets.tables.chunks import parted
 from feedline.datasets.tables.columns import column_of
@@ -76,7 +77,7 @@ def test_nulls_among_the_numbers_and_among_the_values(kind: Any) -> None:
 
 def test_a_batch_of_numbers_lies_in_the_memory_that_is_given() -> None:
     dataset, empty = Arrow(pa.table({"c": coded([0, 1, None, 1], pa.array([5, 7]))}), nulls=-1), Recorder()
-    batch = dataset.gather(np.array([3, 2, 0, -1]), empty)
+    batch = dataset.read_batch(BatchRead(np.array([3, 2, 0, -1]), empty))
     assert batch["c"].tolist() == [7, -1, 5, 7]
     assert empty.holds(batch)
 
@@ -207,7 +208,7 @@ class TestOtherLayouts:
         table = pa.table({"c": runs([2, 3], [None, 4])})
         with pytest.raises(SampleError, match="row 1 of the table: column 'c' is null"):
             Arrow(table)[1]
-        assert Arrow(table, nulls=0).gather(np.arange(3), Recorder())["c"].tolist() == [0, 0, 4]
+        assert Arrow(table, nulls=0).read_batch(BatchRead(np.arange(3), Recorder()))["c"].tolist() == [0, 0, 4]
 
     def test_nothing_but_nulls_within_others(self) -> None:
         pairs = pa.FixedSizeListArray.from_arrays(pa.nulls(4), 2)

@@ -19,8 +19,9 @@ from recorder import Recorder
 from torch.utils.data import DataLoader, default_collate
 
 import feedline as fl
-from feedline.collate.gather import gathering
+from feedline.collate.batch_reads import reader_of
 from feedline.core import optional
+from feedline.core.dataset import BatchRead
 from feedline.core.rng import addressed
 from feedline.core.tree import leaves
 from feedline.datasets import Parquet
@@ -74,9 +75,9 @@ class TestRows:
     def test_all_ways_to_fetch_agree(self, folder: Path) -> None:
         dataset, empty, indices = Parquet(folder), Recorder(), [99, 0, 30, 30, -1, 59, 60]
         theirs = default_collate([dataset[i] for i in indices])
-        gather = gathering(dataset)
-        assert gather is not None
-        batch = gather(np.array(indices), empty)
+        read = reader_of(dataset)
+        assert read is not None
+        batch = read(BatchRead(np.array(indices), empty))
         assert same(batch, theirs)
         assert empty.holds(batch)
         assert same(default_collate(dataset.__getitems__(indices)), theirs)
@@ -102,7 +103,7 @@ class TestRows:
 
     def test_a_transform_sees_samples_and_may_draw(self, folder: Path) -> None:
         dataset = Parquet(folder, transform=lambda sample, rng: (sample["x"].item(), rng.integers(1 << 30)))
-        assert gathering(dataset) is None
+        assert reader_of(dataset) is None
         with addressed([7, 8]):
             (first, one), (second, other) = dataset.__getitems__([3, 4])
         assert (first, second) == (3.0, 4.0)
@@ -312,7 +313,7 @@ class TestNulls:
         self, tmp_path: Path, column: str, row: int, advice: str
     ) -> None:
         dataset = read(tmp_path, self.TABLE, columns=[column])
-        for fetch in (dataset.__getitem__, lambda i: dataset.gather(np.array([i]), Recorder())):
+        for fetch in (dataset.__getitem__, lambda i: dataset.read_batch(BatchRead(np.array([i]), Recorder()))):
             with pytest.raises(SampleError) as caught:
                 fetch(row)
             assert f"made.parquet, row {row} (row group 0): column {column!r} is null" in str(caught.value)
@@ -325,7 +326,7 @@ class TestNulls:
 
     def test_values_stand_for_nulls(self, tmp_path: Path) -> None:
         dataset = read(tmp_path, self.TABLE, columns=["f", "i", "s"], nulls={"f": "nan", "i": -1, "s": "?"})
-        batch = dataset.gather(np.array([0, 1]), Recorder())
+        batch = dataset.read_batch(BatchRead(np.array([0, 1]), Recorder()))
         assert torch.equal(batch["f"].nan_to_num(7), torch.tensor([1.0, 7.0], dtype=torch.float64))
         assert (batch["i"].tolist(), batch["s"]) == ([-1, 2], ["a", "?"])
 
@@ -384,7 +385,7 @@ class TestCache:
 
         def work() -> None:
             barrier.wait()
-            found.append(dataset.gather(np.arange(N), Recorder())["x"])
+            found.append(dataset.read_batch(BatchRead(np.arange(N), Recorder()))["x"])
 
         threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:
@@ -398,7 +399,7 @@ class TestCache:
     def test_its_bytes_are_bounded(self, folder: Path) -> None:
         whole, small = Parquet(folder), Parquet(folder, cache_nbytes=1000)
         order = np.random.default_rng(0).permutation(N)
-        batches = [dataset.gather(order, Recorder()) for dataset in (whole, small)]
+        batches = [dataset.read_batch(BatchRead(order, Recorder())) for dataset in (whole, small)]
         assert same(*batches)
         assert whole.decoded.nbytes > 1000
         assert small.decoded.nbytes < whole.decoded.nbytes / 2  # the newest is kept, however large it is
@@ -432,7 +433,7 @@ class TestFilters:
         dataset = Parquet(folder, ["x"], filters=[("y", "==", 3), ("x", "<", 70)])
         expected = [i for i in range(70) if i % 7 == 3]
         assert [dataset[i]["x"].item() for i in range(len(dataset))] == expected
-        assert dataset.gather(np.arange(len(dataset)), Recorder())["x"].tolist() == expected
+        assert dataset.read_batch(BatchRead(np.arange(len(dataset)), Recorder()))["x"].tolist() == expected
         assert dataset.shard_sizes.sum() == len(expected)
 
     def test_alternatives(self, folder: Path) -> None:
@@ -455,7 +456,7 @@ class TestPickling:
     def test_files_travel_by_path(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(folder)
         dataset = Parquet("part-*.parquet")
-        dataset.gather(np.arange(N), Recorder())
+        dataset.read_batch(BatchRead(np.arange(N), Recorder()))
         data = pickle.dumps(dataset)
         monkeypatch.chdir("/")
         assert len(data) < 3000

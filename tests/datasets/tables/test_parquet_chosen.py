@@ -20,6 +20,7 @@ from recorder import Recorder
 
 import feedline as fl
 from feedline import stores
+from feedline.core.dataset import BatchRead
 from feedline.datasets import Parquet
 from feedline.errors import ArgumentError, SampleError
 
@@ -66,7 +67,7 @@ class TestFolders:
     def test_are_chosen_like_others(self, folder: Path, far: str) -> None:
         for place in (folder, far):
             dataset, empty = Parquet(place, ["year", "x"]), Recorder()
-            batch = dataset.gather(np.array([0, 59, 1]), empty)
+            batch = dataset.read_batch(BatchRead(np.array([0, 59, 1]), empty))
             assert list(batch) == ["year", "x"]
             assert batch["year"].tolist() == [2023, 2024, 2023]
             assert empty.holds(batch)

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from feedline.core.dataset import BatchRead
 from feedline.datasets import Arrow, Parquet
 from feedline.errors import ArgumentError, SampleError
 
@@ -89,7 +90,7 @@ def test_what_an_error_advises_helps(case: Case, kind: str, tmp_path: Path) -> N
         if policy == 0.5:  # which floats can hold
             filled = ast.literal_eval(repr(filled).replace("'nan'", "0.5"))
         assert plain(sample[case.name]) == filled, policy
-        batch = dataset.gather(np.array([1]), lambda shape, dtype: torch.empty(shape, dtype=dtype))
+        batch = dataset.read_batch(BatchRead(np.array([1]), lambda shape, dtype: torch.empty(shape, dtype=dtype)))
         assert set(batch) == {case.name, "other"}, policy
 
 

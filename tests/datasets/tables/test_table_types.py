@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
 from feedline.datasets import Arrow, Parquet
 from feedline.datasets.tables.types import bare, kinds_of
@@ -128,7 +129,7 @@ class TestMembers:
         sample = dataset[0]
         assert list(sample) == list(first)
         assert {**sample, "label": sample["label"].item()} == first
-        batch = pictures(["image.bytes"]).gather(np.array([0, 1]), allocate_tensor)
+        batch = pictures(["image.bytes"]).read_batch(BatchRead(np.array([0, 1]), allocate_tensor))
         assert batch == {"image": {"bytes": [b"one", b"two"]}}
 
     def test_of_one_column_and_the_column_itself_make_one(self, pictures: Any) -> None:

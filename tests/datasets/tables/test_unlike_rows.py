@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import feedline as fl
+from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
 from feedline.datasets import Arrow, Parquet
 
@@ -33,7 +34,7 @@ def test_of_a_file_by_path_and_row(tmp_path: Path) -> None:
 
 def test_of_a_table_by_row() -> None:
     with pytest.raises(RuntimeError) as caught:
-        Arrow(TABLE).gather(np.array([3, 1, 2]), allocate_tensor)
+        Arrow(TABLE).read_batch(BatchRead(np.array([3, 1, 2]), allocate_tensor))
     assert "row 2 of the table: column 'x' has shape (1,), and (2,) in row 3 of the table" in notes(caught.value)
 
 
@@ -48,13 +49,13 @@ def test_of_a_table_by_row() -> None:
 )
 def test_far_within(column: list[Any], shapes: str) -> None:
     with pytest.raises((RuntimeError, TypeError)) as caught:
-        Arrow(pa.table({"x": column})).gather(np.array([0, 1]), allocate_tensor)
+        Arrow(pa.table({"x": column})).read_batch(BatchRead(np.array([0, 1]), allocate_tensor))
     assert f"row 1 of the table: column 'x' {shapes}" in notes(caught.value)
 
 
 def test_a_null_elsewhere_changes_nothing() -> None:
     with pytest.raises(RuntimeError, match="equal size"):
-        Arrow(TABLE.append_column("z", pa.array([None, 1, 2, 3]))).gather(np.arange(4), allocate_tensor)
+        Arrow(TABLE.append_column("z", pa.array([None, 1, 2, 3]))).read_batch(BatchRead(np.arange(4), allocate_tensor))
 
 
 def test_other_errors_of_collating_stay_as_they_are() -> None:
@@ -62,5 +63,5 @@ def test_other_errors_of_collating_stay_as_they_are() -> None:
         raise RuntimeError("no memory is left")
 
     with pytest.raises(RuntimeError, match="no memory is left") as caught:
-        Arrow(TABLE, ["y"]).gather(np.array([0, 1]), full)
+        Arrow(TABLE, ["y"]).read_batch(BatchRead(np.array([0, 1]), full))
     assert "column" not in "".join(getattr(caught.value, "__notes__", []))

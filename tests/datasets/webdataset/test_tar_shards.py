@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, default_collate
 
 import feedline as fl
 from feedline import transforms as T
-from feedline.collate.gather import gathering
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
 from feedline.datasets import TarShards
 from feedline.datasets.webdataset import ShardError, write_index
@@ -164,10 +165,10 @@ class TestTransforms:
     @pytest.mark.parametrize("transform", [CROP, CENTER, {"jpg": CROP}, {"jpg;png;jpeg": CENTER}])
     def test_a_gather_is_the_collation_of_samples(self, folder: Path, transform: Any) -> None:
         data, recorder = TarShards(folder, PAIR, transform), Recorder()
-        gather = gathering(data)
-        assert gather is not None
+        read = reader_of(data)
+        assert read is not None
         torch.manual_seed(7)
-        batch = gather(np.array([9, 3, 4, 3, -1]), recorder)
+        batch = read(BatchRead(np.array([9, 3, 4, 3, -1]), recorder))
         torch.manual_seed(7)
         samples = [data[at] for at in (9, 3, 4, 3, -1)]
         wanted = default_collate([(torch.as_tensor(picture), number) for picture, number in samples])
@@ -178,9 +179,9 @@ class TestTransforms:
     def test_other_fields_are_collated(self, kinds: Path) -> None:
         fields = ("__key__", "cls", "txt", "npy", "json", "bin")
         data = TarShards(kinds, fields, decoders={"json": lambda _: {"a": [1, 2.5]}})
-        gather = gathering(data)
-        assert gather is not None
-        batch = gather(np.array([0, 0]), allocate_tensor)
+        read = reader_of(data)
+        assert read is not None
+        batch = read(BatchRead(np.array([0, 0]), allocate_tensor))
         assert same(batch, default_collate([data[0], data[0]]))
         assert batch[0] == ("s/0", "s/0")
         assert batch[3].shape == (2, 2, 3)
@@ -194,7 +195,7 @@ class TestTransforms:
             TarShards(kinds, ("cls",), lambda sample: sample),
             TarShards(kinds, ("cls",), decode=False),
         ):
-            assert gathering(data) is None
+            assert reader_of(data) is None
 
     def test_a_subclass_that_makes_its_own_samples(self, folder: Path) -> None:
         class Doubled(TarShards):
@@ -202,7 +203,7 @@ class TestTransforms:
                 return super().__getitem__(index) * 2
 
         data = Doubled(folder, ("cls",))
-        assert gathering(data) is None
+        assert reader_of(data) is None
         assert data.__getitems__([3]) == [(3, 3)]
 
     def test_ready_pixels(self, tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ class TestTransforms:
         data = TarShards(path, ("npy", "jpg"), {"npy": CENTER, "jpg": CENTER})
         sources: list[Any] = []
         monkeypatch.setattr(T.ImagePlan, "batch", lambda _, given, *rest: (sources.extend(given), torch.zeros(1))[1])
-        gathering(data)(np.array([0]), allocate_tensor)  # type: ignore[misc]
+        reader_of(data)(BatchRead(np.array([0]), allocate_tensor))  # type: ignore[misc]
         memory = np.frombuffer(data._shards[0]._memory, np.uint8)
         for source in sources:
             assert np.shares_memory(np.asarray(source), memory)
@@ -266,7 +267,10 @@ class TestManyShards:
         data = TarShards(folder, PAIR, CENTER, open_shards=1)
         whole = TarShards(folder, PAIR, CENTER)
         for _ in range(2):
-            assert same(data.gather(np.arange(10), allocate_tensor), whole.gather(np.arange(10), allocate_tensor))
+            assert same(
+                data.read_batch(BatchRead(np.arange(10), allocate_tensor)),
+                whole.read_batch(BatchRead(np.arange(10), allocate_tensor)),
+            )
             assert data._shards.open_count == 1
 
     def test_shard_shuffled_order(self, folder: Path) -> None:
@@ -341,7 +345,7 @@ class TestBadInput:
         with pytest.raises(SampleIndexError, match=r"index 10 is out of range for TarShards with 10"):
             data[10]
         with pytest.raises(SampleIndexError, match=r"index -11"):
-            data.gather(np.array([-11]), allocate_tensor)
+            data.read_batch(BatchRead(np.array([-11]), allocate_tensor))
 
     def test_fields_of_some_samples_only(self, tmp_path: Path) -> None:
         one = write_tar(tmp_path / "1.tar", {"a.txt": b"1", "b.CLS": b"2"})
@@ -421,7 +425,7 @@ class TestBadInput:
         with pytest.raises(SampleError, match=rf"x.tar: member '{name}': .*{what}"):
             shards[3]
         with pytest.raises(SampleError, match=rf"x.tar: member '{name}': .*{what}"):
-            shards.gather(np.array([0, 2, 3]), allocate_tensor)
+            shards.read_batch(BatchRead(np.array([0, 2, 3]), allocate_tensor))
 
     def test_missing_halves(self, tmp_path: Path) -> None:
         members = pictures(4)
@@ -452,7 +456,7 @@ class TestBadInput:
         data[0]
         write_tar(paths[0], pictures(3, 7))
         with pytest.raises(ShardError, match=r"train-000.tar does not fit it: the tar was changed or replaced"):
-            data.gather(np.array([3, 0]), allocate_tensor)
+            data.read_batch(BatchRead(np.array([3, 0]), allocate_tensor))
         with pytest.raises(
             ShardError, match=r"train-000.tar is not the tar that was indexed when this dataset was made"
         ):

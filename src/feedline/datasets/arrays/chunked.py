@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from feedline.core import kernels
 from feedline.core.caches import LoadingCache, PerProcess
+from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, numpy_view, one_within, torch_dtype, within
 from feedline.core.threads import DaemonPool
-from feedline.datasets.arrays.npy import Gather, Transform, _structured
+from feedline.datasets.arrays.npy import Transform, _structured
 from feedline.datasets.decoding import DAMAGE, SampleTransform
 from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.stores import CachedStore, ObjectRange, StoreError
@@ -71,7 +72,7 @@ class ArrayRows(Protocol):
         """Write the rows at these places into those of `out`."""
         ...
 
-    def wants(self, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """What a prefetch has to bring into a cache for these rows."""
         ...
 
@@ -85,7 +86,7 @@ class MappedRows:
     def fill(self, places: NDArray[np.int64], out: NDArray[Any]) -> None:
         kernels.gather_rows(self._array, places, out=out)
 
-    def wants(self, _: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, _: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         return []
 
 
@@ -125,7 +126,7 @@ class ChunkedRows:
         for rows, chunk, local in self._visits(places):
             out[rows] = chunk[local]
 
-    def wants(self, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         if self._wanting is None:
             return []
         parts = [self._part(places[rows]) for rows in self._by_chunk(places)]
@@ -237,8 +238,6 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
     `names=None` takes every array at the top, by its name. The rows of several holders come one after the other.
     """
 
-    thread_safe = True
-
     def __init__(self, holders: Sequence[Holder], names: Names, transform: Transform | None, cache_nbytes: int) -> None:
         self.paths = [holder.name for holder in holders]
         """The files or stores."""
@@ -278,11 +277,11 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
         places = within(as_indices(indices), len(self), type(self).__name__)
         return self._samples(places, range(len(places)))
 
-    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """What reading these samples will want from a cache."""
         places = within(indices, len(self), type(self).__name__)
         visits = self._visits(places)
-        return [want for file, _, local in visits for rows in self._rows(file) for want in rows.wants(local)]
+        return [want for file, _, local in visits for rows in self._rows(file) for want in rows.ranges(local)]
 
     def _rows(self, file: int = 0) -> list[ArrayRows | ChunkedRows]:
         return self._opened[file]
@@ -319,15 +318,15 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
         return [(file := int(files[group[0]]), _as_slice(group), places[group] - firsts[file]) for group in groups]
 
     @property
-    def gather(self) -> Gather:
-        """`gather(indices, empty)`: the collated batch. Absent with a transform, and with rows that are not numbers."""
-        if self._step.transform is not None or any(shape.dtype is None for shape in self._shapes[0]):
-            raise AttributeError("gather: samples have to be made one by one")
-        return self._gathered
+    def traits(self) -> Traits:
+        one_by_one = self._step.transform is not None or any(shape.dtype is None for shape in self._shapes[0])
+        return READS_SAMPLES if one_by_one else READS_BATCHES
 
-    def _gathered(self, indices: NDArray[np.int64], empty: Allocator) -> Any:
-        places = within(indices, len(self), type(self).__name__)
-        return self._structure.batch(self._read(places, empty))
+    def read_batch(self, request: BatchRead) -> Batch:
+        """The collated batch; TypeError with a transform, and for arrays that do not hold numbers."""
+        check_reads_batches(self)
+        places = within(request.indices, len(self), type(self).__name__)
+        return self._structure.batch(self._read(places, request.allocate))
 
 
 def _everything(holders: Sequence[Holder]) -> Names:

@@ -132,7 +132,7 @@ class _FileInStore:
         if h5py_layout.is_plain(dataset):
             return _FarRows(_Places(self._blobs, self._number, shape.lies), shape, dataset.dtype)
         reading = _FarReading(far, _Places(self._blobs, self._number, shape.lies), h5py_layout.reader(dataset))
-        return ChunkedRows(self.name, shape, reading.read, cache, reading.wants)
+        return ChunkedRows(self.name, shape, reading.read, cache, reading.ranges)
 
 
 class _FarHDF5:
@@ -173,8 +173,8 @@ class _FarReading:
         with self._far.device.holding(self._places.spans(spans)):
             yield from self._decode(spans)
 
-    def wants(self, spans: Sequence[Range]) -> list[tuple[CachedStore, ObjectRange]]:
-        return self._places.blobs.wants(self._places.extents(spans))
+    def ranges(self, spans: Sequence[Range]) -> list[tuple[CachedStore, ObjectRange]]:
+        return self._places.blobs.ranges(self._places.extents(spans))
 
 
 class _FarRows:
@@ -187,8 +187,8 @@ class _FarRows:
         for row, view in enumerate(self._places.blobs.read(self._extents(places))):
             out[row] = np.ndarray(self._shape.row_shape, self._dtype, view)
 
-    def wants(self, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        return self._places.blobs.wants(self._extents(places))
+    def ranges(self, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+        return self._places.blobs.ranges(self._extents(places))
 
     def _extents(self, places: NDArray[np.int64]) -> list[Extent]:
         return self._places.extents([(at, at + 1) for at in places.tolist()])

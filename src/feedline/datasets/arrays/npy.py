@@ -11,15 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import kernels
+from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches
 from feedline.core.rng import sample_rng, takes_rng
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, numpy_view, one_within, torch_dtype
 from feedline.datasets.arrays.npy_layout import MappedFiles, Pathlike, Raw
 from feedline.datasets.arrays.npy_remote import RemoteArrays, is_remote
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
-
-Gather = Callable[[NDArray[np.int64], Allocator], Any]
-
 
 Transform = Callable[..., Any]
 
@@ -115,8 +113,6 @@ _Structure = _Single | _Unnamed | _Named
 class AlignedArrays(torch.utils.data.Dataset[Any]):
     """What `ArrayFile` and `Arrays` share: samples are tensors of their own, in the structure the sources came in."""
 
-    thread_safe = True
-
     def __init__(self, structure: _Structure, transform: Transform | None) -> None:
         self._structure = structure
         self.transform = transform
@@ -140,14 +136,13 @@ class AlignedArrays(torch.utils.data.Dataset[Any]):
         return [self._transformed(sample, row) for row, sample in enumerate(samples)]
 
     @property
-    def gather(self) -> Gather:
-        """`gather(indices, empty)`: the collated batch in one pass. Absent with a transform, which must see samples."""
-        if self.transform is not None:
-            raise AttributeError("gather: a transform has to see each sample")
-        return self._gathered
+    def traits(self) -> Traits:
+        return READS_BATCHES if self.transform is None else READS_SAMPLES
 
-    def _gathered(self, indices: NDArray[np.int64], empty: Allocator) -> Any:
-        return self._structure.batch(self._held().take(indices, empty))
+    def read_batch(self, request: BatchRead) -> Batch:
+        """The collated batch in one pass; TypeError with a transform, which has to see each sample."""
+        check_reads_batches(self)
+        return self._structure.batch(self._held().take(request.indices, request.allocate))
 
     def _transformed(self, sample: Any, row: int | None) -> Any:
         if self.transform is None:
@@ -186,9 +181,9 @@ class ArrayFile(AlignedArrays):
         """Rows that lie together, for `ShardShuffled`: of files of this machine all, because any row costs the same."""
         return self._files.shard_sizes if isinstance(self._files, RemoteArrays) else np.array([len(self)])
 
-    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """What reading these samples will want from a cache."""
-        return self._files.wants(indices) if isinstance(self._files, RemoteArrays) else []
+        return self._files.ranges(indices) if isinstance(self._files, RemoteArrays) else []
 
     def _held(self) -> _ColumnHolder:
         opened = self._opened

@@ -119,10 +119,10 @@ class RemoteArrays:
                 out[row] = next(read)[0]
         return outs
 
-    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """What a prefetch has to bring into the cache for `take`."""
         places = within(indices, len(self), "ArrayFile").tolist()
-        return self.blobs.wants(self.extents(self._spans(places)))
+        return self.blobs.ranges(self.extents(self._spans(places)))
 
     def _spans(self, places: Sequence[int]) -> list[RowSpan]:
         return [RowSpan(file, at, at + 1) for file in range(len(self.layouts)) for at in places]

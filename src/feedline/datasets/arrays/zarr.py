@@ -188,9 +188,9 @@ class Zarr(StoredArrays):
         super().__init__([self._held], names, transform, cache_nbytes)
 
     @property
-    def content_digest(self) -> str:
+    def content_fingerprint(self) -> str:
         """Of all in the store as it is now: a `stat` of each file, or its listing; for results that are kept."""
-        return self._held.content_digest()
+        return self._held.content_fingerprint()
 
 
 def _one(path: Pathlike) -> str:
@@ -216,7 +216,7 @@ class _LocalZarr:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def content_digest(self) -> str:
+    def content_fingerprint(self) -> str:
         return digest_of_folder(self.name)
 
     def everything(self) -> Names:
@@ -252,7 +252,7 @@ class _Zip(_LocalZarr):
         super().__init__(blobs.name(0))
         self._blobs = blobs
 
-    def content_digest(self) -> str:
+    def content_fingerprint(self) -> str:
         return versioned(self._blobs.info(0)).version
 
     def _node(self) -> Any:
@@ -268,7 +268,7 @@ class _Remote(_LocalZarr):
         super().__init__(store.url)
         self._store = store
 
-    def content_digest(self) -> str:
+    def content_fingerprint(self) -> str:
         return digest_of_objects(self._store)
 
     def _node(self) -> Any:
@@ -276,7 +276,7 @@ class _Remote(_LocalZarr):
 
     def _rows(self, array: Any, shape: Shape, cache: ChunkCache) -> ArrayRows | ChunkedRows:
         chunks = _Chunks(self._store, array)
-        return ChunkedRows(self.name, shape, chunks.read, cache, chunks.wants)
+        return ChunkedRows(self.name, shape, chunks.read, cache, chunks.ranges)
 
 
 class _Chunks:
@@ -290,7 +290,7 @@ class _Chunks:
     def read(self, spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
         return self._readers.map(lambda span: np.asarray(self._array[span[0] : span[1]]), spans)
 
-    def wants(self, spans: Sequence[Range]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, spans: Sequence[Range]) -> list[tuple[CachedStore, ObjectRange]]:
         store = self._store
         if not isinstance(store, CachedStore):
             return []

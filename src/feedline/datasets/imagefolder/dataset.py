@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.collate.gather import Keys
+from feedline.core.dataset import BatchRead, Traits, check_reads_batches
 from feedline.core.paths import expanded, missing
 from feedline.core.rng import sample_rng, torch_keys
-from feedline.core.tensors import Allocator, as_indices, numpy_view, one_within, within
+from feedline.core.tensors import as_indices, numpy_view, one_within, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.content_digest import digest_of_files, digest_of_objects
@@ -52,8 +52,6 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
     `root` may be an address in a store, of which `options` are those of `open_store`: one listing tells all, a kept one
     is taken as it is, and a `loader` gets a file in memory. Pictures are kept in the folder `cache`, if one is given.
     """
-
-    thread_safe = True
 
     def __init__(
         self,
@@ -162,9 +160,9 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         places = within(as_indices(indices), len(self), "ImageFolder")
         return self._made_singly(places, range(len(places)))
 
-    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """What reading these samples will want from a cache."""
-        return self._tree.wants(self._samples, within(indices, len(self), "ImageFolder"))
+        return self._tree.ranges(self._samples, within(indices, len(self), "ImageFolder"))
 
     def _made_singly(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[tuple[Any, Any]]:
         paths = self._samples.files(places, self._folder)
@@ -184,7 +182,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         return self._called(self.loader(file), sample_rng(row) if self._called.wants_rng else None)
 
     @property
-    def content_digest(self) -> str:
+    def content_fingerprint(self) -> str:
         """Of the pictures as they are now: a `stat` of each, or their listing in a store; for results that are kept."""
         files = self._samples.files(np.arange(len(self)), self._folder)
         if not isinstance(self._tree, StoreTree):
@@ -192,40 +190,29 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         return digest_of_objects(self._tree.store, [file.removeprefix(f"{self.root}/") for file in files])
 
     @property
-    def gather(self) -> Callable[..., Any]:
-        """`gather(indices, empty)`, with `keys` where the transform draws: `[pictures, labels]`, made in place.
+    def traits(self) -> Traits:
+        """Batches are read with a transform of feedline's own that gives every image one shape."""
+        fused = self.loader is self._ours and self._pictures.batchable and self.target_transform is None
+        return Traits(
+            thread_safe=True,
+            reads_batches=fused and type(self).__getitem__ is ImageFolder.__getitem__,
+            uses_keys=self._pictures.draws,
+            supports_threads=self._pictures.splits,
+        )
 
-        Several `threads` may share the work where the transform is one with decoding.
-
-        Absent without a transform of feedline's own that gives every picture one shape.
-        """
-        if self.loader is not self._ours or not self._pictures.batchable or self.target_transform is not None:
-            raise AttributeError("gather: pictures have to be made one by one")
-        if type(self).__getitem__ is not ImageFolder.__getitem__:
-            raise AttributeError("gather: a subclass makes samples of its own")
-        if self._pictures.splits:
-            return self._made
-        return self._drawn if self._pictures.draws else self._gathered
-
-    def _gathered(self, indices: NDArray[np.int64], empty: Allocator) -> list[torch.Tensor]:
-        return self._made(indices, empty, None)
-
-    def _drawn(self, indices: NDArray[np.int64], empty: Allocator, keys: Keys = None) -> list[torch.Tensor]:
-        return self._made(indices, empty, keys)
-
-    def _made(
-        self, indices: NDArray[np.int64], empty: Allocator, keys: Keys = None, threads: int = 1
-    ) -> list[torch.Tensor]:
-        places = within(indices, len(self), "ImageFolder")
+    def read_batch(self, request: BatchRead) -> list[torch.Tensor]:
+        """`[images, labels]`; TypeError where images have to be made one by one."""
+        check_reads_batches(self)
+        places, keys = within(request.indices, len(self), "ImageFolder"), request.keys
         paths = self._samples.files(places, self._folder)
         if keys is None and self._pictures.draws:
             keys = torch_keys(len(places))
         sources = self._contents(paths, places)
         with self._naming(paths, places):
-            pictures = self._pictures.batch(sources, keys, empty, threads=threads)
-        labels = empty((len(places),), torch.int64)
+            images = self._pictures.batch(sources, keys, request.allocate, threads=request.threads)
+        labels = request.allocate((len(places),), torch.int64)
         numpy_view(labels)[...] = self._samples.targets(places)
-        return [pictures, labels]
+        return [images, labels]
 
     def _contents(self, paths: Sequence[str], places: NDArray[np.int64]) -> list[Any]:
         """What to read these pictures from, all at once."""

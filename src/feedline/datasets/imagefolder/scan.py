@@ -377,7 +377,7 @@ class ClassFolders(Protocol):
         """A block within which the pictures at these places come, given their paths: a `Fetched` for each."""
         ...
 
-    def wants(self, samples: Samples, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, samples: Samples, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """What a prefetch has to bring into a cache for these samples."""
         ...
 
@@ -414,7 +414,7 @@ class LocalTree:
     def fetching(self, _: Samples, __: NDArray[np.int64], paths: Sequence[str]) -> Iterator[Sequence[Fetched]]:
         yield paths
 
-    def wants(self, _: Samples, __: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, _: Samples, __: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         return []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -453,10 +453,10 @@ class StoreTree:
         with self._objects.reading(self._known(samples, places, paths)) as futures:
             yield futures
 
-    def wants(self, samples: Samples, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, samples: Samples, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         if not isinstance(self.store, CachedStore):
             return []
-        return self._objects.wants(self._known(samples, places, samples.files(places, self.folder)))
+        return self._objects.ranges(self._known(samples, places, samples.files(places, self.folder)))
 
     def _known(self, samples: Samples, places: NDArray[np.int64], paths: Sequence[str]) -> list[Known]:
         inside = [self._inside(path) for path in paths]

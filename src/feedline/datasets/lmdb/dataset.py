@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from feedline.core import optional
 from feedline.core.caches import PerProcess
+from feedline.core.dataset import Keys
 from feedline.core.paths import user_cache
 from feedline.core.tensors import Allocator, as_indices, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
-from feedline.datasets.base import DecodedRecords, Keys
+from feedline.datasets.base import DecodedRecords
 from feedline.datasets.decoding import Decode, Decoding
 from feedline.datasets.indexes import Columns, SideCar, State
 from feedline.datasets.lmdb.environment import Environment, data_in, fetch_environment, open_environment
@@ -105,7 +106,7 @@ class LMDB(DecodedRecords):
                 for value, key, row in zip(values, keys, rows, strict=True)
             ]
 
-    def _batch(self, places: NDArray[np.int64], empty: Allocator, keys: Keys) -> torch.Tensor:
+    def _batch(self, places: NDArray[np.int64], empty: Allocator, keys: Keys | None) -> torch.Tensor:
         names = self._keys.many(places)
         with self._environment().reading() as transaction:
             values = self._values(transaction, names)

@@ -88,12 +88,12 @@ class ShardSources:
         version = self._version(info) if info is not None else "-".join(map(str, stamp(self.where(number))))
         return self._inflated.data(self.where(number), version, partial(self._inflate, number, codec))
 
-    def wants_whole(self, number: int) -> list[tuple[CachedStore, ObjectRange]] | None:
+    def whole_ranges(self, number: int) -> list[tuple[CachedStore, ObjectRange]] | None:
         """What a prefetch has to bring into a cache for `whole`, if that fetches anything at all; else None."""
         info = self._found[number].info
         if info is None or self.ranged(number) or self._inflated.has(self.where(number), self._version(info)):
             return None
-        return self.blobs.wants([Extent(number, 0, info.size)])
+        return self.blobs.ranges([Extent(number, 0, info.size)])
 
     def _version(self, info: ObjectInfo) -> str:
         """Under which an object is kept decompressed: for this dataset only where its store tells no versions."""
@@ -321,13 +321,13 @@ class ShardFiles:
         others = self._opened({each.blob for each in extents} - {each.blob for each in ranged})
         return [others[number][start:stop] if number in others else next(objects) for number, start, stop in extents]
 
-    def wants(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]:
         """What a prefetch has to bring into which cache for `read(extents)` to find it there."""
-        return self._sources.blobs.wants([each for each in extents if self._sources.ranged(each.blob)])
+        return self._sources.blobs.ranges([each for each in extents if self._sources.ranged(each.blob)])
 
-    def wants_whole(self, number: int) -> list[tuple[CachedStore, ObjectRange]] | None:
+    def whole_ranges(self, number: int) -> list[tuple[CachedStore, ObjectRange]] | None:
         """As `wants`, of an object that has to be decompressed before anything of it can be told; None of others."""
-        return self._sources.wants_whole(number)
+        return self._sources.whole_ranges(number)
 
     def _opened(self, numbers: Collection[int]) -> dict[int, memoryview]:
         """What these shards hold; several are fetched and decompressed at once."""
@@ -375,11 +375,11 @@ class ShardFileFields(ShardedFields):
         super().__init__((shard.samples for shard in files.shards), files)
         self._files = files
 
-    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """What reading these samples will want from which cache."""
         if self._files.is_local:
             return []
         found = [self._at(at) for at in within(indices, len(self), type(self).__name__).tolist()]
-        whole = {shard: self._files.wants_whole(shard) for shard in {shard for shard, _ in found}}
+        whole = {shard: self._files.whole_ranges(shard) for shard in {shard for shard, _ in found}}
         extents = [Extent(shard, *self._span(shard, row)) for shard, row in found if whole[shard] is None]
-        return [*(want for wants in whole.values() for want in wants or ()), *self._files.wants(extents)]
+        return [*(each for ranges in whole.values() for each in ranges or ()), *self._files.ranges(extents)]

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import kernels
-from feedline.core.tensors import Allocator, allocate_tensor, as_indices, numpy_view, one_within, within
+from feedline.core.dataset import READS_BATCHES, BatchRead
+from feedline.core.tensors import allocate_tensor, as_indices, numpy_view, one_within, within
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.shards.files import ShardFiles
 from feedline.datasets.shards.folder import IndexedFolder
@@ -30,7 +31,7 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
     `options` are as in `LitData`.
     """
 
-    thread_safe = True
+    traits = READS_BATCHES
 
     def __init__(
         self,
@@ -63,16 +64,17 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """Window `index`, in memory of its own; negative indices count from the end."""
-        return self.gather(np.array([one_within(index, len(self), "LitDataTokens")]), allocate_tensor)[0]
+        at = one_within(index, len(self), "LitDataTokens")
+        return self.read_batch(BatchRead(np.array([at]), allocate_tensor))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
         """The windows of these indices; they share memory with each other only."""
-        return list(self.gather(as_indices(indices), allocate_tensor).unbind())
+        return list(self.read_batch(BatchRead(as_indices(indices), allocate_tensor)).unbind())
 
-    def gather(self, indices: NDArray[np.int64], empty: Allocator) -> torch.Tensor:
-        """The collated batch of these windows, (B, window), in memory from `empty`."""
-        places = within(indices, len(self), "LitDataTokens")
-        out = empty((len(places), self.window), self._dtype)
+    def read_batch(self, request: BatchRead) -> torch.Tensor:
+        """The windows as one tensor, (B, window)."""
+        places = within(request.indices, len(self), "LitDataTokens")
+        out = request.allocate((len(places), self.window), self._dtype)
         # As bytes: the tokens of a chunk begin wherever its offsets end, which no wider dtype is aligned to.
         rows = numpy_view(out).view(np.uint8)
         numbers, starts = self._located(places)
@@ -90,11 +92,14 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
             rows[row] = np.frombuffer(data, np.uint8)
         return out
 
-    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """What reading these windows will want from which cache."""
         numbers, starts = self._located(within(indices, len(self), "LitDataTokens"))
-        whole = [self._files.wants_whole(number) for number in np.unique(numbers).tolist()]
-        return [*(want for wants in whole for want in wants or ()), *self._files.wants(self._extents(numbers, starts))]
+        whole = [self._files.whole_ranges(number) for number in np.unique(numbers).tolist()]
+        return [
+            *(each for ranges in whole for each in ranges or ()),
+            *self._files.ranges(self._extents(numbers, starts)),
+        ]
 
     def _located(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The chunk of each window, and at which byte of it the window begins."""

@@ -163,7 +163,7 @@ class TFRecord(ShardedFields):
         self._starts = LazyList(partial(_starts, tuple(indexes)), len(indexes))
 
     @property
-    def listing_digest(self) -> str:
+    def listing_fingerprint(self) -> str:
         """Of the names of the files in their order, and the records of each: what a loader's state must find again."""
         return digest_of(self.paths, self.shard_sizes)
 

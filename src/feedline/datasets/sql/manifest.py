@@ -69,7 +69,7 @@ class SQLManifest(FieldRecords):
         return sum(part.nbytes for column in self._columns.values() for part in column.parts())
 
     @property
-    def content_digest(self) -> str:
+    def content_fingerprint(self) -> str:
         """Of the files as they are now: a `stat` of each, or their listing in a store; for results that are kept."""
         paths = self._columns[self._path]
         return digest_below(self._files.root, [path for at in range(len(self)) if isinstance(path := paths[at], str)])
@@ -127,11 +127,11 @@ class SQLManifest(FieldRecords):
                 for row, (at, file) in enumerate(zip(places, fetched, strict=True))
             ]
 
-    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """What reading these samples will want from a cache."""
         named = self._columns[self._path]
         paths = (named[at] for at in within(indices, len(self), "SQLManifest").tolist())
-        return self._files.root.wants([path for path in paths if isinstance(path, str)])
+        return self._files.root.ranges([path for path in paths if isinstance(path, str)])
 
     def _fields(self, at: int) -> dict[str, Field]:
         return self._fields_of(at, self._file(at))

@@ -75,12 +75,12 @@ class Arrow(TableDataset):
         checked.check(self.kind)
         super().__init__(sizes, transform)
 
-    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Ranges that reading these samples takes from which cache, so that a loader can fetch them before."""
         if self._objects is None:
             return []
         which, _ = self._places(within(indices, len(self), type(self).__name__))
-        return self._objects.wants(np.unique(which).tolist())
+        return self._objects.ranges(np.unique(which).tolist())
 
     def _samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
         return self._rows.samples(which, rows) if len(rows) else []

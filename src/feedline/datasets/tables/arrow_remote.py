@@ -129,10 +129,10 @@ class ArrowObjects:
         """`work` of each of these record batches, in order, on several at once."""
         return self._concurrently.map(work, numbers, lambda number: self._plan(number).nbytes, limit_nbytes)
 
-    def wants(self, numbers: Sequence[int]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, numbers: Sequence[int]) -> list[tuple[CachedStore, ObjectRange]]:
         """Ranges that decoding these record batches reads through caches."""
         places = [(self._place(number)[0], span) for number in numbers for span in self._plan(number).spans]
-        return self._blobs.wants([Extent(blob, *span) for blob, span in places])
+        return self._blobs.ranges([Extent(blob, *span) for blob, span in places])
 
     def locate(self, number: int, row: int) -> str:
         """The object of a row, and its number in that object."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from feedline import collate
 from feedline.core.caches import LoadingCache, PerProcess
+from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.decoding import SampleTransform
@@ -98,8 +99,6 @@ def _shape(value: Any) -> Any:
 class TableDataset(torch.utils.data.Dataset[Any]):
     """Rows of chunks as samples: dicts by column. `shard_sizes` are the rows of each chunk."""
 
-    thread_safe = True
-
     def __init__(self, shard_sizes: NDArray[np.int64], transform: Transform | None) -> None:
         self.shard_sizes = shard_sizes
         self._step = SampleTransform(transform)
@@ -126,14 +125,14 @@ class TableDataset(torch.utils.data.Dataset[Any]):
         return [self._step(sample, row) for row, sample in enumerate(samples)] if self._step.transform else samples
 
     @property
-    def gather(self) -> Callable[[NDArray[np.int64], Allocator], Any]:
-        """`gather(indices, empty)`: the collated batch in one pass. Absent with a transform, which must see samples."""
-        if self._step.transform is not None:
-            raise AttributeError("gather: a transform has to see each sample")
-        return self._gathered
+    def traits(self) -> Traits:
+        return READS_BATCHES if self._step.transform is None else READS_SAMPLES
 
-    def _gathered(self, indices: NDArray[np.int64], empty: Allocator) -> Any:
-        return self._batch(*self._places(within(indices, len(self), type(self).__name__)), empty)
+    def read_batch(self, request: BatchRead) -> Batch:
+        """The collated batch in one pass; TypeError with a transform, which has to see each sample."""
+        check_reads_batches(self)
+        places = self._places(within(request.indices, len(self), type(self).__name__))
+        return self._batch(*places, request.allocate)
 
     def _places(self, inside: Int64s) -> tuple[Int64s, Int64s]:
         """The chunk of each row, and its place there."""

@@ -7,19 +7,18 @@ A column of pictures of a `datasets.Dataset`, made into tensors straight from th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from feedline import collate
-from feedline.core.dataset import is_table
+from feedline.core.dataset import Batch, BatchRead, Keys, Traits, check_reads_batches, is_table
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within, within
 from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.base import Keys, _keys_of
+from feedline.datasets.base import _keys_of
 from feedline.datasets.decoding import Decoding, SampleTransform, split_transform
 from feedline.datasets.tables.base import ChunkRows
 from feedline.datasets.tables.chunks import table_chunk
@@ -180,7 +179,7 @@ class HuggingFaceImages:
             for source, row, at in zip(sources, rows, inside.tolist(), strict=True)
         ]
 
-    def batch(self, inside: Int64s, keys: Keys, empty: Allocator) -> torch.Tensor:
+    def batch(self, inside: Int64s, keys: Keys | None, empty: Allocator) -> torch.Tensor:
         """The pictures as one tensor."""
         return self.decoding.batch(self._sources(inside), keys, empty, lambda row: self._where(int(inside[row])))
 
@@ -237,9 +236,15 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
         self._rows: StoredRows | None = None
 
     @property
-    def thread_safe(self) -> bool:
-        """Whether several threads may read: they may where nothing of `datasets`' own runs for each sample."""
-        return self._targets is not None
+    def traits(self) -> Traits:
+        """Threads may read, and whole batches be read, where no code of `datasets` runs for each sample."""
+        images = [each.decoding for each in self._pictures.values()]
+        one_by_one = self._targets is None or self._steps or self._step.transform is not None
+        return Traits(
+            thread_safe=self._targets is not None,
+            reads_batches=not one_by_one and all(each.batchable for each in images),
+            uses_keys=any(each.draws for each in images),
+        )
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -256,28 +261,16 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
         inside = within(as_indices(indices), len(self), "Dataset")
         return [self._transformed(each, row) for row, each in enumerate(self._merged(inside, range(len(inside))))]
 
-    @property
-    def gather(self) -> Callable[..., Any]:
-        """`gather(indices, empty)`, with `keys` where pictures are random: the collated batch in one pass.
-
-        Absent where samples have to be seen one by one: by `datasets`, or by a transform.
-        """
-        if self._targets is None or self._steps or self._step.transform is not None:
-            raise AttributeError("gather: datasets, or a transform, has to see each sample")
-        if not all(each.decoding.batchable for each in self._pictures.values()):
-            raise AttributeError("gather: pictures are not of one size")
-        return self._drawn if any(each.decoding.draws for each in self._pictures.values()) else self._gathered
-
-    def _gathered(self, indices: NDArray[np.int64], empty: Allocator) -> Any:
-        return self._drawn(indices, empty, None)
-
-    def _drawn(self, indices: NDArray[np.int64], empty: Allocator, keys: Keys) -> Any:
-        inside = within(indices, len(self), "Dataset")
-        drawn = _keys_of(keys, len(inside), [name for name, each in self._pictures.items() if each.decoding.draws])
-        found = self._rest_of_batch(inside, empty)
+    def read_batch(self, request: BatchRead) -> Batch:
+        """The collated batch in one pass; TypeError where `datasets` or a transform has to see each sample."""
+        check_reads_batches(self)
+        inside = within(request.indices, len(self), "Dataset")
+        drawing = [name for name, each in self._pictures.items() if each.decoding.draws]
+        keys = _keys_of(request.keys, len(inside), drawing)
+        columns = self._rest_of_batch(inside, request.allocate)
         for name, pictures in self._pictures.items():
-            found[name] = pictures.batch(inside, drawn.get(name), empty)
-        return {name: found[name] for name in self._names}
+            columns[name] = pictures.batch(inside, keys.get(name), request.allocate)
+        return {name: columns[name] for name in self._names}
 
     def _rest_of_batch(self, inside: Int64s, empty: Allocator) -> dict[str, Any]:
         if not self._targets:

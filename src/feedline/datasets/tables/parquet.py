@@ -122,11 +122,11 @@ class RowGroups:
             found[group] = each
         return found
 
-    def wants(self, groups: Sequence[int]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, groups: Sequence[int]) -> list[tuple[CachedStore, ObjectRange]]:
         """What decoding these row groups wants from caches."""
         if self._files.is_local:
             return []
-        return self._files.wants(
+        return self._files.ranges(
             [(self._place(group)[0], span) for group in groups for span in self._plan(group).spans]
         )
 
@@ -357,14 +357,14 @@ class Parquet(TableDataset):
         return self._kept.decoded
 
     @property
-    def listing_digest(self) -> str:
+    def listing_fingerprint(self) -> str:
         """Of the names of the files in their order, and the rows of each row group, for a loader's state."""
         return digest_of(self._names, self.shard_sizes)
 
-    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """What reading these samples will want from which cache, so that a loader can fetch it before."""
         which, _ = self._places(within(indices, len(self), type(self).__name__))
-        return self._groups.wants(np.unique(which).tolist())
+        return self._groups.ranges(np.unique(which).tolist())
 
     def _places(self, inside: Int64s) -> tuple[Int64s, Int64s]:
         which, rows = super()._places(inside)

@@ -61,9 +61,9 @@ class StoredFiles:
         with parquet_file(self.names[number], source, metadata, pre_buffer=False) as file:
             yield file
 
-    def wants(self, spans: Sequence[tuple[int, Range]]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, spans: Sequence[tuple[int, Range]]) -> list[tuple[CachedStore, ObjectRange]]:
         """What reading these spans of these files wants from caches."""
-        return self._blobs.wants([Extent(number, *span) for number, span in spans])
+        return self._blobs.ranges([Extent(number, *span) for number, span in spans])
 
     def _opened(self, number: int) -> LocalFile | RemoteBlob:
         """A file is opened for each use, because what changes under a mapping that is kept would not be noticed."""
@@ -113,7 +113,7 @@ class FilesystemFiles:
         with source, parquet_file(path, source, metadata, pre_buffer=True) as file:
             yield file
 
-    def wants(self, _: Sequence[tuple[int, Range]]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, _: Sequence[tuple[int, Range]]) -> list[tuple[CachedStore, ObjectRange]]:
         """Nothing: there is no cache."""
         return []
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline import collate
-from feedline.collate.gather import Keys
+from feedline.core.dataset import Keys
 from feedline.core.rng import SampleRng
 from feedline.core.tensors import Allocator
 from feedline.datasets import array_container
@@ -231,7 +231,7 @@ class TarColumn:
         """Whether several threads can share the work on a batch of the column."""
         return self._fused and self._pictures.splits
 
-    def batch(self, places: Sequence[MemberPlace], keys: Keys, empty: Allocator, threads: int = 1) -> Any:
+    def batch(self, places: Sequence[MemberPlace], keys: Keys | None, empty: Allocator, threads: int = 1) -> Any:
         """What default-collating the values at these places gives, in memory from `empty`."""
         if self.spec in PSEUDO:
             return tuple(self.value(place, None) for place in places)

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.collate.gather import Keys
-from feedline.core.dataset import digest_of
+from feedline.core.dataset import BatchRead, Traits, check_reads_batches, digest_of
 from feedline.core.rng import sample_rng, torch_keys
-from feedline.core.tensors import Allocator, as_indices, one_within, within
+from feedline.core.tensors import as_indices, one_within, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Called
@@ -65,8 +64,6 @@ class TarShards(torch.utils.data.Dataset[Any]):
     are those of `open_store`. Pickles by path.
     """
 
-    thread_safe = True
-
     def __init__(
         self,
         shards: Paths,
@@ -106,7 +103,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
             self._refuse_pickles(heads)
 
     @property
-    def listing_digest(self) -> str:
+    def listing_fingerprint(self) -> str:
         """Of the names of the tars in their order, and the samples of each: what a loader's state must find again."""
         return digest_of(self.paths, self.shard_sizes)
 
@@ -172,13 +169,13 @@ class TarShards(torch.utils.data.Dataset[Any]):
         shard, row = self._at(one_within(index, len(self), "TarShards"))
         return shard.tar, shard.index.key(row)
 
-    def wants(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """What reading these samples will want from which cache."""
         if self._blobs is None:
             return []
         places = within(indices, len(self), "TarShards")
         parts = self._parts(places, only_far=True)
-        return self._blobs.wants([extent for part in parts for extent in self._extents(part)])
+        return self._blobs.ranges([extent for part in parts for extent in self._extents(part)])
 
     def __getitem__(self, index: int) -> Any:
         """Sample `index`, in memory of its own; negative indices count from the end."""
@@ -231,29 +228,21 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return self._whole({"__key__": shard.index.key(row), **named}, rng)
 
     @property
-    def gather(self) -> Callable[..., Any]:
-        """`gather(indices, empty)`, with `keys` where transforms draw: the collated batch, pictures made in place.
+    def traits(self) -> Traits:
+        """Batches are read with `fields`, where no transform and no PIL image has to be seen sample by sample."""
+        plain = self.fields is not None and self._whole.transform is None and self._settings.decode
+        own = type(self).__getitem__ is TarShards.__getitem__
+        return Traits(
+            thread_safe=True,
+            reads_batches=own and plain and all(column.batchable for column in self._columns),
+            uses_keys=self._draws,
+            supports_threads=any(column.splits for column in self._columns),
+        )
 
-        Absent without `fields`, and where a transform or PIL images have to be seen sample by sample.
-        """
-        if type(self).__getitem__ is not TarShards.__getitem__:
-            raise AttributeError("gather: a subclass makes samples of its own")
-        if self.fields is None or self._whole.transform is not None:
-            raise AttributeError("gather: samples have to be made one by one")
-        if not self._settings.decode or not all(column.batchable for column in self._columns):
-            raise AttributeError("gather: a field has to be made sample by sample")
-        if any(column.splits for column in self._columns):
-            return self._made
-        return self._drawn if self._draws else self._gathered
-
-    def _gathered(self, indices: NDArray[np.int64], empty: Allocator) -> list[Any]:
-        return self._made(indices, empty, None)
-
-    def _drawn(self, indices: NDArray[np.int64], empty: Allocator, keys: Keys = None) -> list[Any]:
-        return self._made(indices, empty, keys)
-
-    def _made(self, indices: NDArray[np.int64], empty: Allocator, keys: Keys = None, threads: int = 1) -> list[Any]:
-        places = within(indices, len(self), "TarShards")
+    def read_batch(self, request: BatchRead) -> list[Any]:
+        """The batch of each field, images decoded in place; TypeError where samples have to be made one by one."""
+        check_reads_batches(self)
+        places, keys = within(request.indices, len(self), "TarShards"), request.keys
         if keys is None and self._draws:
             keys = torch_keys(len(places))
 
@@ -261,7 +250,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
             return [column.all_places(parts, len(places)) for column in self._columns]
 
         columns = zip(self._columns, self._ready(self._parts(places), found), strict=True)
-        return [column.batch(each, keys, empty, threads) for column, each in columns]
+        return [column.batch(each, keys, request.allocate, request.threads) for column, each in columns]
 
     def _parts(self, places: NDArray[np.int64], *, only_far: bool = False) -> list[ShardPart]:
         """The samples by shard, each of which is opened once."""

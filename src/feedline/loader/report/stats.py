@@ -195,7 +195,7 @@ class Context:
     cpus: int = 1
     """CPUs that this process may use."""
     many_at_once: bool = False
-    """Whether the dataset gives many samples per call (`__getitems__`, `gather`)."""
+    """Whether the dataset gives many samples per call (`__getitems__`, `read_batch`)."""
     device: str | None = None
 
 

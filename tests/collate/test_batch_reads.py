@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +14,8 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset,
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import feedline as fl
-from feedline.collate.gather import gathering
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead
 from feedline.core.rng import sample_rng, torch_keys
 
 
@@ -66,10 +68,10 @@ def same(ours: Any, theirs: Any) -> bool:
 @given(indices=st.lists(st.integers(-10, 9), min_size=1, max_size=20))
 def test_gather_gives_the_collated_samples_in_the_memory_given(name: str, indices: list[int]) -> None:
     dataset = DATASETS[name]()
-    gather = gathering(dataset)
-    assert gather is not None
+    read = reader_of(dataset)
+    assert read is not None
     empty = Recorder()
-    batch = gather(np.array(indices), empty)
+    batch = read(BatchRead(np.array(indices), empty))
     assert same(batch, default_collate([dataset[i] for i in indices]))
     assert empty.holds(batch) or name == "Concat of other dtypes"  # which torch promotes: made by the element path
 
@@ -78,21 +80,21 @@ def test_gather_gives_the_collated_samples_in_the_memory_given(name: str, indice
 @pytest.mark.parametrize("index", [10, -11, 2**40])
 def test_an_index_out_of_range_raises_the_same_type(name: str, index: int) -> None:
     dataset = DATASETS[name]()
-    gather = gathering(dataset)
-    assert gather is not None
+    read = reader_of(dataset)
+    assert read is not None
     with pytest.raises((IndexError, ValueError)) as theirs:
         dataset[index]
     with pytest.raises(theirs.type, match=f"{index}.* 10 ") as ours:
-        gather(np.array([0, index]), Recorder())
+        read(BatchRead(np.array([0, index]), Recorder()))
     assert issubclass(ours.type, theirs.type)
 
 
 def test_the_indices_of_a_subset_are_read_anew() -> None:
     subset = Subset(pairs(5), [0, 1])
-    gather = gathering(subset)
-    assert gather is not None
+    read = reader_of(subset)
+    assert read is not None
     subset.indices[1] = 4
-    assert gather(np.array([1]), Recorder())[1].tolist() == [4]
+    assert read(BatchRead(np.array([1]), Recorder()))[1].tolist() == [4]
 
 
 class Doubled(TensorDataset):
@@ -116,13 +118,24 @@ class Listed:
         return 5
 
 
-class OwnGather(Listed):
-    def gather(self, indices: Any, empty: Any) -> torch.Tensor:
-        return torch.as_tensor(indices)
+class OwnReadBatch(Listed):
+    traits = fl.Traits(is_random=False)
+
+    def read_batch(self, request: BatchRead) -> torch.Tensor:
+        return torch.as_tensor(request.indices)
 
 
-class OtherGather(Listed):
-    def gather(self, dim: int, index: torch.Tensor) -> None:
+class OtherReadBatch(Listed):
+    """A method of that name, but no traits."""
+
+    def read_batch(self, path: str) -> None:
+        raise AssertionError
+
+
+class SwitchedOff(Listed):
+    traits = fl.Traits(reads_batches=False)
+
+    def read_batch(self, request: BatchRead) -> None:
         raise AssertionError
 
 
@@ -139,7 +152,8 @@ class Tagged(torch.Tensor):
         ConcatDataset([pairs(3), Listed()]),
         StackDataset(pairs(5), Listed()),
         Listed(),
-        OtherGather(),
+        OtherReadBatch(),
+        SwitchedOff(),
         range(5),
         torch.tensor(5),
         np.arange(5),
@@ -153,18 +167,31 @@ class Tagged(torch.Tensor):
     ids=lambda dataset: type(dataset).__name__,
 )
 def test_what_may_do_more_than_copy_rows_is_left_alone(dataset: Any) -> None:
-    assert gathering(dataset) is None
+    assert reader_of(dataset) is None
 
 
 def test_a_dataset_may_bring_its_own() -> None:
-    gather = gathering(Subset(OwnGather(), [4, 2]))
-    assert gather is not None
-    assert gather(np.array([1, 0]), Recorder()).tolist() == [2, 4]
+    read = reader_of(Subset(OwnReadBatch(), [4, 2]))
+    assert read is not None
+    assert read(BatchRead(np.array([1, 0]), Recorder())).tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        fl.datasets.Arrays(np.arange(5), transform=str),
+        fl.datasets.Arrow(pa.table({"x": [1]}), transform=str),
+    ],
+    ids=lambda dataset: type(dataset).__name__,
+)
+def test_a_batch_is_refused_where_a_transform_sees_each_sample(dataset: Any) -> None:
+    with pytest.raises(TypeError, match=f"this {type(dataset).__name__} has to make its samples one by one"):
+        dataset.read_batch(BatchRead(np.array([0]), Recorder()))
 
 
 def test_registered_collate_functions_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(default_collate_fn_map, Tagged, lambda batch, *, collate_fn_map: batch)
-    assert gathering(pairs(3)) is None
+    assert reader_of(pairs(3)) is None
 
 
 class Noisy(Listed):
@@ -183,8 +210,11 @@ class Noisy(Listed):
 
 
 class NoisyAtOnce(Noisy):
-    def gather(self, indices: Any, empty: Any, keys: Any) -> torch.Tensor:
-        out = empty((len(indices), 2), torch.int64)
+    traits = fl.Traits()
+
+    def read_batch(self, request: BatchRead) -> torch.Tensor:
+        indices, keys = request.indices, request.keys
+        out = request.allocate((len(indices), 2), torch.int64)
         out[:, 0] = torch.as_tensor(indices)
         out[:, 1] = torch.from_numpy((torch_keys(len(indices)) if keys is None else keys).view(np.int64))
         return out
@@ -196,8 +226,10 @@ class Quiet(Listed):
 
 
 class QuietAtOnce(Quiet):
-    def gather(self, indices: Any, empty: Any) -> torch.Tensor:
-        return torch.stack([self[i] for i in indices.tolist()])
+    traits = fl.Traits(uses_keys=False)
+
+    def read_batch(self, request: BatchRead) -> torch.Tensor:
+        return torch.stack([self[i] for i in request.indices.tolist()])
 
 
 WRAPPED = {
@@ -220,9 +252,9 @@ def test_random_samples_are_the_same_one_by_one_and_at_once(name: str, seed: int
     assert same(batches(NoisyAtOnce, QuietAtOnce), batches(Noisy, Quiet))
 
 
-def test_only_gathers_that_draw_are_given_keys() -> None:
+def test_only_readers_that_draw_are_given_keys() -> None:
     draws = {
-        name: (found := gathering(make(NoisyAtOnce, QuietAtOnce))) and found.draws for name, make in WRAPPED.items()
+        name: (found := reader_of(make(NoisyAtOnce, QuietAtOnce))) and found.uses_keys for name, make in WRAPPED.items()
     }
     assert draws == {
         "bare": True,
@@ -231,9 +263,9 @@ def test_only_gathers_that_draw_are_given_keys() -> None:
         "StackDataset": True,
         "both of a StackDataset": None,
     }
-    quiet = gathering(ConcatDataset([QuietAtOnce(), QuietAtOnce()]))
+    quiet = reader_of(ConcatDataset([QuietAtOnce(), QuietAtOnce()]))
     assert quiet is not None
-    assert not quiet.draws
+    assert not quiet.uses_keys
 
 
 class NoisyTogether(Noisy):
@@ -261,15 +293,15 @@ def test_no_key_is_given_twice_to_a_loop_that_draws_more_often() -> None:
 class Splitting(NoisyAtOnce):
     """Notes how many threads it was given, and how many batches were under way at once."""
 
-    thread_safe = True
+    traits = fl.Traits(thread_safe=True, supports_threads=True)
 
     def __init__(self) -> None:
         super().__init__(60)
         self.given: list[int] = []
 
-    def gather(self, indices: Any, empty: Any, keys: Any, threads: int = 1) -> torch.Tensor:
-        self.given.append(threads)
-        return super().gather(indices, empty, keys)
+    def read_batch(self, request: BatchRead) -> torch.Tensor:
+        self.given.append(request.threads)
+        return super().read_batch(request)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than this machine has processors

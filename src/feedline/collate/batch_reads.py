@@ -1,0 +1,228 @@
+"""Readers of whole batches, for torch's array datasets and for `read_batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
+
+from feedline import collate
+from feedline.core import kernels
+from feedline.core.dataset import Batch, BatchRead, Int64s, Keys, has_read_batch, traits_of
+from feedline.core.rng import addressed, torch_keys
+from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, torch_dtype, within
+
+
+class BatchReader(NamedTuple):
+    """A function that reads whole batches, and the request fields it uses."""
+
+    read: Callable[[BatchRead], Batch]
+    uses_keys: bool = False
+    supports_threads: bool = False
+
+    def __call__(self, request: BatchRead) -> Batch:
+        """The batch that default collate makes of `[dataset[i] for i in request.indices]`."""
+        return self.read(request)
+
+
+def reader_of(dataset: Any) -> BatchReader | None:
+    """The reader of whole batches of `dataset`, or None without one.
+
+    Tensors, arrays, TensorDataset, and wrappers whose parts all have a reader are known by their exact type, because a
+    subclass may do anything. Other datasets bring a method `read_batch`. None also when the user has registered
+    collate functions with torch, which a reader would bypass.
+    """
+    if not collate.is_standard():
+        return None
+    build = READERS.get(type(dataset))
+    return _own_reader(dataset) if build is None else build(dataset)
+
+
+def _own_reader(dataset: Any) -> BatchReader | None:
+    if not has_read_batch(dataset):
+        return None
+    traits = traits_of(dataset)
+    return BatchReader(dataset.read_batch, traits.is_random and traits.uses_keys, traits.supports_threads)
+
+
+def _of_tensor(dataset: torch.Tensor) -> BatchReader | None:
+    if dataset.ndim == 0 or not _is_plain(dataset):
+        return None
+    return BatchReader(lambda request: _rows(numpy_view(dataset), dataset.dtype, request))
+
+
+def _of_array(dataset: NDArray[Any]) -> BatchReader | None:
+    dtype = torch_dtype(dataset.dtype)
+    if dataset.ndim < 2 or dtype is None:  # items of a 1-D array are scalars, which collate by rules of their own
+        return None
+    return BatchReader(lambda request: _rows(dataset, dtype, request))
+
+
+def _rows(array: NDArray[Any], dtype: torch.dtype, request: BatchRead) -> torch.Tensor:
+    out = request.allocate((len(request.indices), *array.shape[1:]), dtype)
+    kernels.gather_rows(array, request.indices, out=numpy_view(out))
+    return out
+
+
+def _of_tensors(dataset: TensorDataset) -> BatchReader | None:
+    if not all(map(_is_plain, dataset.tensors)):
+        return None
+
+    def read(request: BatchRead) -> list[torch.Tensor]:
+        return [_rows(numpy_view(tensor), tensor.dtype, request) for tensor in dataset.tensors]
+
+    return BatchReader(read)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def subset_reader(dataset: Any) -> BatchReader | None:
+    """The reader of the samples at `dataset.indices` of `dataset.dataset`."""
+    inner = reader_of(dataset.dataset)
+    if inner is None:
+        return None
+    name = type(dataset).__name__
+
+    def read(request: BatchRead) -> Batch:
+        chosen = _chosen(dataset.indices, within(request.indices, len(dataset), name))
+        return inner(replace(request, indices=chosen))
+
+    return inner._replace(read=read)
+
+
+def _chosen(choice: Any, indices: Int64s) -> Int64s:
+    # Looked up for each batch, because the user may change the list.
+    if isinstance(choice, (np.ndarray, torch.Tensor)):
+        return np.asarray(choice)[indices].astype(np.int64, copy=False)
+    return np.fromiter(map(choice.__getitem__, indices.tolist()), np.int64, len(indices))
+
+
+def stack_reader(dataset: StackDataset[Any]) -> BatchReader | None:
+    """The reader of a list of batches, or of a dict by name."""
+    parts = dataset.datasets
+    names = list(parts) if isinstance(parts, dict) else None
+    readers = _all_readers(parts.values() if isinstance(parts, dict) else parts)
+    if readers is None or sum(each.uses_keys for each in readers) > 1:  # without keys, parts draw by turns, row by row
+        return None
+
+    def read(request: BatchRead) -> Batch:
+        columns = [each(request) for each in readers]
+        return columns if names is None else dict(zip(names, columns, strict=True))
+
+    return BatchReader(read, *_needs(readers))
+
+
+def _all_readers(parts: Iterable[Any]) -> list[BatchReader] | None:
+    readers = [reader for reader in map(reader_of, parts) if reader is not None]
+    return readers if len(readers) == len(list(parts)) else None
+
+
+def _needs(readers: Sequence[BatchReader]) -> tuple[bool, bool]:
+    """The fields `uses_keys` and `supports_threads` of a reader that calls these."""
+    return any(each.uses_keys for each in readers), any(each.supports_threads for each in readers)
+
+
+def _of_concat(dataset: ConcatDataset[Any]) -> BatchReader | None:
+    readers = _all_readers(dataset.datasets)
+    if readers is None:
+        return None
+    stops = np.array(dataset.cumulative_sizes, np.int64)
+    drawing = np.array([each.uses_keys for each in readers])
+
+    def read(request: BatchRead) -> Batch:
+        inside, keys = _within_concat(request.indices, len(dataset)), request.keys
+        part_of = np.searchsorted(stops, inside, side="right")
+        local = inside - np.concatenate(([0], stops))[part_of]
+        if keys is None and drawing.any():
+            keys = _draw_keys(drawing[part_of])
+        parts = np.unique(part_of).tolist()
+        if len(parts) == 1:
+            return readers[parts[0]](replace(request, indices=local, keys=keys))
+        places = [np.flatnonzero(part_of == part) for part in parts]
+        batches = [
+            readers[part](BatchRead(local[at], allocate_tensor, None if keys is None else keys[at], request.threads))
+            for part, at in zip(parts, places, strict=True)
+        ]
+        if _are_alike(batches):
+            return _interleaved(batches, places, request.allocate)
+        return collate.default(_one_by_one(dataset, request.indices, keys), empty=request.allocate)
+
+    return BatchReader(read, *_needs(readers))
+
+
+def _draw_keys(rows: NDArray[np.bool_]) -> Keys:
+    """Keys from torch's global generator, in the order of single samples."""
+    keys = np.zeros(len(rows), np.uint64)
+    keys[rows] = torch_keys(int(rows.sum()))
+    return keys
+
+
+def _one_by_one(dataset: Any, indices: Int64s, keys: Keys | None) -> list[Any]:
+    with addressed(None if keys is None else keys.tolist()) as address:
+        samples = []
+        for address.row, index in enumerate(indices.tolist()):
+            samples.append(dataset[index])
+    return samples
+
+
+def _within_concat(indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    if (
+        len(indices) and indices.min() < -length
+    ):  # ConcatDataset raises ValueError here, and IndexError at the other end
+        raise ValueError(
+            f"index {indices.min()} of a ConcatDataset with {length} samples: absolute value exceeds length"
+        )
+    return within(indices, length, "ConcatDataset")
+
+
+def _are_alike(batches: Sequence[Any]) -> bool:
+    """True if the batches have equal containers, dtypes and row shapes."""
+    first = batches[0]
+    if any(type(batch) is not type(first) for batch in batches):
+        return False
+    if isinstance(first, torch.Tensor):
+        return len({(batch.dtype, batch.shape[1:]) for batch in batches}) == 1
+    if type(first) is dict:
+        return all(list(batch) == list(first) for batch in batches) and all(
+            _are_alike([batch[key] for batch in batches]) for key in first
+        )
+    if type(first) is list:
+        return len(set(map(len, batches))) == 1 and all(map(_are_alike, zip(*batches, strict=True)))
+    return False
+
+
+def _interleaved(batches: Sequence[Any], places: Sequence[NDArray[np.int64]], empty: Allocator) -> Any:
+    """One batch whose rows `places[k]` are the rows of `batches[k]`."""
+    first = batches[0]
+    if type(first) is dict:
+        return {key: _interleaved([batch[key] for batch in batches], places, empty) for key in first}
+    if type(first) is list:
+        return [_interleaved(parts, places, empty) for parts in zip(*batches, strict=True)]
+    out = empty((sum(map(len, places)), *first.shape[1:]), first.dtype)
+    rows = numpy_view(out)
+    for batch, at in zip(batches, places, strict=True):
+        rows[at] = numpy_view(batch)
+    return out
+
+
+READERS: dict[type, Callable[[Any], BatchReader | None]] = {
+    torch.Tensor: _of_tensor,
+    np.ndarray: _of_array,
+    TensorDataset: _of_tensors,
+    Subset: subset_reader,
+    StackDataset: stack_reader,
+    ConcatDataset: _of_concat,
+}
+"""Builders of readers, by the exact type of the dataset."""
