@@ -129,7 +129,7 @@ def _arrow(sources: Sequence[str]) -> Shards:
 def _records(format_: InspectedFormat, dataset: Callable[..., Any], inside: str, sources: Sequence[str]) -> Shards:
     """Files whose records are found by an index, which is kept on this machine."""
     near = all(scheme_of(source) == "file" for source in sources)
-    sizes = dataset(list(sources), index=user_cache("indexes") if near else None).shard_sizes.tolist()
+    sizes = dataset(list(sources), index_dir=user_cache("indexes") if near else None).shard_sizes.tolist()
     blobs = find(sources, inside)
     return Shards(format_, "file", sizes, [blobs.info(number).size for number in range(len(blobs))])
 

@@ -36,7 +36,7 @@ from feedline.stores.urls import scheme_of
 class HDF5(StoredArrays):
     """Rows along the first axis of datasets in an HDF5 file; of several files, one after the other.
 
-    `path` is a path, a folder, a pattern, or a list of these. `names` is one name, a sequence, or names by key; None
+    `paths` is a path, a folder, a pattern, or a list of these. `columns` is one name, a sequence, or names by key; None
     is every dataset at the top. A dataset that lies in one piece, uncompressed, is read through a memory map; chunks
     are decoded whole, and the last `cache_nbytes` of them kept. Each process opens the files for itself, on first use.
     Numbers become tensors, strings texts or lists of them, and rows of variable length tensors of their own length.
@@ -47,16 +47,16 @@ class HDF5(StoredArrays):
 
     def __init__(
         self,
-        path: Paths,
-        names: Names = None,
+        paths: Paths,
+        columns: Names = None,
         *,
         transform: Transform | None = None,
         cache_nbytes: int = 1 << 26,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        blobs = find(path, "**/*.h5", cache=cache, options=options)
-        super().__init__([_held(blobs, number) for number in range(len(blobs))], names, transform, cache_nbytes)
+        blobs = find(paths, "**/*.h5", cache=cache, options=options)
+        super().__init__([_held(blobs, number) for number in range(len(blobs))], columns, transform, cache_nbytes)
 
 
 def _held(blobs: FileSet, number: int) -> _LocalFile | _FileInStore:

@@ -167,13 +167,13 @@ class ArrayFile(AlignedArrays):
 
     def __init__(
         self,
-        source: Pathlike | Raw | Sequence[Pathlike | Raw] | Mapping[str, Pathlike | Raw],
+        paths: Pathlike | Raw | Sequence[Pathlike | Raw] | Mapping[str, Pathlike | Raw],
         transform: Transform | None = None,
         *,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        structure, sources = _structured(source, (str, Raw))
+        structure, sources = _structured(paths, (str, Raw))
         super().__init__(structure, transform)
         self._files: MappedFiles | RemoteArrays = (
             RemoteArrays(sources, cache=cache, options=options) if is_remote(sources) else MappedFiles(sources)

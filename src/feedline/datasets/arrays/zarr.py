@@ -166,7 +166,7 @@ _READERS = 16
 class Zarr(StoredArrays):
     """Rows along the first axis of arrays in a Zarr store, version 2 or 3, a folder or a `.zip`.
 
-    `names` is one name, a sequence, or names by key; None is every array at the top, or the store itself where it is
+    `columns` is one name, a sequence, or names by key; None is every array at the top, or the store itself where it is
     an array. Chunks (with sharding, shards) are decoded whole, and the last `cache_nbytes` of them kept. Each process
     opens the store for itself, on first use. Numbers become tensors, strings texts.
 
@@ -177,7 +177,7 @@ class Zarr(StoredArrays):
     def __init__(
         self,
         path: Pathlike,
-        names: Names = None,
+        columns: Names = None,
         *,
         transform: Transform | None = None,
         cache_nbytes: int = 1 << 26,
@@ -185,7 +185,7 @@ class Zarr(StoredArrays):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._held = _held(_one(path), cache, options)
-        super().__init__([self._held], names, transform, cache_nbytes)
+        super().__init__([self._held], columns, transform, cache_nbytes)
 
     @property
     def content_digest(self) -> str:
@@ -348,7 +348,7 @@ def _array(node: Any, name: str, path: str) -> Any:
             " package, install that; what only pickle reads is refused. Else name other arrays"
         ) from error
     if not isinstance(found, zarr.Array):
-        there = ["itself (names=None)"] if is_array else _names(node, path)
+        there = ["itself (columns=None)"] if is_array else _names(node, path)
         raise ArgumentError(f"{path} has no array {name!r}; it has {', '.join(there) or 'none'}")
     return found
 

@@ -260,7 +260,7 @@ class MDS(ShardFileFields):
 
     def __init__(
         self,
-        path: Paths,
+        paths: Paths,
         *,
         columns: Sequence[str] | None = None,
         transform: Transform | Mapping[str, Transform] | None = None,
@@ -270,7 +270,7 @@ class MDS(ShardFileFields):
     ) -> None:
         if columns is not None:
             refuse_bare(columns, "columns", "('image', 'label')")
-        folders = [IndexedFolder(each, cache=cache, options=options) for each in listed(path)]
+        folders = [IndexedFolder(each, cache=cache, options=options) for each in listed(paths)]
         self.paths = [folder.name for folder in folders]
         _refuse_twice(self.paths)
         known: dict[MDSColumns, MDSColumns] = {}

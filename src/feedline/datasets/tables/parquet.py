@@ -304,7 +304,8 @@ class Parquet(TableDataset):
     `samplers.ShardShuffled(dataset.shard_sizes, seed, window)` decodes each row group about once.
 
     Of objects in stores only the chosen columns are read, those of all row groups of a batch at once, through `cache`
-    if it is given; `options` are those of `open_store`. Their footers are kept on this machine, in the folder `index`.
+    if it is given; `options` are those of `open_store`. Their footers are kept on this machine, in the folder
+    `index_dir`.
     """
 
     def __init__(
@@ -319,7 +320,7 @@ class Parquet(TableDataset):
         filesystem: Any = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
-        index: Pathlike | None = None,
+        index_dir: Pathlike | None = None,
     ) -> None:
         pyarrow(WHAT)
         refuse_two_readers(filesystem, cache=cache, options=options)
@@ -331,7 +332,7 @@ class Parquet(TableDataset):
         else:
             files = FilesystemFiles(filesystem, asked)
         wanted = None if filters is None else Filters(filters)
-        footers = Footers(files, place_of("parquet-footers", map(absolute, given), index))
+        footers = Footers(files, place_of("parquet-footers", map(absolute, given), index_dir))
         self._groups = RowGroups(files, footers, Partitions(files.names, given), columns, wanted)
         self.kind = self._groups.kind
         checked = Nulls(nulls)

@@ -54,7 +54,7 @@ class CSV(TextRecords):
         *,
         delimiter: str = ",",
         transform: Transform | None = None,
-        index: Pathlike | None = None,
+        index_dir: Pathlike | None = None,
         encoding: str = "utf-8",
         most_nbytes: int = MOST_NBYTES,
         cache: Cache | Pathlike | None = None,
@@ -62,7 +62,7 @@ class CSV(TextRecords):
     ) -> None:
         _refuse_delimiter(delimiter)
         refuse_text(columns)
-        how = reading(index, encoding, most_nbytes, delimiter)
+        how = reading(index_dir, encoding, most_nbytes, delimiter)
         mark = _mark(delimiter, how.encoding)
         suffix = f"csv{int.from_bytes(mark)}-index"
         scan = partial(row_bounds, mark=mark, held_nbytes=most_nbytes)
