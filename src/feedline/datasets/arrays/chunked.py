@@ -231,6 +231,10 @@ class Holder(Protocol):
         ...
 
 
+CHUNK_CACHE_NBYTES = 1 << 26
+"""The decoded chunks that each process keeps by default."""
+
+
 class StoredArrays(torch.utils.data.Dataset[Any]):
     """Row i of each array is sample i; one array gives tensors, a sequence gives tuples, a mapping gives dicts.
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from feedline.datasets.arrays import h5py_layout
 from feedline.datasets.arrays.chunked import (
+    CHUNK_CACHE_NBYTES,
     ArrayRows,
     ChunkCache,
     ChunkedRows,
@@ -26,7 +27,9 @@ from feedline.datasets.arrays.chunked import (
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.file_objects import FarFile
+from feedline.datasets.formats import FORMATS, ShardSummary
 from feedline.datasets.paths import Paths, find
+from feedline.datasets.shard_summaries import summarize_arrays
 from feedline.stores import Cache, CachedStore, ObjectRange
 from feedline.stores.base import Range
 from feedline.stores.files import Extent, FileSet, LocalFile, RemoteBlob
@@ -51,11 +54,11 @@ class HDF5(StoredArrays):
         columns: Names = None,
         *,
         transform: Transform | None = None,
-        cache_nbytes: int = 1 << 26,
+        cache_nbytes: int = CHUNK_CACHE_NBYTES,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        blobs = find(paths, "**/*.h5", cache=cache, options=options)
+        blobs = find(paths, FORMATS["hdf5"].pattern, cache=cache, options=options)
         super().__init__([_held(blobs, number) for number in range(len(blobs))], columns, transform, cache_nbytes)
 
 
@@ -199,3 +202,8 @@ def _unchanged(file: Any, shape: Shape, path: str) -> Any:
     dataset = h5py_layout.dataset_in(file, shape.name, path)
     refuse_changed(path, shape, dataset.shape[0], dataset.shape[1:])
     return dataset
+
+
+def summarize_chunks(paths: Sequence[str]) -> ShardSummary:
+    """The chunks of HDF5 files."""
+    return summarize_arrays(HDF5, find(paths, FORMATS["hdf5"].pattern).names, CHUNK_CACHE_NBYTES)

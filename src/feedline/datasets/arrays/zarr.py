@@ -23,6 +23,7 @@ from feedline.core.paths import missing
 from feedline.core.tensors import torch_dtype
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.chunked import (
+    CHUNK_CACHE_NBYTES,
     ArrayRows,
     ChunkCache,
     ChunkedRows,
@@ -35,7 +36,9 @@ from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.content_digest import digest_of_folder, digest_of_objects, versioned
 from feedline.datasets.decoding import DAMAGE
+from feedline.datasets.formats import ShardSummary
 from feedline.datasets.paths import find
+from feedline.datasets.shard_summaries import summarize_arrays
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import (
     Cache,
@@ -180,7 +183,7 @@ class Zarr(StoredArrays):
         columns: Names = None,
         *,
         transform: Transform | None = None,
-        cache_nbytes: int = 1 << 26,
+        cache_nbytes: int = CHUNK_CACHE_NBYTES,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -376,3 +379,8 @@ def _numbers(array: Any, name: str, path: str) -> np.dtype[Any] | None:
     if torch_dtype(native) is None:
         raise ArgumentError(f"{name!r} in {path} holds {dtype}, which no tensor can hold; name other arrays")
     return native
+
+
+def summarize_chunks(paths: Sequence[str]) -> ShardSummary:
+    """The chunks of Zarr stores."""
+    return summarize_arrays(Zarr, paths, CHUNK_CACHE_NBYTES)

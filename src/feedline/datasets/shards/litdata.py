@@ -20,6 +20,8 @@ from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record
 from feedline.datasets.decoding import Decoding, SampleTransform, Where, refuse_bare, split_transform
+from feedline.datasets.formats import ShardSummary
+from feedline.datasets.shard_summaries import StoredShard, stored_nbytes, summarize_folders
 from feedline.datasets.shards.files import ShardFileFields, ShardFiles, ShardSource
 from feedline.datasets.shards.folder import IndexedFolder, count, file_name, refuse_overflow, samples
 from feedline.datasets.shards.litdata_chunks import ChunkItems, LitDataRows, chunk_ends, items_of
@@ -327,3 +329,39 @@ def _wanted(leaves: Sequence[str] | None, names: Sequence[str], path: str) -> li
 def _items(files: ShardFiles, wrapped: str, kept: PerProcess[LoadingCache[Any, Any]], number: int) -> ChunkItems:
     shard = files.shards[number]
     return items_of(files.ends(number), shard.nbytes, shard.samples, files.where(number), wrapped, kept())
+
+
+_FRAMED = (
+    "samples are compressed some at a time: each lot is read once while the chunks of a window, decompressed, fit into"
+    " 64 MiB in each process, else again"
+)
+
+
+_TOKENS = (
+    "samples are the texts as they were written; LitDataTokens makes windows of their tokens, which lie in the same"
+    " chunks, and mix as these do"
+)
+
+
+def is_index(data: bytes) -> bool:
+    """Whether an `index.json` is that of LitData chunks."""
+    try:
+        return "chunks" in json.loads(data)
+    except (ValueError, TypeError, RecursionError):
+        return False
+
+
+def summarize_chunks(paths: Sequence[str]) -> ShardSummary:
+    """The chunks of LitData folders."""
+    folders = [(folder, index_of(folder)) for folder in map(IndexedFolder, paths)]
+    note = None
+    for _, index in folders:
+        note = _TOKENS if index.tokens else _FRAMED if index.codec and index.wrapped == "batch" else note
+    return summarize_folders("chunk", (shard for each in folders for shard in _stored(*each)), note)
+
+
+def _stored(folder: IndexedFolder, index: LitDataIndex) -> Iterator[StoredShard]:
+    shards = index.shards()
+    for shard, file in zip(shards, folder.files([[*shard.forms] for shard in shards]), strict=True):
+        is_compressed = shard.forms[file.name] is not None
+        yield StoredShard(shard.samples, stored_nbytes(folder, file), shard.nbytes, is_compressed)

@@ -22,6 +22,7 @@ from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Decodes, Field, FieldRecords, Record, ShardedFields
 from feedline.datasets.decoding import Decode, Decoding, split_transform
 from feedline.datasets.file_objects import Stream, parts
+from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import Columns, IndexRecipe, SideCar, indexes_of
 from feedline.datasets.paths import Paths, find
 from feedline.datasets.shards.tf_example import ChosenFeatures, EveryFeature, Feature
@@ -155,7 +156,7 @@ class TFRecord(ShardedFields):
         self._chosen = None if columns is None else ChosenFeatures(columns, by_feature)
         # A picture and its transform are one step.
         self._decoding: Decodes = EveryFeature() if decode is None else Decoding(decode, whole)
-        blobs = find(paths, "*.tfrecord*", cache=cache, options=options)
+        blobs = find(paths, FORMATS["tfrecord"].pattern, cache=cache, options=options)
         self.paths = blobs.names
         indexes = indexed(blobs, check, index_dir)
         super().__init__((each.shapes["starts"][0] - 1 for each in indexes), blobs)

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from feedline.core.tensors import Allocator, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import place_of
 from feedline.datasets.paths import columns_of, find, listed, paths_of
+from feedline.datasets.shard_summaries import divided, total_nbytes
 from feedline.datasets.tables.arrow_remote import ArrowObjects, damaged, validated
 from feedline.datasets.tables.base import CACHE_NBYTES, ChunkCache, ChunkRows, TableDataset
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
@@ -135,7 +137,7 @@ def _found(
 ) -> _Table | _ArrowFiles | FileSet:
     if isinstance(paths, pyarrow(_WHAT).Table):
         return _Table(paths)
-    blobs = find(paths_of(paths, "a pyarrow.Table"), "**/*.arrow", cache=cache, options=options)
+    blobs = find(paths_of(paths, "a pyarrow.Table"), FORMATS["arrow"].pattern, cache=cache, options=options)
     return _ArrowFiles(blobs.names) if blobs.is_local else blobs
 
 
@@ -232,3 +234,11 @@ def _naming(path: str) -> Iterator[None]:
         yield
     except (arrow.ArrowInvalid, OSError, EOFError) as error:
         raise damaged(path, error) from error
+
+
+def summarize_record_batches(paths: Sequence[str]) -> ShardSummary:
+    """The record batches of Arrow files; those of files of this machine are mapped, others kept per process."""
+    sizes = Arrow(list(paths)).shard_sizes.tolist()
+    files = find(paths, FORMATS["arrow"].pattern)
+    nbytes = divided(total_nbytes(files), sizes)
+    return ShardSummary("record batch", sizes, nbytes, None if files.is_local else KeptShards(CACHE_NBYTES, nbytes))

@@ -12,6 +12,7 @@ from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Record, ShardedRecords
 from feedline.datasets.decoding import SampleTransform
+from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import Columns, IndexRecipe, SideCar, indexes_of
 from feedline.datasets.paths import Paths, find
 from feedline.datasets.text.line_index import filled_line_bounds, fit, line_bounds, line_encoding
@@ -134,7 +135,7 @@ class Lines(TextRecords):
         *,
         transform: Transform | None = None,
         index_dir: Pathlike | None = None,
-        inside: str = "**/*.txt",
+        inside: str = FORMATS["lines"].pattern,
         encoding: str = "utf-8",
         most_nbytes: int = MOST_NBYTES,
         cache: Cache | Pathlike | None = None,
@@ -168,7 +169,7 @@ class JSONL(TextRecords):
         options: Options = None,
     ) -> None:
         refuse_text(columns)
-        blobs = find(paths, "**/*.jsonl", cache=cache, options=options)
+        blobs = find(paths, FORMATS["jsonl"].pattern, cache=cache, options=options)
         super().__init__(blobs, FILLED_LINES, reading(index_dir, encoding, most_nbytes), transform)
         self._columns = None if columns is None else tuple(columns)
 

@@ -18,6 +18,7 @@ from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Called
+from feedline.datasets.formats import FORMATS
 from feedline.datasets.paths import Paths, find, listed, matching
 from feedline.datasets.strings import PackedStrings
 from feedline.datasets.webdataset import Fetched, Head, Held, RemoteShard, Shard, ShardCache, Tars, is_image
@@ -330,7 +331,7 @@ def _found(
     given = [os.fspath(path) for path in listed(paths)]
     _refuse_commands(given)
     blobs = find(given, "*.tar", cache=cache, options=options) if any("://" in path for path in given) else None
-    names = matching(paths, "*.tar") if blobs is None else blobs.names
+    names = matching(paths, FORMATS["tar"].pattern) if blobs is None else blobs.names
     if len(set(names)) < len(names):
         twice = next(name for number, name in enumerate(names) if name in names[:number])
         raise ArgumentError(f"{twice} is named twice, so that its samples would be, too")
