@@ -111,12 +111,12 @@ def listing(folder: Path, count: int) -> None:
         path = folder / f"{number % 100:03d}" / f"n{number:09d}.jpg"
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    kept = folder.with_suffix(".listing")
-    ImageFolder(folder, listing=kept)
+    kept = folder.with_suffix(".listings")
+    ImageFolder(folder, index_dir=kept)
     race = Contest("listing a folder of pictures", unit="files/s", baseline="os.walk, as torchvision")
     race.add("os.walk, as torchvision", lambda: walked(str(folder)), count)
     race.add("ImageFolder", lambda: ImageFolder(folder), count)
-    race.add("ImageFolder, kept listing", lambda: ImageFolder(folder, listing=kept), count)
+    race.add("ImageFolder, kept listing", lambda: ImageFolder(folder, index_dir=kept), count)
     race.run(rounds=3).publish()
 
 

@@ -134,7 +134,7 @@ class TestFar:
         assert states(address, "--into", into, "--rebuild", "--checksum") == (0, ["made", "made", "made"])
         assert states(address, "--into", into, "--check") == (0, ["checked"] * 3)
         assert not (tmp_path / "xdg").exists()
-        with_grids = TarShards(address, ("jpg", "cls"), index=into)
+        with_grids = TarShards(address, ("jpg", "cls"), index_dir=into)
         assert with_grids._shards[0].index.has_grids
         for path in (into / "far").iterdir():
             memory.pipe(f"/far/{path.name}", path.read_bytes())

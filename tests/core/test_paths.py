@@ -94,12 +94,12 @@ def test_links_to_nothing(data: Path) -> None:
 def test_home(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(data))
     assert len(TarShards("~/train.tar")) == len(ImageFolder("~/images")) == 1
-    assert len(TarShards(["~/t*.tar"], index="~/indexes")) == 1
+    assert len(TarShards(["~/t*.tar"], index_dir="~/indexes")) == 1
     assert (data / "indexes").is_dir()
     assert len(Files("~/words/{0,1}.txt")) == len(ArrayFile("~/rows.npy")) == 2
     assert stores.expand("~/words/*.txt") == [str(data / "words" / name) for name in ("0.txt", "1.txt")]
-    ImageFolder("~/images", listing="~/images.listing")
-    assert (data / "images.listing").exists()
+    ImageFolder("~/images", index_dir="~/listings")
+    assert len(list((data / "listings").iterdir())) == 1
     with pytest.raises(FileNotFoundError, match=rf"/index.json does not exist .*: {data}/gone \("):
         MDS("~/gone")
     with pytest.raises(FileNotFoundError, match=rf"no such file: {data}/trian.tar .* did you mean {data}/train.tar\?"):
@@ -204,8 +204,8 @@ def test_pictures_in_a_file(data: Path) -> None:
 
 def test_a_listing_that_cannot_be_kept_is_named(data: Path) -> None:
     with pytest.raises(
-        ArgumentError, match=r"listing='.*/train.tar/x' cannot be written \(.*\): give a file in a fold"
+        ArgumentError, match=r"the listing '.*/train.tar/x/.*' cannot be written \(.*\): give index_dir=, a fold"
     ):
-        ImageFolder(data / "images", listing=data / "train.tar" / "x")
-    datasets.ImageFolder(data / "images", listing=data / "new" / "x")
-    assert (data / "new" / "x").exists()
+        ImageFolder(data / "images", index_dir=data / "train.tar" / "x")
+    datasets.ImageFolder(data / "images", index_dir=data / "new" / "x")
+    assert len(list((data / "new" / "x").iterdir())) == 1

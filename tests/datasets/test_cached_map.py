@@ -119,7 +119,7 @@ def test_results_are_those_of_the_data_as_they_are(
         wanted = [seen(dataset[at]) for at in range(len(dataset))]
         kept = CachedMap(dataset, seen, tmp_path / "kept")
         assert [kept[at] for at in range(len(kept))] == wanted
-        with_four = Filter(Map(dataset, seen), lambda text: "4" in text, cache=tmp_path / "chosen").indices.tolist()
+        with_four = Filter(Map(dataset, seen), lambda text: "4" in text, index_dir=tmp_path / "chosen").indices.tolist()
         assert with_four == [at for at, text in enumerate(wanted) if "4" in text]
 
 
@@ -151,8 +151,8 @@ class TestObjectsWithoutVersions:
         dataset = case.open(Away(folder).root, **({"cache": tmp_path / "cache"} if cached else {}))
         with pytest.raises(ArgumentError, match=r"tells no version of .*copy the data to where their changes show"):
             CachedMap(dataset, str, tmp_path / "kept")
-        with pytest.raises(ArgumentError, match=r"tells no version of .*Leave out cache= of Filter"):
-            Filter(dataset, bool, cache=tmp_path / "kept")
+        with pytest.raises(ArgumentError, match=r"tells no version of .*Leave out index_dir= of Filter"):
+            Filter(dataset, bool, index_dir=tmp_path / "kept")
 
 
 @pytest.fixture(scope="class")
@@ -244,7 +244,7 @@ data = Arrays(np.arange(4))
 for fn in (*functions, closed_over(lent), Method()):
     print(CachedMap(data, fn, "kept")[1])
     print(CachedMap(Map(data, fn), str, "kept")[1])
-    print(Filter(data, lambda x: fn(x) == 2, cache="found").indices.sum())
+    print(Filter(data, lambda x: fn(x) == 2, index_dir="found").indices.sum())
 """
 INNER = """
 import lent

@@ -133,17 +133,17 @@ class TestFilter:
             return bool(x < 3)
 
         for _ in range(2):
-            dataset = Filter(numbers(), told, cache=tmp_path / "cache")
+            dataset = Filter(numbers(), told, index_dir=tmp_path / "cache")
             assert dataset.indices.tolist() == [0, 1, 2]
         assert len(Path("seen").read_text()) == N
-        assert pickle.loads(pickle.dumps(Filter(numbers(), even, cache=tmp_path)))[2].item() == 4
+        assert pickle.loads(pickle.dumps(Filter(numbers(), even, index_dir=tmp_path)))[2].item() == 4
 
     @pytest.mark.parametrize("change", ["predicate", "closure", "data", "file"])
     def test_a_stale_index_is_never_used(self, tmp_path: Path, change: str) -> None:
         np.save(tmp_path / "x.npy", np.arange(N))
 
         def kept(dataset: Any, predicate: Any) -> list[int]:
-            return Filter(dataset, predicate, cache=tmp_path / "cache").indices.tolist()
+            return Filter(dataset, predicate, index_dir=tmp_path / "cache").indices.tolist()
 
         def below(bound: int) -> Any:
             return lambda x: x < bound
@@ -162,10 +162,10 @@ class TestFilter:
                 assert kept(ArrayFile(tmp_path / "x.npy"), below(3)) == [0]
 
     def test_a_damaged_index_is_found_anew(self, tmp_path: Path) -> None:
-        Filter(numbers(), even, cache=tmp_path)
+        Filter(numbers(), even, index_dir=tmp_path)
         (path,) = tmp_path.glob("filter-*.npy")
         path.write_bytes(path.read_bytes()[:-8])
-        assert len(Filter(numbers(), even, cache=tmp_path)) == N // 2
+        assert len(Filter(numbers(), even, index_dir=tmp_path)) == N // 2
 
     def test_an_error_names_the_sample(self) -> None:
         with pytest.raises(ZeroDivisionError) as caught:

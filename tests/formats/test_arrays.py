@@ -253,7 +253,7 @@ class TestLMDB:
         with monkeypatch.context() as patched:
             patched.setattr("feedline.datasets.lmdb.dataset._enumerated", lambda _: pytest.fail("enumerated again"))
             assert LMDB(address, cache=small_pieces(tmp_path, 4 << 20))[-1] == b"text 59"
-        LMDB(address, cache=small_pieces(tmp_path, 4 << 20), index=tmp_path / "own.keys")
+        LMDB(address, cache=small_pieces(tmp_path, 4 << 20), index_dir=tmp_path / "own.keys")
         assert (tmp_path / "own.keys").exists()
 
     def test_what_cannot_be_read(self, memory: Memory, folder: Path, tmp_path: Path) -> None:

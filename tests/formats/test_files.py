@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +89,22 @@ class TestImageFolder:
     ) -> None:
         write_pictures(folder)
         kept, root = tmp_path / "listing", memory.put(folder)
-        first = ImageFolder(root, CROP, listing=kept, cache=small_pieces(tmp_path, 4 << 20))
+        first = ImageFolder(root, CROP, index_dir=kept, cache=small_pieces(tmp_path, 4 << 20))
         monkeypatch.setattr(MemoryFileSystem, "find", lambda *_, **__: pytest.fail("listed again"))
-        again = ImageFolder(root, CROP, listing=kept, cache=small_pieces(tmp_path, 4 << 20))
+        again = ImageFolder(root, CROP, index_dir=kept, cache=small_pieces(tmp_path, 4 << 20))
         assert list(again.samples) == list(first.samples)
         assert again.classes == first.classes
         assert (
             [want for _, want in again.ranges(np.array([3]))] == [want for _, want in first.ranges(np.array([3]))] != []
         )
         monkeypatch.undo()
-        assert len(ImageFolder(root, listing=kept, extensions=(".png",), allow_empty=True)) == 0
-        ImageFolder(folder, listing=tmp_path / "local")
-        with pytest.raises(SampleError, match=r"local is not the listing of an ImageFolder in a store: give listing="):
-            ImageFolder(root, listing=tmp_path / "local")
+        assert len(ImageFolder(root, index_dir=kept, extensions=(".png",), allow_empty=True)) == 0
+        ImageFolder(folder, index_dir=tmp_path / "local")
+        (local,), (remote,) = (tmp_path / "local").iterdir(), kept.iterdir()
+        shutil.copyfile(local, remote)
+        expected = rf"{remote.name} is not the listing of an ImageFolder in a store: give another index_dir="
+        with pytest.raises(SampleError, match=expected):
+            ImageFolder(root, index_dir=kept)
 
     def test_a_loader_of_ones_own_gets_a_file(self, memory: Memory, folder: Path) -> None:
         write_pictures(folder)

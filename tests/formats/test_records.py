@@ -161,7 +161,7 @@ class TestCompressed:
     def test_the_plain_shard_is_preferred(self, memory: Memory, folder: Path) -> None:
         filled(memory, folder, "mds, zstd")
         for shard in json.loads(memory.read("index.json"))["shards"]:
-            data = fl.datasets.inflating.inflated(
+            data = fl.datasets.shards.compression.inflated(
                 np.frombuffer(memory.read(shard["zip_data"]["basename"]), np.uint8),
                 *("zstd", shard["raw_data"]["bytes"], "", "mds"),
             )
@@ -250,7 +250,7 @@ class TestIndexes:
     ) -> None:
         memory.write("a.jsonl", b"1\n2\n")
         with caplog.at_level(logging.INFO, "feedline"):
-            JSONL(f"{memory.root}/a.jsonl", index=tmp_path / "indexes")
+            JSONL(f"{memory.root}/a.jsonl", index_dir=tmp_path / "indexes")
         (told,) = caplog.messages
         assert told.startswith("indexing memory://far/a.jsonl: all its 4 bytes are read once")
         assert "a.jsonl.jsonl-index" in told

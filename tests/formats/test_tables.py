@@ -91,13 +91,13 @@ def test_one_new_object_is_all_that_is_looked_into(bucket: Both) -> None:
 
 
 def test_an_index_that_is_damaged_or_gone_is_made_again(written: type, bucket: Both, tmp_path: Path) -> None:
-    dataset = written(bucket.root, ["x"], index=tmp_path / "here")
+    dataset = written(bucket.root, ["x"], index_dir=tmp_path / "here")
     (index,) = (tmp_path / "here").iterdir()
     index.unlink()
     assert pickle.loads(pickle.dumps(dataset))[200]["x"].item() == 200
     for damaged in (b"", b"nonsense", b"feedline arrays\n" + bytes(200)):
         index.write_bytes(damaged)
-        assert written(bucket.root, ["x"], index=tmp_path / "here")[5]["x"].item() == 5
+        assert written(bucket.root, ["x"], index_dir=tmp_path / "here")[5]["x"].item() == 5
         assert len(index.read_bytes()) > 300
 
 
@@ -109,8 +109,8 @@ def test_what_has_no_version_is_kept_in_no_index() -> None:
 
 def test_where_no_index_can_be_written_a_warning_says_so(written: type, bucket: Both, tmp_path: Path) -> None:
     (tmp_path / "taken").write_bytes(b"")
-    with pytest.warns(SideCarWarning, match=r"the index .*taken/.* could not be written .* give index="):
-        dataset = written(bucket.root, ["x"], index=tmp_path / "taken")
+    with pytest.warns(SideCarWarning, match=r"the index .*taken/.* could not be written .* give index_dir="):
+        dataset = written(bucket.root, ["x"], index_dir=tmp_path / "taken")
     assert dataset[299]["x"].item() == 299
     assert pickle.loads(pickle.dumps(dataset))[299]["x"].item() == 299
 

@@ -32,8 +32,8 @@ PLACES = [9, 3, 4, 3, -1, 0]
 
 CASES: dict[str, dict[str, Any]] = {
     "dicts": {},
-    "numbers": {"fields": ("__key__", "cls")},
-    "crops": {"fields": PAIR, "transform": CROP},
+    "numbers": {"columns": ("__key__", "cls")},
+    "crops": {"columns": PAIR, "transform": CROP},
 }
 
 
@@ -137,12 +137,12 @@ class TestPlaces:
         assert TarShards(f"file://{folder}", ("cls",))[9] == (9,)
 
     def test_indexes_in_a_folder_of_ones_own(self, memory: Memory, folder: Path, tmp_path: Path, home: Path) -> None:
-        data = TarShards(f"{put(memory, folder)}/train-*.tar", PAIR, CENTER, index=tmp_path / "own")
+        data = TarShards(f"{put(memory, folder)}/train-*.tar", PAIR, CENTER, index_dir=tmp_path / "own")
         names = sorted(path.name for path in (tmp_path / "own/far").iterdir())
         assert names == [f"train-00{number}.tar.index" for number in range(3)]
         assert not home.exists()
         assert equal(pickle.loads(pickle.dumps(data))[5], data[5])
-        TarShards(folder, ("cls",), index=tmp_path / "own")
+        TarShards(folder, ("cls",), index_dir=tmp_path / "own")
         assert Path(f"{tmp_path}/own{folder}/train-000.tar.index").exists()
         assert not list(folder.glob("*.index"))
 

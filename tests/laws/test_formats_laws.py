@@ -77,7 +77,7 @@ MADE: dict[str, Callable[[Path], Any]] = {
         written("examples"),
         {"label": "int64", "box": ("float32", (4,)), "image": "image"},
         transform={"image": CROP},
-        index=folder,
+        index_dir=folder,
     ),
     "mds": lambda folder: MDS(written("mds") / "plain", columns=["int", "str", "fixed_array"], transform=noisy),
     "mds pictures": lambda folder: MDS(

@@ -176,7 +176,7 @@ DATASETS: dict[str, Callable[[Path], Any]] = {
     "csv": lambda folder: CSV(folder / "t.csv", {"x": int, "s": str}),
     "zip": lambda folder: Zip(Parquet(folder / "t.parquet"), Arrow(folder / "t.arrow", ["x"])),
     "map": lambda folder: Map(Arrow(folder / "t.arrow"), shifted),
-    "filter": lambda folder: Filter(Arrow(folder / "t.arrow"), odd, cache=folder / "filters"),
+    "filter": lambda folder: Filter(Arrow(folder / "t.arrow"), odd, index_dir=folder / "filters"),
     "cached map": lambda folder: CachedMap(Parquet(folder / "t.parquet"), doubled, folder / "cached"),
 }
 RANDOM = {"parquet, random", "map"}

@@ -142,7 +142,7 @@ def index(
         Path | None,
         typer.Option(
             help="Write indexes into this folder: that of s3://bucket/a/0.tar as bucket/a/0.tar.index. Put it beside "
-            "the object, or give the folder to TarShards as index=."
+            "the object, or give the folder to TarShards as index_dir=."
         ),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only compare tars with their indexes.")] = False,

@@ -73,7 +73,7 @@ class LocalTar:
     def head(self) -> Head | None:
         """What the index that is there tells; None if there is none that fits."""
         path = str(Path(self.name).absolute())
-        return glance(path, folder=self._folder, allow_truncated=self._allow_truncated)
+        return glance(path, index_dir=self._folder, allow_truncated=self._allow_truncated)
 
     def make(self, *, checksum: bool) -> TarIndex:
         """Make the index anew, grids included, and write it to its place."""

@@ -1,31 +1,39 @@
 """Datasets: ordinary torch-style ones, which work in torch's own DataLoader too."""
 
-from feedline.datasets.arrays.hdf5 import HDF5
-from feedline.datasets.arrays.npy import ArrayFile, Arrays
-from feedline.datasets.arrays.npy_layout import Raw
-from feedline.datasets.arrays.zarr import Zarr
-from feedline.datasets.cached_map import CachedMap
-from feedline.datasets.files import Files
-from feedline.datasets.imagefolder.dataset import ImageFolder
-from feedline.datasets.lmdb.dataset import LMDB
-from feedline.datasets.shards.litdata import LitData
-from feedline.datasets.shards.litdata_tokens import LitDataTokens
-from feedline.datasets.shards.mds import MDS
-from feedline.datasets.shards.tfrecord import TFRecord
-from feedline.datasets.sql.manifest import SQLManifest
-from feedline.datasets.strings import PackedStrings
-from feedline.datasets.tables.arrow import Arrow
-from feedline.datasets.tables.huggingface import HuggingFace
-from feedline.datasets.tables.huggingface_stream import HuggingFaceStream
-from feedline.datasets.tables.parquet import Parquet
-from feedline.datasets.text.csv import CSV
-from feedline.datasets.text.lines import JSONL, Lines
-from feedline.datasets.tokens import TokenDocuments, TokenFile
-from feedline.datasets.webdataset.dataset import TarShards
-from feedline.datasets.wrappers import Filter, Map, Zip
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from feedline.datasets.formats import FORMATS, Format, ShardSummary, load, reference_of, register_format
+
+if TYPE_CHECKING:
+    from feedline.datasets.arrays.hdf5 import HDF5
+    from feedline.datasets.arrays.npy import ArrayFile, Arrays
+    from feedline.datasets.arrays.npy_layout import Raw
+    from feedline.datasets.arrays.zarr import Zarr
+    from feedline.datasets.cached_map import CachedMap
+    from feedline.datasets.files import Files
+    from feedline.datasets.imagefolder.dataset import ImageFolder
+    from feedline.datasets.lmdb.dataset import LMDB
+    from feedline.datasets.shards.litdata import LitData
+    from feedline.datasets.shards.litdata_tokens import LitDataTokens
+    from feedline.datasets.shards.mds import MDS
+    from feedline.datasets.shards.tfrecord import TFRecord
+    from feedline.datasets.sql.manifest import SQLManifest
+    from feedline.datasets.strings import PackedStrings
+    from feedline.datasets.tables.arrow import Arrow
+    from feedline.datasets.tables.huggingface import HuggingFace
+    from feedline.datasets.tables.huggingface_stream import HuggingFaceStream
+    from feedline.datasets.tables.parquet import Parquet
+    from feedline.datasets.text.csv import CSV
+    from feedline.datasets.text.lines import JSONL, Lines
+    from feedline.datasets.tokens import TokenDocuments, TokenFile
+    from feedline.datasets.webdataset.dataset import TarShards
+    from feedline.datasets.wrappers import Filter, Map, Zip
 
 __all__ = [
     "CSV",
+    "FORMATS",
     "HDF5",
     "JSONL",
     "LMDB",
@@ -36,6 +44,7 @@ __all__ = [
     "CachedMap",
     "Files",
     "Filter",
+    "Format",
     "HuggingFace",
     "HuggingFaceStream",
     "ImageFolder",
@@ -47,10 +56,35 @@ __all__ = [
     "Parquet",
     "Raw",
     "SQLManifest",
+    "ShardSummary",
     "TFRecord",
     "TarShards",
     "TokenDocuments",
     "TokenFile",
     "Zarr",
     "Zip",
+    "register_format",
 ]
+
+
+_OF_NO_FORMAT = {
+    "Arrays": "feedline.datasets.arrays.npy:Arrays",
+    "CachedMap": "feedline.datasets.cached_map:CachedMap",
+    "Filter": "feedline.datasets.wrappers:Filter",
+    "Map": "feedline.datasets.wrappers:Map",
+    "PackedStrings": "feedline.datasets.strings:PackedStrings",
+    "Raw": "feedline.datasets.arrays.npy_layout:Raw",
+    "Zip": "feedline.datasets.wrappers:Zip",
+}
+
+
+def __getattr__(name: str) -> Any:
+    reference = _OF_NO_FORMAT.get(name) or reference_of(name)
+    if reference is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = load(reference)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

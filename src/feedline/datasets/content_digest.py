@@ -53,7 +53,7 @@ def versioned(info: ObjectInfo, url: str = "") -> ObjectInfo:
         name = join(url, info.path) if url else info.path
         raise ArgumentError(
             f"the store tells no version of {name}: what is kept of it could not be told from that of another content."
-            " Leave out cache= of Filter, take Map instead of CachedMap, or copy the data to where their changes show"
+            " Leave out index_dir= of Filter, use Map instead of CachedMap, or copy the data to where changes show"
         )
     return info
 

@@ -119,7 +119,7 @@ class SideCar:
         except OSError as error:
             warnings.warn(
                 f"the index {self._path} could not be written ({error.strerror}), so that it is worked out again each"
-                " time; give index=, a place that can be written to",
+                " time; give index_dir=, a folder that can be written to",
                 SideCarWarning,
                 stacklevel=2,
             )
@@ -164,12 +164,12 @@ def key_of(name: str, info: ObjectInfo) -> bytes | None:
     return hashlib.blake2b(text, digest_size=_KEY_NBYTES).digest()
 
 
-def place_of(kind: str, given: Iterable[str], folder: Pathlike | None) -> str:
-    """Where descriptions are kept of what these paths and addresses mean: in the folder, or that for such things."""
-    if folder is None:
-        folder = user_cache("descriptions")
+def place_of(kind: str, given: Iterable[str], index_dir: Pathlike | None) -> str:
+    """The path of the file that describes these paths and addresses: in `index_dir`, or in the user's cache folder."""
+    if index_dir is None:
+        index_dir = user_cache("descriptions")
     named = hashlib.blake2b("\0".join([kind, *given]).encode("utf-8", "surrogateescape"), digest_size=_KEY_NBYTES)
-    return str(Path(folder, f"{kind}-{named.hexdigest()}.index").absolute())
+    return str(Path(index_dir, f"{kind}-{named.hexdigest()}.index").absolute())
 
 
 class MetadataCache:
@@ -206,7 +206,7 @@ class MetadataCache:
         except OSError as error:
             warnings.warn(
                 f"the index {self.path} could not be written ({error.strerror}), so that it is worked out again each"
-                " time; give index=, a folder that can be written to",
+                " time; give index_dir=, a folder that can be written to",
                 SideCarWarning,
                 stacklevel=2,
             )
@@ -261,28 +261,28 @@ class IndexRecipe(NamedTuple):
     """Whether arrays that somebody else worked out are, as far as a few looks can tell, those of this content."""
 
 
-def indexes_of(blobs: FileSet, kind: IndexRecipe, folder: Pathlike | None) -> list[SideCar]:
+def indexes_of(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None) -> list[SideCar]:
     """The side-car of each blob, worked out where there is none that fits.
 
-    Those of files lie beside them, or in the folder, which also keeps those of objects; by default theirs are in the
+    Those of files lie beside them, or in `index_dir`, which also keeps those of objects; by default theirs are in the
     user's cache folder. One that lies beside an object is taken over if it fits.
     """
-    index = partial(_index, blobs, kind, folder)
+    index = partial(_index, blobs, kind, index_dir)
     if blobs.is_local:
         return [index(number) for number in range(len(blobs))]
     with DaemonPool(_INDEXED_AT_ONCE, "feedline-index") as pool:
         return list(pool.map(index, range(len(blobs))))
 
 
-def _index(blobs: FileSet, kind: IndexRecipe, folder: Pathlike | None, number: int) -> SideCar:
+def _index(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None, number: int) -> SideCar:
     info, address = blobs.info(number), blobs.name(number)
     name = kind.name(address.rpartition("/")[2])
     is_file = scheme_of(address) == "file"
-    if is_file and folder is None:
+    if is_file and index_dir is None:
         place = Path(address).with_name(name)
     else:  # names are told apart by where they come from
         key = hashlib.blake2b(address.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
-        place = Path(folder or user_cache("indexes"), f"{key}-{name.lstrip('.')}")
+        place = Path(index_dir or user_cache("indexes"), f"{key}-{name.lstrip('.')}")
     work = partial(_of_file, info, kind) if is_file else partial(_of_object, blobs, kind, number)
     if key_of(address, info) is None:  # it may have changed without a sign: what was kept of it is not used
         return SideCar(place, (info.size, uuid4().hex), work)

@@ -39,13 +39,13 @@ class TokenStream(torch.utils.data.Dataset[Any]):
 
     def __init__(
         self,
-        source: TokenSource,
+        paths: TokenSource,
         dtype: DTypeLike | None,
         out_dtype: torch.dtype | DTypeLike | None,
         cache: Cache | Pathlike | None,
         options: Mapping[str, Any] | None,
     ) -> None:
-        self._files = _opened(source, dtype, cache, options)
+        self._files = _opened(paths, dtype, cache, options)
         stored = _refuse_other_kinds(self._files, dtype)
         self._dtype = _output_dtype(stored, out_dtype)
         self._bounds = [0, *accumulate(self._files.lengths)]
@@ -199,7 +199,7 @@ def _holds(wanted: torch.dtype, stored: np.dtype[Any]) -> bool:
 class TokenFile(TokenStream):
     """Windows of `window` tokens that begin every `stride` tokens (None: one after the other).
 
-    `source` is a path, a glob pattern, a `Raw`, or a list of paths. A `.npy` file says its dtype; any other is bare
+    `paths` is a path, a glob pattern, a `Raw`, or a list of paths. A `.npy` file says its dtype; any other is bare
     numbers of `dtype` (uint16 by default). With `targets`, samples are `(x, y)` where y is x one token later. Windows
     never cross from one file into the next, and the rest of a file that is shorter than a window is left out, unless
     `cross_files` makes one stream of all. Tokens keep the stored dtype, or become `out_dtype` in the same pass.
@@ -210,7 +210,7 @@ class TokenFile(TokenStream):
 
     def __init__(
         self,
-        source: TokenSource,
+        paths: TokenSource,
         window: int,
         *,
         stride: int | None = None,
@@ -223,7 +223,7 @@ class TokenFile(TokenStream):
     ) -> None:
         window = whole_number(window, "window")
         stride = window if stride is None else whole_number(stride, "stride")
-        super().__init__(source, dtype, out_dtype, cache, options)
+        super().__init__(paths, dtype, out_dtype, cache, options)
         self.window, self.stride, self.targets = window, stride, targets
         bounds = np.array([0, self._bounds[-1]] if cross_files else self._bounds)
         self._starts, lengths = bounds[:-1], np.diff(bounds)
@@ -324,7 +324,7 @@ class TokenDocuments(TokenStream):
 
     def __init__(
         self,
-        source: TokenSource,
+        paths: TokenSource,
         offsets: Sequence[int] | NDArray[Any] | Pathlike | Raw,
         *,
         dtype: DTypeLike | None = None,
@@ -332,7 +332,7 @@ class TokenDocuments(TokenStream):
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(source, dtype, out_dtype, cache, options)
+        super().__init__(paths, dtype, out_dtype, cache, options)
         self._offsets = _rising(positions_in(offsets, cache, options), self._bounds[-1])
 
     @property

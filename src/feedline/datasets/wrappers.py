@@ -120,22 +120,22 @@ Predicate = Callable[[Any], Any]
 class Filter(WrappedDataset):
     """The samples for which `predicate(sample)` is true, in order; `indices` are theirs in the dataset.
 
-    All samples are read once, in `num_workers` processes. With a folder `cache`, what was found is kept there under a
-    fingerprint of the predicate and the dataset: it is read again, memory-mapped, as long as neither changes, and
-    found anew when one does. Objects of a store that tells no versions are an ArgumentError then.
+    All samples are read once, in `num_workers` processes. With `index_dir`, the indices are kept in that folder under
+    a fingerprint of the predicate and the dataset: they are read again, memory-mapped, as long as neither changes, and
+    found again when one does. Objects of a store that tells no versions are an ArgumentError then.
     """
 
     def __init__(
-        self, dataset: Any, predicate: Predicate, *, cache: Pathlike | None = None, num_workers: int = 0
+        self, dataset: Any, predicate: Predicate, *, index_dir: Pathlike | None = None, num_workers: int = 0
     ) -> None:
         if not callable(predicate):
             raise ArgumentError(f"predicate must be callable, got {type(predicate).__name__}")
         super().__init__(dataset)
         find = partial(_found, dataset, predicate, num_workers)
         self._path: str | None = None
-        if cache is not None:
+        if index_dir is not None:
             key = fingerprint("filter", predicate, dataset, len(dataset))
-            self._path = str(Path(cache, f"filter-{key}.npy").absolute())
+            self._path = str(Path(index_dir, f"filter-{key}.npy").absolute())
         self.indices: NDArray[np.int64] = find() if self._path is None else _recorded(self._path, find)
 
     @property

@@ -19,8 +19,7 @@ from tar_cases import write_tar
 
 from feedline.cli.inspect import contact_sheet, show, survey
 from feedline.cli.inspect.order import ordered
-from feedline.cli.inspect.shards import of_tars
-from feedline.cli.inspect.survey import spread
+from feedline.cli.inspect.survey import spread, tar_summary
 from feedline.cli.pack.sources import MemberSource, Sample
 from feedline.cli.pack.sources import list_tars as tars_listed
 from feedline.errors import ArgumentError
@@ -151,7 +150,7 @@ def test_long_texts_are_cut_to_the_width_of_a_tile() -> None:
 
 
 def test_windows_are_judged_as_the_sampler_does() -> None:
-    found = ordered(of_tars([100] * 40, [1000] * 4000), 8, 32)
+    found = ordered(tar_summary([100] * 40, [1000] * 4000), 8, 32)
     assert found is not None
     assert [mixed.window for mixed in found.windows] == [1, 4, 8, 16, 40]
     at = found.windows[2]

@@ -51,7 +51,7 @@ def test_a_store_that_is_an_array(tmp_path: Path) -> None:
     dataset = Zarr(tmp_path / "bare.zarr")
     assert dataset[11].tolist() == ROWS[11].tolist()
     assert dataset.shard_sizes.tolist() == [5] * 10
-    with pytest.raises(ArgumentError, match=r"bare.zarr has no array 'x'; it has itself \(names=None\)"):
+    with pytest.raises(ArgumentError, match=r"bare.zarr has no array 'x'; it has itself \(columns=None\)"):
         Zarr(tmp_path / "bare.zarr", "x")
 
 

@@ -163,17 +163,17 @@ def folder_scan_extensions() -> tuple[str, ...]:
 
 class TestKeptListing:
     def test_is_read_instead_of_the_tree(self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        kept = tmp_path / "files.listing"
-        first = ImageFolder(root, listing=kept)
+        kept = tmp_path / "listings"
+        first = ImageFolder(root, index_dir=kept)
         monkeypatch.setattr(scan, "listing", None)
-        again = ImageFolder(root, CROP, listing=str(kept))
+        again = ImageFolder(root, CROP, index_dir=str(kept))
         assert list(again.samples) == list(first.samples) == list(first.imgs)
         assert again[3][0].shape == (3, 32, 32)
 
     @pytest.mark.parametrize("change", ["added", "removed", "folder", "class", "extensions"])
     def test_is_made_anew_when_a_folder_has_changed(self, root: Path, tmp_path: Path, change: str) -> None:
-        kept = tmp_path / "files.listing"
-        before = list(ImageFolder(root, listing=kept).samples)
+        kept = tmp_path / "listings"
+        before = list(ImageFolder(root, index_dir=kept).samples)
         extensions: tuple[str, ...] = (".jpg",)
         if change == "added":
             put(root / "class 1/new.jpg", b"")
@@ -185,24 +185,26 @@ class TestKeptListing:
             put(root / "class 9/new.jpg", b"")
         else:
             extensions = (".jpg", "0.jpg")
-        found = ImageFolder(root, listing=kept, extensions=extensions)
+        found = ImageFolder(root, index_dir=kept, extensions=extensions)
         assert list(found.samples) == list(ImageFolder(root).samples)
         assert (list(found.samples) == before) == (change == "extensions")
 
     def test_what_is_no_listing_is_left_alone(self, root: Path, tmp_path: Path) -> None:
-        other = put(tmp_path / "precious.txt", b"precious")
-        with pytest.raises(SampleError, match=r"precious.txt is not a file of feedline's arrays"):
-            ImageFolder(root, listing=other)
+        ImageFolder(root, index_dir=tmp_path / "listings")
+        (other,) = (tmp_path / "listings").iterdir()
+        other.write_bytes(b"precious")
+        with pytest.raises(SampleError, match=rf"{other.name} is not a file of feedline's arrays"):
+            ImageFolder(root, index_dir=tmp_path / "listings")
         assert other.read_bytes() == b"precious"
-        scan.arrays.write(str(other), scan.arrays.packed({}, {"x": np.zeros(3, np.uint8)}))
+        scan.array_container.write(str(other), scan.array_container.packed({}, {"x": np.zeros(3, np.uint8)}))
         with pytest.raises(
-            SampleError, match=r"precious.txt is not the listing of an ImageFolder: give listing= another"
+            SampleError, match=rf"{other.name} is not the listing of an ImageFolder: give another index_dir="
         ):
-            ImageFolder(root, listing=other)
+            ImageFolder(root, index_dir=tmp_path / "listings")
 
     def test_knows_no_functions(self, root: Path, tmp_path: Path) -> None:
-        with pytest.raises(ArgumentError, match=r"listing= cannot know what is_valid_file would say"):
-            ImageFolder(root, is_valid_file=bool, listing=tmp_path / "x")
+        with pytest.raises(ArgumentError, match=r"index_dir= cannot keep what is_valid_file says"):
+            ImageFolder(root, is_valid_file=bool, index_dir=tmp_path / "x")
 
 
 class TestSamples:

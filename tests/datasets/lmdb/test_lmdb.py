@@ -179,13 +179,14 @@ class TestSideCar:
 
     def test_one_that_cannot_be_written_is_told(self, texts: Path, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("in the way")
-        with pytest.warns(SideCarWarning, match=r"file/keys could not be written .* give index="):
-            dataset = LMDB(texts, index=tmp_path / "file/keys")
+        with pytest.warns(SideCarWarning, match=r"file/.*keys could not be written .* give index_dir="):
+            dataset = LMDB(texts, index_dir=tmp_path / "file")
         assert pickle.loads(pickle.dumps(dataset))[1] == b"text 1"
 
     def test_it_can_lie_elsewhere(self, texts: Path, tmp_path: Path) -> None:
-        LMDB(texts, index=tmp_path / "new/keys")
-        assert (tmp_path / "new/keys").exists()
+        LMDB(texts, index_dir=tmp_path / "new/keys")
+        (kept,) = (tmp_path / "new/keys").iterdir()
+        assert kept.name.endswith(f"-{texts.name}.main.keys")
         assert not (texts / "data.mdb.main.keys").exists()
 
 

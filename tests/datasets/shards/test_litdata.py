@@ -116,10 +116,10 @@ class TestSamples:
 
     def test_pickle_is_never_read(self, folder: Path) -> None:
         with pytest.raises(
-            ArgumentError, match=r"leaf 'any' of .*pickled is stored as pickle, .*; leave it out with lea"
+            ArgumentError, match=r"leaf 'any' of .*pickled is stored as pickle, .*; leave it out with col"
         ):
             LitData(folder / "pickled")
-        dataset = LitData(folder / "pickled", leaves=["id"])
+        dataset = LitData(folder / "pickled", columns=["id"])
         assert dataset[0] == {"id": 7}
         assert equal(pickle.loads(pickle.dumps(dataset)).__getitems__([0, 0]), [{"id": 7}, {"id": 7}])
 
@@ -141,30 +141,30 @@ class TestSamples:
     def test_leaves_that_are_chosen(
         self, folder: Path, tmp_path: Path, kind: str, leaves: list[str], left: Callable[[Any], Any]
     ) -> None:
-        dataset = LitData(folder / kind, leaves=leaves, cache=tmp_path)
+        dataset = LitData(folder / kind, columns=leaves, cache=tmp_path)
         expected = [left(sample) for sample in litdata_samples(kind)]
         assert equal([dataset[i] for i in range(COUNT)], expected)
         assert equal(dataset.__getitems__([19, -2, 8]), [expected[i] for i in (19, 18, 8)])
 
     def test_samples_have_the_structure_that_is_left(self, folder: Path) -> None:
         whole = LitData(folder / "tuples")[3]
-        picked = LitData(folder / "tuples", leaves=("0", "1.1.x"), transform={"1.1.x": lambda x: x.sum()})
+        picked = LitData(folder / "tuples", columns=("0", "1.1.x"), transform={"1.1.x": lambda x: x.sum()})
         assert picked[3] == (whole[0], [{"x": 9}])
-        rows = LitData(folder / "rows", leaves=("more.flag", "id"), transform={"id": str})
+        rows = LitData(folder / "rows", columns=("more.flag", "id"), transform={"id": str})
         assert rows[2] == {"id": "2", "more": {"flag": True}}
         small = fl.transforms.Compose([fl.transforms.Resize((6, 5)), fl.transforms.ToTensor()])
-        pictures = LitData(folder / "pictures", leaves=["image"], transform={"image": small})
+        pictures = LitData(folder / "pictures", columns=["image"], transform={"image": small})
         batch = pictures.read_batch(BatchRead(np.array([3, 1]), fl.core.tensors.allocate_tensor))
         assert equal(batch, default_collate([pictures[3], pictures[1]]))
 
     def test_leaves_that_are_not_there(self, folder: Path) -> None:
         with pytest.raises(ArgumentError, match=r"batch has samples without a leaf 'y'; they have x, id"):
-            LitData(folder / "batch", leaves=["y"])
+            LitData(folder / "batch", columns=["y"])
         with pytest.raises(ArgumentError, match=r"transform= names 'x'; known fields of a sample are id"):
-            LitData(folder / "batch", leaves=["id"], transform={"x": len})
+            LitData(folder / "batch", columns=["id"], transform={"x": len})
         for leaves in ("id", []):
-            with pytest.raises(ArgumentError, match=r"leaves=.*: give a tuple of names, such as \('image', 'label'\)"):
-                LitData(folder / "batch", leaves=leaves)
+            with pytest.raises(ArgumentError, match=r"columns=.*: give a tuple of names, such as \('image', 'label'\)"):
+                LitData(folder / "batch", columns=leaves)
 
     def test_files_come_as_bytes(self) -> None:
         assert decoder("file:wav")(memoryview(b"RIFF")) == decoder("audio")(memoryview(b"RIFF")) == b"RIFF"

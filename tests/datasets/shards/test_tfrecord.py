@@ -185,12 +185,12 @@ class TestFeatures:
         ],
     )
     def test_what_cannot_be_asked_for(self, files: list[Path], feature: Any) -> None:
-        with pytest.raises(ArgumentError, match=r"features\['x'\]=.* is no dtype"):
+        with pytest.raises(ArgumentError, match=r"columns\['x'\]=.* is no dtype"):
             TFRecord(files, {"x": feature})
 
     def test_features_have_to_be_described_by_name(self, files: list[Path]) -> None:
         for features in (["label"], "label", {"label"}):
-            with pytest.raises(ArgumentError, match=r"features=.*label.*: give a dict that says by name"):
+            with pytest.raises(ArgumentError, match=r"columns=.*label.*: give a dict that says by name"):
                 TFRecord(files, features)  # type: ignore[arg-type]
 
     def test_a_transform_of_an_unknown_feature(self, files: list[Path]) -> None:
@@ -211,7 +211,7 @@ class TestFiles:
             assert len(TFRecord(files)) == COUNT
 
     def test_the_index_can_lie_elsewhere(self, files: list[Path], tmp_path: Path) -> None:
-        TFRecord(files, index=tmp_path / "indexes")
+        TFRecord(files, index_dir=tmp_path / "indexes")
         assert sorted(path.name[12:] for path in (tmp_path / "indexes").iterdir()) == [
             "-one.tfrecord.index",
             "-two.tfrecord.index",

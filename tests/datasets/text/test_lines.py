@@ -79,14 +79,14 @@ class TestLines:
     def test_the_index_may_lie_elsewhere(self, tmp_path: Path) -> None:
         data, index = tmp_path / "data", tmp_path / "index"
         data.mkdir()
-        assert len(Lines(written(data / "t.txt", "a\n"), index=index)) == 1
+        assert len(Lines(written(data / "t.txt", "a\n"), index_dir=index)) == 1
         assert len(list(index.iterdir())) == 1
         assert [path.name for path in data.iterdir()] == ["t.txt"]
 
     def test_a_folder_that_cannot_be_written_costs_only_time(self, tmp_path: Path) -> None:
         path, index = written(tmp_path / "t.txt", "a\nb\n"), written(tmp_path / "file", "")
         with pytest.warns(SideCarWarning, match="could not be written"):
-            dataset = Lines(path, index=index / "in a file")
+            dataset = Lines(path, index_dir=index / "in a file")
         assert pickle.loads(pickle.dumps(dataset))[1] == "b"
 
     def test_more_files_than_a_process_may_open(self, tmp_path: Path) -> None:

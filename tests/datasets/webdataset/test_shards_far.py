@@ -149,13 +149,13 @@ class TestKept:
     def test_in_a_folder_of_ones_own_by_address(self, tmp_path: Path, memory: Any, kept: Path) -> None:
         path = write_tar(tmp_path / "x.tar", pictures(2))
         for name in ("x.tar", "deep/x.tar"):
-            opened(put(memory, path, name), folder=tmp_path / "indexes")
+            opened(put(memory, path, name), index_dir=tmp_path / "indexes")
             assert (tmp_path / f"indexes/b/{name}.index").exists()
         assert not kept.exists()
-        near = open_index(path, folder=tmp_path / "indexes")
+        near = open_index(path, index_dir=tmp_path / "indexes")
         assert near.path == f"{tmp_path}/indexes{path}.index"
         assert not Path(f"{path}.index").exists()
-        assert open_index(path, folder=tmp_path / "indexes").path == near.path
+        assert open_index(path, index_dir=tmp_path / "indexes").path == near.path
 
     @pytest.mark.parametrize("name", ["s3://b/../../etc/x.tar", "s3://b/a/../../../x.tar"])
     def test_no_address_leads_out_of_that_folder(self, name: str, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ class TestSamples:
     def test_tuples_of_chosen_fields(self, kinds: Path) -> None:
         data = TarShards(kinds, ("__key__", "tiff; TXT", "cls", "__shard__"))
         assert data[0] == ("s/0", "größe", 17, str(kinds))
-        assert data.fields == ("__key__", "tiff; TXT", "cls", "__shard__")
+        assert data.columns == ("__key__", "tiff; TXT", "cls", "__shard__")
 
     def test_undecoded(self, kinds: Path) -> None:
         sample = TarShards(kinds, decode=False)[0]
@@ -313,13 +313,13 @@ class TestBadInput:
 
     def test_arguments(self, folder: Path) -> None:
         wrong: list[tuple[str, dict[str, Any]]] = [
-            (r"train-000.tar is named twice", {"shards": [folder / "train-000.tar", folder / "train-*.tar"]}),
-            (r"fields='jpg': give a tuple of names", {"fields": "jpg"}),
-            (r"fields=\(\): give a tuple", {"fields": ()}),
-            (r"field 'jpg;' names nothing", {"fields": ("jpg;",)}),
+            (r"train-000.tar is named twice", {"paths": [folder / "train-000.tar", folder / "train-*.tar"]}),
+            (r"columns='jpg': give a tuple of names", {"columns": "jpg"}),
+            (r"columns=\(\): give a tuple", {"columns": ()}),
+            (r"field 'jpg;' names nothing", {"columns": ("jpg;",)}),
             (
                 r"transform names the field 'png'; fields are cls, jpg",
-                {"fields": ("jpg", "cls"), "transform": {"png": CROP}},
+                {"columns": ("jpg", "cls"), "transform": {"png": CROP}},
             ),
             (r"transform is a callable or a dict of them by field, not int", {"transform": 3}),
             (
@@ -327,14 +327,14 @@ class TestBadInput:
                 {"transform": {"jgp": CROP}},
             ),
             (
-                r"fields names 'jpgg;png', and no sample has such a field; fields are __key__, __shard__, cls, jpg. Di",
-                {"fields": ("cls", "jpgg;png")},
+                r"columns names 'jpgg;png', and no sample has such a field; fields are __key__, __shard__, cls, jpg. D",
+                {"columns": ("cls", "jpgg;png")},
             ),
             (r"open_shards=0: at least one tar", {"open_shards": 0}),
         ]
         for message, arguments in wrong:
             with pytest.raises(ArgumentError, match=message):
-                TarShards(**{"shards": folder, **arguments})
+                TarShards(**{"paths": folder, **arguments})
 
     def test_tars_without_samples(self, tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match=r"there are no samples in .*x.tar"):

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from feedline.cli.inspect.shards import Shards
+from feedline.datasets.formats import ShardSummary
 from feedline.samplers import ShardShuffled
 
 _USUAL = (1, 4, 16, 64)
@@ -48,7 +48,7 @@ class Ordered:
         return asdict(self)
 
 
-def ordered(shards: Shards, window: int, batch_size: int) -> Ordered | None:
+def ordered(shards: ShardSummary, window: int, batch_size: int) -> Ordered | None:
     """Judge windows over the shards; None where there are none."""
     if not shards.unit or not sum(shards.sizes):
         return None
@@ -64,7 +64,7 @@ def ordered(shards: Shards, window: int, batch_size: int) -> Ordered | None:
     return judged(None, None, _mean(shards) + mmap.PAGESIZE)
 
 
-def _mixed(shards: Shards, window: int, batch_size: int) -> Mixed:
+def _mixed(shards: ShardSummary, window: int, batch_size: int) -> Mixed:
     order = ShardShuffled(shards.sizes, 0, window)
     mixing = order.mixing(batch_size)
     share, kept = window / len(shards.sizes), shards.kept
@@ -77,5 +77,5 @@ def _mixed(shards: Shards, window: int, batch_size: int) -> Mixed:
     return Mixed(window, mixing.same_shard_pairs, mixing.shards_per_batch, window_nbytes, read)
 
 
-def _mean(shards: Shards) -> float:
+def _mean(shards: ShardSummary) -> float:
     return sum(shards.nbytes) / sum(shards.sizes)

@@ -13,13 +13,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from feedline.cli.inspect.formats import InspectedFormat
 from feedline.cli.progress import told_bytes
 
 if TYPE_CHECKING:
     from feedline.cli.inspect.order import Ordered
-    from feedline.cli.inspect.shards import Shards
     from feedline.cli.inspect.survey import Survey
+    from feedline.datasets.formats import ShardSummary
 
 
 _MOST_SHOWN = 10
@@ -35,11 +34,11 @@ _SIDES = (0, 64, 128, 224, 256, 384, 512, 768, 1024, 2048, 4096)
 """Bounds of the histogram of shorter sides: what people resize to."""
 
 
-def summary(found: Survey, order: Ordered | None) -> dict[str, Any]:
+def summary(label: str, found: Survey, order: Ordered | None) -> dict[str, Any]:
     """As JSON holds it; `headers` is about the samples that were looked into."""
     pictures = found.pictures
     return {
-        "format": InspectedFormat.TAR if found.listing.shards or found.unreadable else InspectedFormat.FILES,
+        "format": label,
         "samples": len(found.listing.samples),
         "shards": found.listing.shards,
         "nbytes": sum(found.nbytes),
@@ -83,9 +82,21 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def shards_shown(shards: Shards, order: Ordered | None) -> RenderableType:
+def shards_summary(label: str, shards: ShardSummary, order: Ordered | None) -> dict[str, Any]:
+    """The shards of a format of this label as JSON holds them."""
+    return {
+        "format": label,
+        "samples": sum(shards.sizes) or None,
+        "shards": [*shards.sizes] if shards.unit else [],
+        "nbytes": sum(shards.nbytes),
+        "notes": [shards.note] if shards.note else [],
+        "order": order.summary() if order else None,
+    }
+
+
+def shards_shown(label: str, shards: ShardSummary, order: Ordered | None) -> RenderableType:
     """What is known of the shards of a format whose samples are not looked into."""
-    facts = [("format", str(shards.format))]
+    facts = [("format", label)]
     if shards.sizes:
         facts.append(("samples", _of_bytes(sum(shards.sizes), sum(shards.nbytes))))
     if shards.unit:

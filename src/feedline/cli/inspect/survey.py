@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 from feedline import images
 from feedline.cli.index import RemoteTar, TarTarget, is_far, tars_at
@@ -18,6 +19,7 @@ from feedline.cli.pack import listed, tars_of
 from feedline.cli.pack.sources import CLASSES, MemberSource, Readable, Sample, SampleList, samples_in
 from feedline.cli.pack.sources import list_tars as tars_listed
 from feedline.core.threads import DaemonPool, WorkAhead
+from feedline.datasets.formats import ShardSummary
 from feedline.datasets.webdataset import is_image
 from feedline.errors import FeedlineError, SampleError
 from feedline.images import Header
@@ -245,6 +247,12 @@ def _listing(sources: Sequence[str], step: Step) -> tuple[SampleList, list[str]]
     named = [group.classes for group in groups if group.classes]
     shards = [size for group in groups for size in group.shards]
     return SampleList(samples, named[0] if named else None, shards=shards).with_unique_keys(), unreadable
+
+
+def tar_summary(sizes: Sequence[int], sample_nbytes: Sequence[int]) -> ShardSummary:
+    """Tars of known samples, whose bytes follow one another."""
+    bounds = [0, *accumulate(sizes)]
+    return ShardSummary("tar", sizes, [sum(sample_nbytes[start:stop]) for start, stop in pairwise(bounds)])
 
 
 def _look(sample: Sample, found: Survey) -> None:

@@ -232,16 +232,22 @@ class Holder(Protocol):
         ...
 
 
+CHUNK_CACHE_NBYTES = 1 << 26
+"""The decoded chunks that each process keeps by default."""
+
+
 class StoredArrays(torch.utils.data.Dataset[Any]):
     """Row i of each array is sample i; one array gives tensors, a sequence gives tuples, a mapping gives dicts.
 
-    `names=None` takes every array at the top, by its name. The rows of several holders come one after the other.
+    `columns=None` takes every array at the top, by its name. The rows of several holders come one after the other.
     """
 
-    def __init__(self, holders: Sequence[Holder], names: Names, transform: Transform | None, cache_nbytes: int) -> None:
+    def __init__(
+        self, holders: Sequence[Holder], columns: Names, transform: Transform | None, cache_nbytes: int
+    ) -> None:
         self.paths = [holder.name for holder in holders]
         """The files or stores."""
-        self._structure, listed = _structured(_everything(holders) if names is None else names, (str,))
+        self._structure, listed = _structured(_everything(holders) if columns is None else columns, (str,))
         self._step = SampleTransform(transform)
         self._shapes = [holder.shapes(listed) for holder in holders]
         for path, shapes in zip(self.paths, self._shapes, strict=True):

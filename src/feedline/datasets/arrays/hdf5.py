@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from feedline.datasets.arrays import h5py_layout
 from feedline.datasets.arrays.chunked import (
+    CHUNK_CACHE_NBYTES,
     ArrayRows,
     ChunkCache,
     ChunkedRows,
@@ -26,7 +27,9 @@ from feedline.datasets.arrays.chunked import (
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.file_objects import FarFile
+from feedline.datasets.formats import FORMATS, ShardSummary
 from feedline.datasets.paths import Paths, find
+from feedline.datasets.shard_summaries import summarize_arrays
 from feedline.stores import Cache, CachedStore, ObjectRange
 from feedline.stores.base import Range
 from feedline.stores.files import Extent, FileSet, LocalFile, RemoteBlob
@@ -36,7 +39,7 @@ from feedline.stores.urls import scheme_of
 class HDF5(StoredArrays):
     """Rows along the first axis of datasets in an HDF5 file; of several files, one after the other.
 
-    `path` is a path, a folder, a pattern, or a list of these. `names` is one name, a sequence, or names by key; None
+    `paths` is a path, a folder, a pattern, or a list of these. `columns` is one name, a sequence, or names by key; None
     is every dataset at the top. A dataset that lies in one piece, uncompressed, is read through a memory map; chunks
     are decoded whole, and the last `cache_nbytes` of them kept. Each process opens the files for itself, on first use.
     Numbers become tensors, strings texts or lists of them, and rows of variable length tensors of their own length.
@@ -47,16 +50,16 @@ class HDF5(StoredArrays):
 
     def __init__(
         self,
-        path: Paths,
-        names: Names = None,
+        paths: Paths,
+        columns: Names = None,
         *,
         transform: Transform | None = None,
-        cache_nbytes: int = 1 << 26,
+        cache_nbytes: int = CHUNK_CACHE_NBYTES,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        blobs = find(path, "**/*.h5", cache=cache, options=options)
-        super().__init__([_held(blobs, number) for number in range(len(blobs))], names, transform, cache_nbytes)
+        blobs = find(paths, FORMATS["hdf5"].pattern, cache=cache, options=options)
+        super().__init__([_held(blobs, number) for number in range(len(blobs))], columns, transform, cache_nbytes)
 
 
 def _held(blobs: FileSet, number: int) -> _LocalFile | _FileInStore:
@@ -199,3 +202,8 @@ def _unchanged(file: Any, shape: Shape, path: str) -> Any:
     dataset = h5py_layout.dataset_in(file, shape.name, path)
     refuse_changed(path, shape, dataset.shape[0], dataset.shape[1:])
     return dataset
+
+
+def summarize_chunks(paths: Sequence[str]) -> ShardSummary:
+    """The chunks of HDF5 files."""
+    return summarize_arrays(HDF5, find(paths, FORMATS["hdf5"].pattern).names, CHUNK_CACHE_NBYTES)

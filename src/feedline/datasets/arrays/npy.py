@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +17,9 @@ from feedline.core.rng import sample_rng, takes_rng
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, numpy_view, one_within, torch_dtype
 from feedline.datasets.arrays.npy_layout import MappedFiles, Pathlike, Raw
 from feedline.datasets.arrays.npy_remote import RemoteArrays, is_remote
+from feedline.datasets.formats import FORMATS, ShardSummary
+from feedline.datasets.paths import find
+from feedline.datasets.shard_summaries import divided, total_nbytes, unsharded
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
 
@@ -162,13 +166,13 @@ class ArrayFile(AlignedArrays):
 
     def __init__(
         self,
-        source: Pathlike | Raw | Sequence[Pathlike | Raw] | Mapping[str, Pathlike | Raw],
+        paths: Pathlike | Raw | Sequence[Pathlike | Raw] | Mapping[str, Pathlike | Raw],
         transform: Transform | None = None,
         *,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        structure, sources = _structured(source, (str, Raw))
+        structure, sources = _structured(paths, (str, Raw))
         super().__init__(structure, transform)
         self._files: MappedFiles | RemoteArrays = (
             RemoteArrays(sources, cache=cache, options=options) if is_remote(sources) else MappedFiles(sources)
@@ -259,3 +263,13 @@ def _column(array: Any, label: str) -> ArrayColumn:
             f"{label} must be an array with at least one dimension, of a dtype that tensors have; got {what}"
         )
     return column_of(np.asarray(array))
+
+
+def summarize_rows(paths: Sequence[str]) -> ShardSummary:
+    """The rows of `.npy` files: unsharded where they are mapped, else in runs that are fetched together."""
+    files = find(paths, FORMATS["npy"].pattern)
+    sizes = [ArrayFile(name).shard_sizes.tolist() for name in files.names]
+    if files.is_local:
+        return unsharded(sum(map(sum, sizes)), total_nbytes(files))
+    nbytes = [divided(files.info(number).size, own) for number, own in enumerate(sizes)]
+    return ShardSummary("run of rows", [*chain(*sizes)], [*chain(*nbytes)])

@@ -23,6 +23,7 @@ from feedline.core.paths import missing
 from feedline.core.tensors import torch_dtype
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.chunked import (
+    CHUNK_CACHE_NBYTES,
     ArrayRows,
     ChunkCache,
     ChunkedRows,
@@ -35,7 +36,9 @@ from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.content_digest import digest_of_folder, digest_of_objects, versioned
 from feedline.datasets.decoding import DAMAGE
+from feedline.datasets.formats import ShardSummary
 from feedline.datasets.paths import find
+from feedline.datasets.shard_summaries import summarize_arrays
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import (
     Cache,
@@ -166,7 +169,7 @@ _READERS = 16
 class Zarr(StoredArrays):
     """Rows along the first axis of arrays in a Zarr store, version 2 or 3, a folder or a `.zip`.
 
-    `names` is one name, a sequence, or names by key; None is every array at the top, or the store itself where it is
+    `columns` is one name, a sequence, or names by key; None is every array at the top, or the store itself where it is
     an array. Chunks (with sharding, shards) are decoded whole, and the last `cache_nbytes` of them kept. Each process
     opens the store for itself, on first use. Numbers become tensors, strings texts.
 
@@ -177,15 +180,15 @@ class Zarr(StoredArrays):
     def __init__(
         self,
         path: Pathlike,
-        names: Names = None,
+        columns: Names = None,
         *,
         transform: Transform | None = None,
-        cache_nbytes: int = 1 << 26,
+        cache_nbytes: int = CHUNK_CACHE_NBYTES,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._held = _held(_one(path), cache, options)
-        super().__init__([self._held], names, transform, cache_nbytes)
+        super().__init__([self._held], columns, transform, cache_nbytes)
 
     @property
     def content_fingerprint(self) -> str:
@@ -348,7 +351,7 @@ def _array(node: Any, name: str, path: str) -> Any:
             " package, install that; what only pickle reads is refused. Else name other arrays"
         ) from error
     if not isinstance(found, zarr.Array):
-        there = ["itself (names=None)"] if is_array else _names(node, path)
+        there = ["itself (columns=None)"] if is_array else _names(node, path)
         raise ArgumentError(f"{path} has no array {name!r}; it has {', '.join(there) or 'none'}")
     return found
 
@@ -376,3 +379,8 @@ def _numbers(array: Any, name: str, path: str) -> np.dtype[Any] | None:
     if torch_dtype(native) is None:
         raise ArgumentError(f"{name!r} in {path} holds {dtype}, which no tensor can hold; name other arrays")
     return native
+
+
+def summarize_chunks(paths: Sequence[str]) -> ShardSummary:
+    """The chunks of Zarr stores."""
+    return summarize_arrays(Zarr, paths, CHUNK_CACHE_NBYTES)

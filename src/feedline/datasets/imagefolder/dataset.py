@@ -45,7 +45,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
     what `loader(path)` gives, by default a PIL image in RGB. One of feedline's own is one step with decoding, and then
     whole batches are gathered in one native call. The content of a file decides on its format, not its name.
 
-    `listing` names a file in which the list of paths is kept, so that the tree is walked once; it is made anew when a
+    With `index_dir` the list of paths is kept in that folder, so that the tree is walked once; it is made again when a
     folder has changed. Paths are held packed: 12 bytes for each and its own; `samples` and `targets` are made when
     looked at. `samples` may be assigned, but not changed in place.
 
@@ -64,14 +64,14 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         *,
         extensions: Sequence[str] = IMG_EXTENSIONS,
         apply_exif_orientation: bool = False,
-        listing: str | os.PathLike[str] | None = None,
+        index_dir: str | os.PathLike[str] | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        if listing is not None and is_valid_file is not None:
-            raise ArgumentError("listing= cannot know what is_valid_file would say: pass extensions= instead")
+        if index_dir is not None and is_valid_file is not None:
+            raise ArgumentError("index_dir= cannot keep what is_valid_file says: pass extensions= instead")
         self.extensions = (extensions,) if isinstance(extensions, str) else tuple(extensions)
-        choice = Choice(self.extensions, is_valid_file, None if listing is None else expanded(listing))
+        choice = Choice(self.extensions, is_valid_file, None if index_dir is None else expanded(index_dir))
         self._tree = tree_at(os.fspath(root), choice, cache, options)
         self.root = self._tree.root
         self._ours = partial(loaded, apply_exif_orientation=apply_exif_orientation)

@@ -25,6 +25,7 @@ from feedline.core.paths import special_entry
 from feedline.core.tensors import one_within
 from feedline.datasets import array_container
 from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.indexes import place_of
 from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectRange, Store, open_store
@@ -163,7 +164,7 @@ def kept_listing(path: str, root: str, classes: Sequence[str], extensions: tuple
     if Path(path).exists():
         held = array_container.opened(path)
         if "folder_times" not in held.arrays:
-            raise SampleError(f"{path} is not the listing of an ImageFolder: give listing= another place, or remove it")
+            raise SampleError(f"{path} is not the listing of an ImageFolder: give another index_dir=, or remove it")
         if held.told == asked and _unchanged(root, held.arrays):
             return ImageListing(PackedBytes(held.arrays["bounds"], held.arrays["bytes"]), held.arrays["counts"])
     seen: list[tuple[str, int]] = []
@@ -179,8 +180,8 @@ def keep(path: str, pieces: Sequence[bytes | memoryview]) -> None:
         array_container.write(path, pieces)
     except OSError as error:
         raise ArgumentError(
-            f"listing={path!r} cannot be written ({error.strerror}): give a file in a folder that can be written to, "
-            "or leave listing= out"
+            f"the listing {path!r} cannot be written ({error.strerror}): give index_dir=, a folder that can be written"
+            " to, or leave it out"
         ) from error
 
 
@@ -268,7 +269,7 @@ def kept_scan(path: str, store: Store, extensions: tuple[str, ...]) -> Scan:
         held = array_container.opened(path)
         if not all(name in held.arrays for name in _NAMES):
             raise SampleError(
-                f"{path} is not the listing of an ImageFolder in a store: give listing= another place, or remove it"
+                f"{path} is not the listing of an ImageFolder in a store: give another index_dir=, or remove it"
             )
         if {name: held.told.get(name) for name in asked} == asked:
             return _held(held)
@@ -345,11 +346,15 @@ Fetched = str | Future[memoryview]
 
 
 class Choice(NamedTuple):
-    """Which files are samples, and the file, if any, in which the listing of them is kept."""
+    """Which files are samples, and the folder, if any, in which the listing of them is kept."""
 
     extensions: tuple[str, ...]
     is_valid: Callable[[str], bool] | None
-    kept: str | None
+    index_dir: str | None
+
+    def listing_file(self, root: str) -> str | None:
+        """The path of the file that keeps the listing of `root`, if any does."""
+        return None if self.index_dir is None else place_of("imagefolder", [root], self.index_dir)
 
     @property
     def wanted(self) -> Wanted:
@@ -405,9 +410,10 @@ class LocalTree:
             return sorted(entry.name for entry in entries if entry.is_dir())
 
     def listing(self, names: Sequence[str]) -> ImageListing:
-        choice = self._choice
-        if choice.kept is not None:
-            return kept_listing(choice.kept, os.path.abspath(self.root), names, choice.extensions)  # noqa: PTH100
+        choice, root = self._choice, os.path.abspath(self.root)  # noqa: PTH100
+        place = choice.listing_file(root)
+        if place is not None:
+            return kept_listing(place, root, names, choice.extensions)
         return listing(self.root, names, choice.wanted)
 
     @contextmanager
@@ -433,9 +439,8 @@ class StoreTree:
         self._objects = objects
         self.root = store.url
         self.folder = os.fsencode(f"{self.root}/")
-        scan = (
-            scanned(store, choice.wanted) if choice.kept is None else kept_scan(choice.kept, store, choice.extensions)
-        )
+        place = choice.listing_file(store.url)
+        scan = scanned(store, choice.wanted) if place is None else kept_scan(place, store, choice.extensions)
         if not isinstance(store, CachedStore):
             scan = scan._replace(listing=scan.listing._replace(details=None))
         self._scan = scan

@@ -46,8 +46,9 @@ class LMDB(DecodedRecords):
 
     `keys` says which value is sample i: a pattern for its number such as `"{:08d}"`; "uint32" or "uint64" for numbers
     in big-endian bytes; a list of keys; or None for all in the order of the environment, enumerated once and kept in a
-    side-car at `index` (beside the data unless given). With patterns and numbers, `length` is the number of entries
-    unless given. `decode` is "bytes", "text", "npy", "image" or a function of a memoryview that does not keep it.
+    side-car in the folder `index_dir` (beside the data unless given). With patterns and numbers, `length` is the number
+    of entries unless given. `decode` is "bytes", "text", "npy", "image" or a function of a memoryview, which must not
+    keep it.
 
     `database` is that of this name; without it, an environment of named databases is refused, as is, without `keys`, a
     database that holds several values under one key.
@@ -66,7 +67,7 @@ class LMDB(DecodedRecords):
         length: int | None = None,
         database: str | None = None,
         readahead: bool = False,
-        index: Pathlike | None = None,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -76,7 +77,7 @@ class LMDB(DecodedRecords):
         self._environment = PerProcess(partial(held.opened, database, readahead))
         if keys is None:
             self._environment()  # what is wrong with the path is said here
-            place = held.beside(database) if index is None else index
+            place = held.keys_file(database, index_dir)
             self._keys: _Names = _EnumeratedKeys(SideCar(place, held.state(), partial(_enumerated, self._environment)))
         elif isinstance(keys, str):
             self._keys = _numbered(keys, self._environment().entries() if length is None else _counted(length))
@@ -149,8 +150,10 @@ class _LocalEnvironment(NamedTuple):
     def opened(self, database: str | None, readahead: bool) -> Environment:
         return open_environment(self.name, database, readahead)
 
-    def beside(self, database: str | None) -> str:
-        """Where its keys are kept."""
+    def keys_file(self, database: str | None, index_dir: Pathlike | None) -> str:
+        """The path of the file that keeps its keys: next to the data, or in `index_dir`."""
+        if index_dir is not None:
+            return _keys_file(index_dir, self.name, database)
         return f"{data_in(self.name)}.{database or 'main'}.keys"
 
     def state(self) -> str | State:
@@ -170,14 +173,18 @@ class _InStore(NamedTuple):
     def opened(self, database: str | None, readahead: bool) -> Environment:
         return fetch_environment(self.blobs, database, readahead)
 
-    def beside(self, database: str | None) -> str:
-        """Where its keys are kept on this machine."""
-        key = hashlib.blake2b(self.name.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
-        return user_cache("indexes", f"{key}-{self.name.rpartition('/')[2]}.{database or 'main'}.keys")
+    def keys_file(self, database: str | None, index_dir: Pathlike | None) -> str:
+        """The path of the file on this machine that keeps its keys."""
+        return _keys_file(user_cache("indexes") if index_dir is None else index_dir, self.name, database)
 
     def state(self) -> str | State:
         """What keys belong to: this version of the object."""
         return (self.blobs.info(0).size, self.blobs.info(0).version)
+
+
+def _keys_file(index_dir: Pathlike, name: str, database: str | None) -> str:
+    key = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
+    return str(Path(index_dir, f"{key}-{name.rpartition('/')[2]}.{database or 'main'}.keys"))
 
 
 def _held(

@@ -20,6 +20,8 @@ from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record
 from feedline.datasets.decoding import Decoding, SampleTransform, Where, refuse_bare, split_transform
+from feedline.datasets.formats import ShardSummary
+from feedline.datasets.shard_summaries import StoredShard, stored_nbytes, summarize_folders
 from feedline.datasets.shards.files import ShardFileFields, ShardFiles, ShardSource
 from feedline.datasets.shards.folder import IndexedFolder, count, file_name, refuse_overflow, samples
 from feedline.datasets.shards.litdata_chunks import ChunkItems, LitDataRows, chunk_ends, items_of
@@ -175,7 +177,7 @@ _KEPT_NBYTES = 1 << 26
 class LitData(ShardFileFields):
     """The samples of a LitData folder (with its `index.json`), in the structure in which they were written.
 
-    Tensors, arrays, numbers, texts and bytes come as they were, pictures as PIL images, other files as bytes. `leaves`
+    Tensors, arrays, numbers, texts and bytes come as they were, pictures as PIL images, other files as bytes. `columns`
     picks some, "image", or "view.0" where they are nested, and samples have the structure that is left of them; those
     stored as pickle are never read. `transform` is a function of the sample, or functions by leaf. For what was written
     with a `TokensLoader`, read `LitDataTokens`.
@@ -189,7 +191,7 @@ class LitData(ShardFileFields):
         self,
         path: Pathlike,
         *,
-        leaves: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
         transform: Transform | Mapping[str, Transform] | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
@@ -200,9 +202,9 @@ class LitData(ShardFileFields):
         if index.tokens:
             raise ArgumentError(f"{self.path} holds tokens: read it with datasets.LitDataTokens(path, window)")
         self._index, self._names = index, index.tree.names()
-        wanted = _wanted(leaves, self._names, self.path)
-        self._paths = None if leaves is None else [*compress(index.tree.paths(), wanted)]
-        self._tree = index.tree if leaves is None else index.tree.pruned(iter(wanted)) or index.tree
+        wanted = _wanted(columns, self._names, self.path)
+        self._paths = None if columns is None else [*compress(index.tree.paths(), wanted)]
+        self._tree = index.tree if columns is None else index.tree.pruned(iter(wanted)) or index.tree
         by_leaf, whole = split_transform(transform, [*compress(self._names, wanted)])
         super().__init__(ShardFiles([(folder, shard) for shard in index.shards()], chunk_ends, "litdata", cache))
         FieldRecords.__init__(self, whole)
@@ -282,7 +284,7 @@ class LitData(ShardFileFields):
         except (LookupError, TypeError) as error:
             raise SampleError(
                 f"{self._where(record)} has not the structure that its index says ({type(error).__name__}: {error});"
-                " read it without leaves="
+                " read it without columns="
             ) from error
         return self._tree.filled(found[::-1])
 
@@ -310,14 +312,14 @@ def _decoding(name: str, kind: str, transform: Transform | None, path: str) -> D
     try:
         return Decoding(decoder(kind), transform, kind=kind.partition(":")[0])
     except ArgumentError as error:
-        raise ArgumentError(f"leaf {name!r} of {path} is stored as {error}; leave it out with leaves=") from None
+        raise ArgumentError(f"leaf {name!r} of {path} is stored as {error}; leave it out with columns=") from None
 
 
 def _wanted(leaves: Sequence[str] | None, names: Sequence[str], path: str) -> list[bool]:
     """Of each leaf, whether it is one of those that were chosen; ArgumentError names one that is not there."""
     if leaves is None:
         return [True] * len(names)
-    refuse_bare(leaves, "leaves", "('image', 'label')")
+    refuse_bare(leaves, "columns", "('image', 'label')")
     for leaf in leaves:
         if leaf not in names:
             raise ArgumentError(f"{path} has samples without a leaf {leaf!r}; they have {', '.join(names)}")
@@ -327,3 +329,39 @@ def _wanted(leaves: Sequence[str] | None, names: Sequence[str], path: str) -> li
 def _items(files: ShardFiles, wrapped: str, kept: PerProcess[LoadingCache[Any, Any]], number: int) -> ChunkItems:
     shard = files.shards[number]
     return items_of(files.ends(number), shard.nbytes, shard.samples, files.where(number), wrapped, kept())
+
+
+_FRAMED = (
+    "samples are compressed some at a time: each lot is read once while the chunks of a window, decompressed, fit into"
+    " 64 MiB in each process, else again"
+)
+
+
+_TOKENS = (
+    "samples are the texts as they were written; LitDataTokens makes windows of their tokens, which lie in the same"
+    " chunks, and mix as these do"
+)
+
+
+def is_index(data: bytes) -> bool:
+    """Whether an `index.json` is that of LitData chunks."""
+    try:
+        return "chunks" in json.loads(data)
+    except (ValueError, TypeError, RecursionError):
+        return False
+
+
+def summarize_chunks(paths: Sequence[str]) -> ShardSummary:
+    """The chunks of LitData folders."""
+    folders = [(folder, index_of(folder)) for folder in map(IndexedFolder, paths)]
+    note = None
+    for _, index in folders:
+        note = _TOKENS if index.tokens else _FRAMED if index.codec and index.wrapped == "batch" else note
+    return summarize_folders("chunk", (shard for each in folders for shard in _stored(*each)), note)
+
+
+def _stored(folder: IndexedFolder, index: LitDataIndex) -> Iterator[StoredShard]:
+    shards = index.shards()
+    for shard, file in zip(shards, folder.files([[*shard.forms] for shard in shards]), strict=True):
+        is_compressed = shard.forms[file.name] is not None
+        yield StoredShard(shard.samples, stored_nbytes(folder, file), shard.nbytes, is_compressed)

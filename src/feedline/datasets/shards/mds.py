@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -25,7 +25,9 @@ from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record
 from feedline.datasets.decoding import Decoding, refuse_bare, split_transform, text_of
+from feedline.datasets.formats import ShardSummary
 from feedline.datasets.paths import Paths, listed
+from feedline.datasets.shard_summaries import StoredShard, stored_nbytes, summarize_folders
 from feedline.datasets.shards.files import Read, ShardFileFields, ShardFiles, ShardSource, offsets_in
 from feedline.datasets.shards.folder import IndexedFolder, count, file_name, refuse_overflow, samples
 from feedline.errors import ArgumentError, SampleError
@@ -260,7 +262,7 @@ class MDS(ShardFileFields):
 
     def __init__(
         self,
-        path: Paths,
+        paths: Paths,
         *,
         columns: Sequence[str] | None = None,
         transform: Transform | Mapping[str, Transform] | None = None,
@@ -270,7 +272,7 @@ class MDS(ShardFileFields):
     ) -> None:
         if columns is not None:
             refuse_bare(columns, "columns", "('image', 'label')")
-        folders = [IndexedFolder(each, cache=cache, options=options) for each in listed(path)]
+        folders = [IndexedFolder(each, cache=cache, options=options) for each in listed(paths)]
         self.paths = [folder.name for folder in folders]
         _refuse_twice(self.paths)
         known: dict[MDSColumns, MDSColumns] = {}
@@ -371,3 +373,16 @@ def _decoding(name: str, encoding: str, transform: Transform | None, path: str) 
         return Decoding(decoder(encoding), transform, kind=encoding.partition(":")[0])
     except ArgumentError as error:
         raise ArgumentError(f"column {name!r} of {path} is encoded as {error}; leave it out with columns=") from None
+
+
+def summarize_shards(paths: Sequence[str]) -> ShardSummary:
+    """The shards of MDS folders."""
+    return summarize_folders("shard", (shard for folder in map(IndexedFolder, paths) for shard in _stored(folder)))
+
+
+def _stored(folder: IndexedFolder) -> Iterator[StoredShard]:
+    shards = shards_of(folder, {})
+    files = folder.files([[each.name for each in (shard.raw, shard.zipped) if each] for shard in shards])
+    for shard, file in zip(shards, files, strict=True):
+        is_compressed = file.name != shard.raw.name
+        yield StoredShard(shard.samples, stored_nbytes(folder, file), shard.raw.nbytes, is_compressed)

@@ -175,7 +175,7 @@ class ChosenFeatures:
     def __init__(self, features: Mapping[str, Feature], transforms: Mapping[str, Transform]) -> None:
         if not isinstance(features, Mapping):
             raise ArgumentError(
-                f"features={features!r}: give a dict that says by name what each becomes, such as {{'label': 'int64'}}"
+                f"columns={features!r}: give a dict that says by name what each becomes, such as {{'label': 'int64'}}"
             )
         self._decodings = {name: _decoding(name, feature, transforms.get(name)) for name, feature in features.items()}
 
@@ -224,7 +224,7 @@ def _decoding(name: str, feature: Feature, transform: Transform | None) -> Decod
         numbers = None
     if numbers is None or torch_dtype(numbers) is None or not _is_shape(shape):
         raise ArgumentError(
-            f"features[{name!r}]={feature!r} is no dtype, (dtype, shape) with at most one -1 such as ('int64', (3,)),"
+            f"columns[{name!r}]={feature!r} is no dtype, (dtype, shape) with at most one -1 such as ('int64', (3,)),"
             f" function, nor one of {', '.join(DECODERS)}"
         )
     return _Numbers(numbers, tuple(shape), SampleTransform(transform))

@@ -22,6 +22,7 @@ from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Decodes, Field, FieldRecords, Record, ShardedFields
 from feedline.datasets.decoding import Decode, Decoding, split_transform
 from feedline.datasets.file_objects import Stream, parts
+from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import Columns, IndexRecipe, SideCar, indexes_of
 from feedline.datasets.paths import Paths, find
 from feedline.datasets.shards.tf_example import ChosenFeatures, EveryFeature, Feature
@@ -127,12 +128,12 @@ _WHOLE = ""
 class TFRecord(ShardedFields):
     """The records of TFRecord files and objects: `tf.train.Example` messages as dicts.
 
-    `features` says what to take and as what, by name: a dtype for one number; `(dtype, shape)` for a tensor, of which
+    `columns` says what to take and as what, by name: a dtype for one number; `(dtype, shape)` for a tensor, of which
     one side may be -1; "bytes", "text", "npy", "image" or a function of the bytes for what one `bytes` value holds.
     None takes every feature: numbers as 1-D tensors, `bytes` as lists. `transform` is a function of the sample, or
     functions by feature. With `decode`, records are not examples: it is "bytes" or another of these words.
 
-    A side-car beside each file (in the folder `index` where given) says where records lie; `check` compares the
+    A side-car beside each file (in the folder `index_dir` where given) says where records lie; `check` compares the
     checksums of all of them when it is made, and makes anew one that was made without. Objects are kept in the folder
     `cache`, if one is given; `options` are those of `open_store`.
     """
@@ -140,24 +141,24 @@ class TFRecord(ShardedFields):
     def __init__(
         self,
         paths: Paths,
-        features: Mapping[str, Feature] | None = None,
+        columns: Mapping[str, Feature] | None = None,
         *,
         decode: Decode | None = None,
         transform: Transform | Mapping[str, Transform] | None = None,
         check: bool = True,
-        index: Pathlike | None = None,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        by_feature, whole = split_transform(transform, features)
-        if decode is not None and features is not None:
-            raise ArgumentError("features= describes examples, and with decode= the records are none")
-        self._chosen = None if features is None else ChosenFeatures(features, by_feature)
+        by_feature, whole = split_transform(transform, columns)
+        if decode is not None and columns is not None:
+            raise ArgumentError("columns= describes examples, and with decode= the records are none")
+        self._chosen = None if columns is None else ChosenFeatures(columns, by_feature)
         # A picture and its transform are one step.
         self._decoding: Decodes = EveryFeature() if decode is None else Decoding(decode, whole)
-        blobs = find(paths, "*.tfrecord*", cache=cache, options=options)
+        blobs = find(paths, FORMATS["tfrecord"].pattern, cache=cache, options=options)
         self.paths = blobs.names
-        indexes = indexed(blobs, check, index)
+        indexes = indexed(blobs, check, index_dir)
         super().__init__((each.shapes["starts"][0] - 1 for each in indexes), blobs)
         FieldRecords.__init__(self, whole if decode is None else None)
         self._starts = LazyList(partial(_starts, tuple(indexes)), len(indexes))

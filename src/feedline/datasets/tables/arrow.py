@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from feedline.core.tensors import Allocator, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import place_of
 from feedline.datasets.paths import columns_of, find, listed, paths_of
+from feedline.datasets.shard_summaries import divided, total_nbytes
 from feedline.datasets.tables.arrow_remote import ArrowObjects, damaged, validated
 from feedline.datasets.tables.base import CACHE_NBYTES, ChunkCache, ChunkRows, TableDataset
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
@@ -32,14 +34,14 @@ _WHAT = "datasets.Arrow"
 class Arrow(TableDataset):
     """Rows of Arrow IPC files or streams (Feather 2, and the cache files of Hugging Face, too), or of a table.
 
-    `source` is a path or address, a folder of `.arrow` files, a glob or brace pattern, a list of them, or a
+    `paths` is a path or address, a folder of `.arrow` files, a glob or brace pattern, a list of them, or a
     `pyarrow.Table`. Samples are dicts by column: see `Parquet` for what the types become, and for `nulls`. Files are
     memory-mapped and read in place; compressed ones are decompressed into memory when they are opened. Record batches
     are the shards. Pickles by path; a table in memory by its buffers, out of band where the pickler can.
 
     Of objects in stores the buffers of the chosen columns are read, those of all record batches of a batch at once,
     through `cache` if it is given, and kept per process within `cache_nbytes`. `options` are those of `open_store`. The
-    metadata of record batches are kept on this machine, in the folder `index`.
+    metadata of record batches are kept on this machine, in the folder `index_dir`.
 
     Streams that follow each other in one file are read as one if their schemas are equal. Record batches of files are
     validated before use, so that damage raises SampleError; a table in memory is trusted.
@@ -47,7 +49,7 @@ class Arrow(TableDataset):
 
     def __init__(
         self,
-        source: Any,
+        paths: Any,
         columns: Sequence[str] | None = None,
         *,
         nulls: Any = "raise",
@@ -55,15 +57,15 @@ class Arrow(TableDataset):
         cache_nbytes: int = CACHE_NBYTES,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
-        index: Pathlike | None = None,
+        index_dir: Pathlike | None = None,
     ) -> None:
         checked = Nulls(nulls)
         self._objects: ArrowObjects | None = None
         self._rows: _InPlace | ChunkCache
         columns = columns_of(columns)
-        found = _found(source, cache, options)
+        found = _found(paths, cache, options)
         if isinstance(found, FileSet):
-            place = place_of("arrow-messages", map(absolute, listed(source)), index)
+            place = place_of("arrow-messages", map(absolute, listed(paths)), index_dir)
             objects = self._objects = ArrowObjects(found, columns, place)
             self.kind, sizes = objects.kind, objects.sizes
             self._rows = ChunkCache(objects, checked, cache_nbytes)
@@ -131,11 +133,11 @@ class _InPlace:
 
 
 def _found(
-    source: Any, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
+    paths: Any, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
 ) -> _Table | _ArrowFiles | FileSet:
-    if isinstance(source, pyarrow(_WHAT).Table):
-        return _Table(source)
-    blobs = find(paths_of(source, "a pyarrow.Table"), "**/*.arrow", cache=cache, options=options)
+    if isinstance(paths, pyarrow(_WHAT).Table):
+        return _Table(paths)
+    blobs = find(paths_of(paths, "a pyarrow.Table"), FORMATS["arrow"].pattern, cache=cache, options=options)
     return _ArrowFiles(blobs.names) if blobs.is_local else blobs
 
 
@@ -232,3 +234,11 @@ def _naming(path: str) -> Iterator[None]:
         yield
     except (arrow.ArrowInvalid, OSError, EOFError) as error:
         raise damaged(path, error) from error
+
+
+def summarize_record_batches(paths: Sequence[str]) -> ShardSummary:
+    """The record batches of Arrow files; those of files of this machine are mapped, others kept per process."""
+    sizes = Arrow(list(paths)).shard_sizes.tolist()
+    files = find(paths, FORMATS["arrow"].pattern)
+    nbytes = divided(total_nbytes(files), sizes)
+    return ShardSummary("record batch", sizes, nbytes, None if files.is_local else KeptShards(CACHE_NBYTES, nbytes))

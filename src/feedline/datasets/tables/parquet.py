@@ -23,6 +23,7 @@ from feedline.core.threads import BoundedMap
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.file_objects import merge_ranges
+from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import place_of
 from feedline.datasets.paths import Paths, columns_of, data_files, paths_of
 from feedline.datasets.tables.base import CACHE_NBYTES, ChunkCache, TableDataset
@@ -304,7 +305,8 @@ class Parquet(TableDataset):
     `samplers.ShardShuffled(dataset.shard_sizes, seed, window)` decodes each row group about once.
 
     Of objects in stores only the chosen columns are read, those of all row groups of a batch at once, through `cache`
-    if it is given; `options` are those of `open_store`. Their footers are kept on this machine, in the folder `index`.
+    if it is given; `options` are those of `open_store`. Their footers are kept on this machine, in the folder
+    `index_dir`.
     """
 
     def __init__(
@@ -319,7 +321,7 @@ class Parquet(TableDataset):
         filesystem: Any = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
-        index: Pathlike | None = None,
+        index_dir: Pathlike | None = None,
     ) -> None:
         pyarrow(WHAT)
         refuse_two_readers(filesystem, cache=cache, options=options)
@@ -327,11 +329,11 @@ class Parquet(TableDataset):
         given = [os.fspath(path) for path in asked]
         files: Files
         if filesystem is None:
-            files = StoredFiles(data_files(asked, "**/*.parquet", cache=cache, options=options))
+            files = StoredFiles(data_files(asked, FORMATS["parquet"].pattern, cache=cache, options=options))
         else:
             files = FilesystemFiles(filesystem, asked)
         wanted = None if filters is None else Filters(filters)
-        footers = Footers(files, place_of("parquet-footers", map(absolute, given), index))
+        footers = _footers(files, given, index_dir)
         self._groups = RowGroups(files, footers, Partitions(files.names, given), columns, wanted)
         self.kind = self._groups.kind
         checked = Nulls(nulls)
@@ -375,3 +377,20 @@ class Parquet(TableDataset):
 
     def _batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
         return self._kept.batch(which, rows, empty)
+
+
+def _footers(files: Files, given: Sequence[str], index_dir: Pathlike | None) -> Footers:
+    return Footers(files, place_of("parquet-footers", map(absolute, given), index_dir))
+
+
+def summarize_row_groups(paths: Sequence[str]) -> ShardSummary:
+    """The row groups of Parquet files; their footers are kept where the dataset keeps them."""
+    pyarrow(WHAT)
+    files = StoredFiles(data_files(paths, FORMATS["parquet"].pattern, cache=None, options=None))
+    footers = _footers(files, paths, None)
+    footers.summaries()  # fetches those of many objects at once
+    described = (footers.metadata(number) for number in range(len(files.names)))
+    groups = [file.row_group(number) for file in described for number in range(file.num_row_groups)]
+    stored = [sum(group.column(at).total_compressed_size for at in range(group.num_columns)) for group in groups]
+    kept = KeptShards(CACHE_NBYTES, [group.total_byte_size for group in groups])
+    return ShardSummary("row group", [group.num_rows for group in groups], stored, kept)

@@ -14,6 +14,7 @@ import numpy as np
 
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import Columns, IndexRecipe
 from feedline.datasets.paths import Paths, find
 from feedline.datasets.text.line_index import BOM, Bounds, LinePiece, bounds_in, fit, gathered, pieces
@@ -54,7 +55,7 @@ class CSV(TextRecords):
         *,
         delimiter: str = ",",
         transform: Transform | None = None,
-        index: Pathlike | None = None,
+        index_dir: Pathlike | None = None,
         encoding: str = "utf-8",
         most_nbytes: int = MOST_NBYTES,
         cache: Cache | Pathlike | None = None,
@@ -62,11 +63,11 @@ class CSV(TextRecords):
     ) -> None:
         _refuse_delimiter(delimiter)
         refuse_text(columns)
-        how = reading(index, encoding, most_nbytes, delimiter)
+        how = reading(index_dir, encoding, most_nbytes, delimiter)
         mark = _mark(delimiter, how.encoding)
         suffix = f"csv{int.from_bytes(mark)}-index"
         scan = partial(row_bounds, mark=mark, held_nbytes=most_nbytes)
-        blobs = find(paths, "**/*.csv", cache=cache, options=options)
+        blobs = find(paths, FORMATS["csv"].pattern, cache=cache, options=options)
         super().__init__(blobs, IndexRecipe(lambda name: f"{name}.{suffix}", scan, _fits), how, transform)
         self._delimiter = delimiter
         self._header = self._shared_header()

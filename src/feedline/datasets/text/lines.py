@@ -12,6 +12,7 @@ from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Record, ShardedRecords
 from feedline.datasets.decoding import SampleTransform
+from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import Columns, IndexRecipe, SideCar, indexes_of
 from feedline.datasets.paths import Paths, find
 from feedline.datasets.text.line_index import filled_line_bounds, fit, line_bounds, line_encoding
@@ -38,16 +39,16 @@ FILLED_LINES = IndexRecipe(lambda name: f"{name}.jsonl-index", filled_line_bound
 class TextReading(NamedTuple):
     """How text files are read: where their indexes lie, what their bytes mean, how many a record may have."""
 
-    folder: Pathlike | None
+    index_dir: Pathlike | None
     encoding: str
     most_nbytes: int
 
 
-def reading(index: Pathlike | None, encoding: str, most_nbytes: int, delimiter: str = ",") -> TextReading:
+def reading(index_dir: Pathlike | None, encoding: str, most_nbytes: int, delimiter: str = ",") -> TextReading:
     """Checked: ArgumentError names what cannot be."""
     if most_nbytes < 1:
         raise ArgumentError(f"most_nbytes={most_nbytes}: a record has at least one byte")
-    return TextReading(index, line_encoding(encoding, delimiter), most_nbytes)
+    return TextReading(index_dir, line_encoding(encoding, delimiter), most_nbytes)
 
 
 def refuse_text(columns: object) -> None:
@@ -65,7 +66,7 @@ class TextRecords(ShardedRecords):
     """Pieces of text files as records; a subclass says where they are, and what a piece becomes.
 
     The index of a file, 16 bytes a record, is written beside it as a side-car when it is first opened (in the folder
-    `index`, where one is given), and again when size or time of the file have changed.
+    `index_dir`, where one is given), and again when size or time of the file have changed.
     """
 
     def __init__(self, blobs: FileSet, kind: IndexRecipe, how: TextReading, transform: Transform | None) -> None:
@@ -73,7 +74,7 @@ class TextRecords(ShardedRecords):
         self._step = SampleTransform(transform)
         self._blobs = blobs
         self._encoding, self._most_nbytes = how.encoding, how.most_nbytes
-        self._indexes = indexes_of(blobs, kind, how.folder)
+        self._indexes = indexes_of(blobs, kind, how.index_dir)
         super().__init__((each.shapes["starts"][0] for each in self._indexes), blobs)
         self._bounds = LazyList(partial(_bounds, tuple(self._indexes)), len(self._indexes))
 
@@ -133,15 +134,15 @@ class Lines(TextRecords):
         paths: Paths,
         *,
         transform: Transform | None = None,
-        index: Pathlike | None = None,
-        inside: str = "**/*.txt",
+        index_dir: Pathlike | None = None,
+        inside: str = FORMATS["lines"].pattern,
         encoding: str = "utf-8",
         most_nbytes: int = MOST_NBYTES,
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:
         blobs = find(paths, inside, cache=cache, options=options)
-        super().__init__(blobs, LINES, reading(index, encoding, most_nbytes), transform)
+        super().__init__(blobs, LINES, reading(index_dir, encoding, most_nbytes), transform)
 
     def _value(self, text: str, file: int, at: int) -> Any:  # noqa: ARG002 - a line is what it is
         return text
@@ -161,15 +162,15 @@ class JSONL(TextRecords):
         columns: Sequence[str] | None = None,
         *,
         transform: Transform | None = None,
-        index: Pathlike | None = None,
+        index_dir: Pathlike | None = None,
         encoding: str = "utf-8",
         most_nbytes: int = MOST_NBYTES,
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:
         refuse_text(columns)
-        blobs = find(paths, "**/*.jsonl", cache=cache, options=options)
-        super().__init__(blobs, FILLED_LINES, reading(index, encoding, most_nbytes), transform)
+        blobs = find(paths, FORMATS["jsonl"].pattern, cache=cache, options=options)
+        super().__init__(blobs, FILLED_LINES, reading(index_dir, encoding, most_nbytes), transform)
         self._columns = None if columns is None else tuple(columns)
 
     def _value(self, text: str, file: int, at: int) -> Any:

@@ -6,6 +6,7 @@ samples, `looks` sees what is in them, `table` makes the arrays of an index, `ar
 machine and one in a store, `cells` says where in them samples lie, `tars` are many of both, `opened` keeps some open.
 """
 
+from feedline.datasets.formats import IMAGE_EXTENSIONS
 from feedline.datasets.webdataset.index import Head, TarIndex
 from feedline.datasets.webdataset.index_files import build_index, glance, open_index, write_index
 from feedline.datasets.webdataset.shards import (
@@ -18,7 +19,7 @@ from feedline.datasets.webdataset.shards import (
     ShardCache,
     Tars,
 )
-from feedline.datasets.webdataset.tar import IMAGE_EXTENSIONS, ShardError, TarMember, is_image, members, split
+from feedline.datasets.webdataset.tar import ShardError, TarMember, is_image, members, split
 
 __all__ = [
     "IMAGE_EXTENSIONS",

@@ -108,7 +108,7 @@ def decoder(field: str, own: Own) -> Decode | None:
     if extension(field) in PICKLES:
         raise ArgumentError(
             f"field {field!r} would have to be unpickled, which runs whatever code its author put there. Store it as "
-            f"npy, npz or json, leave it out with fields=, or pass decoders={{{field!r}: function_of_the_bytes}} if "
+            f"npy, npz or json, leave it out with columns=, or pass decoders={{{field!r}: function_of_the_bytes}} if "
             f"you trust it"
         )
     return DECODERS.get(extension(field), bytes)

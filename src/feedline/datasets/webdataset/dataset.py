@@ -17,6 +17,7 @@ from feedline.core.tensors import as_indices, one_within, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Called
+from feedline.datasets.formats import FORMATS
 from feedline.datasets.paths import Paths, find, listed, matching
 from feedline.datasets.strings import PackedStrings
 from feedline.datasets.webdataset import Fetched, Head, Held, RemoteShard, Shard, ShardCache, Tars, is_image
@@ -46,10 +47,10 @@ Sources = Sequence[tuple[TarColumn, MemberPlace]]
 class TarShards(torch.utils.data.Dataset[Any]):
     """Samples of WebDataset tars, read by index: from their mappings, or as ranges of objects in stores.
 
-    `shards` is a path or an address, a folder, a pattern (`train-*.tar`, `s3://bucket/train-{0000..0127}.tar`) or a
+    `paths` is a path or an address, a folder, a pattern (`train-*.tar`, `s3://bucket/train-{0000..0127}.tar`) or a
     list of these; samples keep the order of the shards, and in a shard that in which their keys first appear.
 
-    Without `fields` samples are dicts: `__key__` and every field that they have. With it they are tuples:
+    Without `columns` samples are dicts: `__key__` and every field that they have. With it they are tuples:
     `("jpg;png", "cls")` takes the first of the alternatives that there is; `__key__` and `__shard__` may be among them.
 
     Members are decoded by their extension (`datasets.fields.DECODERS`; pictures become PIL images in RGB);
@@ -59,15 +60,15 @@ class TarShards(torch.utils.data.Dataset[Any]):
     width, 3) as pictures that need none; the pictures of one sample share its random key, hence boxes and flips.
 
     The index of each tar is built on first use and kept: beside a file (see `shards.open_index`), for an object in the
-    user's cache folder, unless one lies beside the object; or in the folder `index`. At most `open_shards` tars are
+    user's cache folder, unless one lies beside the object; or in the folder `index_dir`. At most `open_shards` tars are
     open at a time in each process. Objects are read through a cache in the folder `cache`, if one is given; `options`
     are those of `open_store`. Pickles by path.
     """
 
     def __init__(
         self,
-        shards: Paths,
-        fields: Sequence[str] | None = None,
+        paths: Paths,
+        columns: Sequence[str] | None = None,
         transform: Transform | Mapping[str, Transform] | None = None,
         *,
         decode: bool = True,
@@ -75,31 +76,31 @@ class TarShards(torch.utils.data.Dataset[Any]):
         apply_exif_orientation: bool = False,
         allow_truncated: bool = False,
         open_shards: int = _OPEN,
-        index: Pathlike | None = None,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if open_shards < 1:
             raise ArgumentError(f"open_shards={open_shards}: at least one tar has to be open to be read")
-        paths, self._blobs = _found(shards, cache, options)
-        self.paths = PackedStrings(paths)
+        names, self._blobs = _found(paths, cache, options)
+        self.paths = PackedStrings(names)
         """The tars."""
-        self._tars = Tars(self.paths, self._blobs, folder=index, allow_truncated=allow_truncated)
+        self._tars = Tars(self.paths, self._blobs, index_dir=index_dir, allow_truncated=allow_truncated)
         heads = self._tars.heads()
         self.shard_sizes = np.array([head.samples for head in heads], np.int64)
         """Samples in each, as `samplers.ShardShuffled` wants them."""
         self._stops = np.cumsum(self.shard_sizes)
         if not len(self):
-            raise ArgumentError(f"there are no samples in {paths[0]}{' and the other tars' * (len(paths) > 1)}")
+            raise ArgumentError(f"there are no samples in {names[0]}{' and the other tars' * (len(names) > 1)}")
         prints = PackedStrings(head.fingerprint for head in heads)
         self._shards = ShardCache(self._tars, prints, open_shards)
-        self.fields = None if fields is None else _checked(fields)
+        self.columns = None if columns is None else _checked(columns)
         self.transform = transform
         self._settings = TarDecoding(decode, decoders or {}, apply_exif_orientation)
         self._known: dict[tuple[str, bool], TarColumn] = {}
         self._prepare(transform)
         self._refuse_unknown(heads)
-        if self.fields is None and decode:
+        if self.columns is None and decode:
             self._refuse_pickles(heads)
 
     @property
@@ -121,20 +122,20 @@ class TarShards(torch.utils.data.Dataset[Any]):
         else:
             whole = transform
         self._whole = Called(whole)
-        named = self.fields if self.fields is not None else tuple(self._of_fields)
+        named = self.columns if self.columns is not None else tuple(self._of_fields)
         self._columns = [self._column(name, named) for name in named]
-        if self.fields is not None:
+        if self.columns is not None:
             _refuse_unused(self._of_fields, self._columns)
-        free = plan(self._of_pictures) if self.fields is None else None
+        free = plan(self._of_pictures) if self.columns is None else None
         self._draws = self._whole.wants_rng or any(c.draws for c in self._columns) or (free is not None and free.draws)
 
     def _refuse_unknown(self, heads: Sequence[Head]) -> None:
         """ArgumentError for a name that is no field of any tar."""
         known = {field for head in heads for field in head.fields}
-        for name in self.fields or ():
+        for name in self.columns or ():
             if name not in PSEUDO and not any(each.strip().lower() in known for each in name.split(";")):
-                raise _unknown("fields", name, known.union(PSEUDO))
-        for name in self._of_fields if self.fields is None else ():
+                raise _unknown("columns", name, known.union(PSEUDO))
+        for name in self._of_fields if self.columns is None else ():
             if name not in known:
                 raise _unknown("transform", name, known)
 
@@ -205,7 +206,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     def _sources(self, part: ShardPart) -> list[Sources]:
         """Of each sample of a part, what its values are made of, field by field."""
-        if self.fields is not None:
+        if self.columns is not None:
             return _by_sample(self._columns, part.shard, part.rows)
         index = part.shard.index
         alike: dict[bytes, list[int]] = {}
@@ -222,15 +223,15 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     def _sample(self, shard: Shard, row: int, sources: Sources, batch_row: int | None) -> Any:
         rng = sample_rng(batch_row) if self._draws else None
-        if self.fields is not None:
+        if self.columns is not None:
             return self._whole(tuple([column.value(place, rng) for column, place in sources]), rng)
         named = {column.spec: column.value(place, rng) for column, place in sources}
         return self._whole({"__key__": shard.index.key(row), **named}, rng)
 
     @property
     def traits(self) -> Traits:
-        """Batches are read with `fields`, where no transform and no PIL image has to be seen sample by sample."""
-        plain = self.fields is not None and self._whole.transform is None and self._settings.decode
+        """Batches are read with `columns`, where no transform and no PIL image has to be seen sample by sample."""
+        plain = self.columns is not None and self._whole.transform is None and self._settings.decode
         own = type(self).__getitem__ is TarShards.__getitem__
         return Traits(
             thread_safe=True,
@@ -297,7 +298,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
     @property
     def _choices(self) -> Sequence[Sequence[str]] | None:
         """The fields of which samples are made; None for all."""
-        return None if self.fields is None else [column.members for column in self._columns if column.members]
+        return None if self.columns is None else [column.members for column in self._columns if column.members]
 
     def _extents(self, part: ShardPart) -> list[Extent]:
         """Where in stores the bytes lie of which the samples of a part are made, in order."""
@@ -313,13 +314,13 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
 
 def _found(
-    shards: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
+    paths: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
 ) -> tuple[list[str], FileSet | None]:
     """The paths and addresses of the tars; and what reads them, if there are objects among them."""
-    given = [os.fspath(path) for path in listed(shards)]
+    given = [os.fspath(path) for path in listed(paths)]
     _refuse_commands(given)
     blobs = find(given, "*.tar", cache=cache, options=options) if any("://" in path for path in given) else None
-    names = matching(shards, "*.tar") if blobs is None else blobs.names
+    names = matching(paths, FORMATS["tar"].pattern) if blobs is None else blobs.names
     if len(set(names)) < len(names):
         twice = next(name for number, name in enumerate(names) if name in names[:number])
         raise ArgumentError(f"{twice} is named twice, so that its samples would be, too")
@@ -348,10 +349,10 @@ def _refuse_commands(given: Sequence[str]) -> None:
             )
 
 
-def _checked(fields: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(fields, str) or not fields or not all(isinstance(name, str) for name in fields):
-        raise ArgumentError(f"fields={fields!r}: give a tuple of names, such as ('jpg;png', 'cls')")
-    return tuple(fields)
+def _checked(columns: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(columns, str) or not columns or not all(isinstance(name, str) for name in columns):
+        raise ArgumentError(f"columns={columns!r}: give a tuple of names, such as ('jpg;png', 'cls')")
+    return tuple(columns)
 
 
 def _unknown(argument: str, name: str, known: Iterable[str]) -> ArgumentError:

@@ -77,18 +77,18 @@ def write_index(
 
 
 def open_index(
-    tar: Pathlike, index: Pathlike | None = None, *, folder: Pathlike | None = None, allow_truncated: bool = False
+    tar: Pathlike, index: Pathlike | None = None, *, index_dir: Pathlike | None = None, allow_truncated: bool = False
 ) -> TarIndex:
     """The index of a tar, mapped from `index`; ShardError if it does not fit the tar (see `Index.fits`).
 
     With None: from `NAME.tar.index` beside the tar, or from the cache folder; built, and kept in the first of the two
-    that can be written to, where there is none that fits. With `folder`: from there, and kept there.
+    that can be written to, where there is none that fits. With `index_dir`: from there, and kept there.
     """
     path = _absolute(tar)
     source = FileSource(path)
     if index is not None:
         return whole(_given(source, os.fspath(index)), allow_truncated)
-    where = places(path, folder)
+    where = places(path, index_dir)
     for place in where:
         found = fitting(source, place)
         if found is not None:
@@ -98,9 +98,9 @@ def open_index(
     return kept(TarIndex(path, told, held), source.version, where)
 
 
-def glance(tar: str, *, folder: Pathlike | None = None, allow_truncated: bool = False) -> Head | None:
+def glance(tar: str, *, index_dir: Pathlike | None = None, allow_truncated: bool = False) -> Head | None:
     """The head of the index that is there already, with one small read; None where `open_index` has to look closer."""
-    head = head_at(places(tar, folder)[0], version_of(tar))
+    head = head_at(places(tar, index_dir)[0], version_of(tar))
     return head if head is not None and (head.cut is None or allow_truncated) else None
 
 
@@ -113,10 +113,10 @@ def head_at(place: str, version: Version) -> Head | None:
     return head if head.version.same(version) else None
 
 
-def places(tar: str, folder: Pathlike | None) -> tuple[str, ...]:
+def places(tar: str, index_dir: Pathlike | None) -> tuple[str, ...]:
     """Where the index of a tar, given by its absolute path or its address, is looked for on this machine, in order."""
-    if folder is not None:
-        return (str(Path(folder, mirrored(tar)).absolute()),)
+    if index_dir is not None:
+        return (str(Path(index_dir, mirrored(tar)).absolute()),)
     return (beside(tar), cached(tar)) if scheme_of(tar) == "file" else (cached(tar),)
 
 
@@ -186,7 +186,7 @@ def kept(index: TarIndex, version: Version, where: Sequence[str]) -> TarIndex:
         return TarIndex(index.tar, held.told, held.arrays, place)
     _log.warning(
         "feedline: the index of %s is held in memory, and made again in each process: %s can not be written to; "
-        "give index=, a folder that can be",
+        "give index_dir=, a folder that can be",
         index.tar,
         " and ".join(str(Path(place).parent) for place in where),
     )
@@ -214,11 +214,11 @@ _MADE_AT_ONCE = 8
 
 
 class FarIndexes:
-    """The indexes of those of some blobs that are objects, kept in `folder`, or in the user's cache."""
+    """The indexes of those of some blobs that are objects, kept in `index_dir`, or in the user's cache."""
 
-    def __init__(self, blobs: FileSet, folder: Pathlike | None, *, allow_truncated: bool) -> None:
+    def __init__(self, blobs: FileSet, index_dir: Pathlike | None, *, allow_truncated: bool) -> None:
         self._blobs = blobs
-        self._folder = folder
+        self._index_dir = index_dir
         self._allow_truncated = allow_truncated
 
     def known(self, number: int) -> Head | None:
@@ -259,7 +259,7 @@ class FarIndexes:
         return blob
 
     def _place(self, number: int) -> str:
-        return places(self._blobs.name(number), self._folder)[0]
+        return places(self._blobs.name(number), self._index_dir)[0]
 
     def _tell(self, missing: Sequence[int]) -> None:
         nbytes = sum(self._blobs.info(number).size for number in missing)

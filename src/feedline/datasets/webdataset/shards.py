@@ -203,7 +203,7 @@ Shard = LocalShard | RemoteShard
 class Tars:
     """The tars of these names: files where `blobs` is None, else what `blobs` has under the same numbers.
 
-    Indexes lie in `folder`; by default those of files beside them, those of objects in the user's cache. Pickles by
+    Indexes lie in `index_dir`; by default those of files beside them, those of objects in the user's cache. Pickles by
     name; indexes that could not be kept are made again for files, and go along for objects.
     """
 
@@ -212,14 +212,14 @@ class Tars:
         names: Sequence[str],
         blobs: FileSet | None = None,
         *,
-        folder: Pathlike | None = None,
+        index_dir: Pathlike | None = None,
         allow_truncated: bool = False,
     ) -> None:
-        folder = None if folder is None else Path(expanded(folder)).absolute()
+        index_dir = None if index_dir is None else Path(expanded(index_dir)).absolute()
         self.names = names
         self._blobs = blobs
-        self._far = None if blobs is None else FarIndexes(blobs, folder, allow_truncated=allow_truncated)
-        self._folder = folder
+        self._far = None if blobs is None else FarIndexes(blobs, index_dir, allow_truncated=allow_truncated)
+        self._index_dir = index_dir
         self._allow_truncated = allow_truncated
         self._unkept: dict[int, TarIndex] = {}
 
@@ -244,7 +244,7 @@ class Tars:
         if self._far is not None and self.is_far(number):
             return self._kept(number, self._far.one(number))
         name = self.names[number]
-        return self._kept(number, open_index(name, folder=self._folder, allow_truncated=self._allow_truncated))
+        return self._kept(number, open_index(name, index_dir=self._index_dir, allow_truncated=self._allow_truncated))
 
     def shard(self, number: int, index: TarIndex) -> Shard:
         """One of them, opened."""
@@ -262,7 +262,7 @@ class Tars:
         if self._far is not None and self.is_far(number):
             head = self._far.known(number)
             return head if head is None or head.cut is None or self._allow_truncated else self.index(number).head
-        head = glance(self.names[number], folder=self._folder, allow_truncated=self._allow_truncated)
+        head = glance(self.names[number], index_dir=self._index_dir, allow_truncated=self._allow_truncated)
         return self.index(number).head if head is None else head
 
     def __getstate__(self) -> dict[str, object]:

@@ -12,14 +12,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple, NoReturn
 
+from feedline.datasets.formats import IMAGE_EXTENSIONS
 from feedline.datasets.webdataset.sources import FileSource, TarSource
 from feedline.errors import SampleError
-
-IMAGE_EXTENSIONS = frozenset(
-    "avif bmp gif jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tif tiff webp".split()  # noqa: SIM905 - reads as a list
-)
-"""Extensions, in lower case, of members that hold an encoded picture."""
-
 
 _BOOKKEEPING = re.compile(r"__[^/]*__(/|$)")
 

@@ -1,0 +1,321 @@
+"""The table of formats: which dataset reads each, and how `feedline inspect` recognizes and counts it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from feedline.errors import ArgumentError
+
+_log = logging.getLogger("feedline")
+
+
+ENTRY_POINTS = "feedline.formats"
+"""The entry point group in which an installed package names its formats, for `feedline inspect`."""
+
+
+class KeptShards(NamedTuple):
+    """Shards that are read whole: the limit of the memory or disk that keeps them, and the bytes of each in it."""
+
+    limit_nbytes: int
+    nbytes: Sequence[int]
+    keeper: str = "each process"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSummary:
+    """Samples in shards, which their format calls `unit`; `note` says why there are none.
+
+    `nbytes` are those of each shard as stored; those of a file of several shards are divided by their samples. Without
+    `kept`, each sample is read by itself.
+    """
+
+    unit: str
+    sizes: Sequence[int]
+    nbytes: Sequence[int]
+    kept: KeptShards | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of files, folders or stores.
+
+    `label` is its name in messages. `datasets` are references to the classes that read it, the main one first: a
+    reference is "module:attribute", and is loaded on first use. `description`, `usage`, `extra` (of `pip install
+    'feedline[extra]'`) and `extra_for` are the row of the format in the documentation.
+
+    `pattern` selects the files of a folder. `names` are patterns of the last, lower-case part of a path by which
+    `feedline inspect` recognizes a file; with `named_only` only a path that was given, not one that lies in a folder.
+    `is_folder` says that a folder may have such a name, and `top_only` that files of subfolders do not count.
+    `markers` are file names that only this format has in its folder. Where several formats share one, `accepts` refers
+    to a function that decides by the marker's bytes. A folder of several formats is recognized as the one of the
+    highest `precedence`.
+
+    `unit` is the word for a shard. `summarize` is a function of the paths that returns a `ShardSummary`, or a reference
+    to one; by default each file is a shard, and `dataset(paths, index_dir=...)` has the samples of each as
+    `shard_sizes`. With `lists_samples`, `feedline inspect` looks into each sample instead.
+    """
+
+    label: str
+    datasets: tuple[str, ...] = ()
+    description: str = ""
+    usage: tuple[str, ...] = ()
+    extra: str | None = None
+    extra_for: str = ""
+    pattern: str = "*"
+    names: tuple[str, ...] = ()
+    named_only: bool = False
+    is_folder: bool = False
+    top_only: bool = False
+    markers: tuple[str, ...] = ()
+    accepts: str | None = None
+    precedence: int = 0
+    unit: str = "file"
+    summarize: str | Callable[[Sequence[str]], ShardSummary] | None = None
+    lists_samples: bool = False
+
+    @property
+    def dataset(self) -> Any:
+        """The class of its main dataset."""
+        return load(self.datasets[0])
+
+    def matches(self, path: str) -> bool:
+        """Whether a path has a name of this format."""
+        last = PurePosixPath(path).name.lower()
+        return any(fnmatchcase(last, name) for name in self.names)
+
+    def has_marker(self, data: bytes) -> bool:
+        """Whether these bytes of one of its markers are of this format."""
+        return self.accepts is None or bool(load(self.accepts)(data))
+
+
+def load(reference: str) -> Any:
+    """The object that "module:attribute" names."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+IMAGE_EXTENSIONS = frozenset(
+    "avif bmp gif jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tif tiff webp".split()  # noqa: SIM905 - reads as a list
+)
+"""Extensions, in lower case, of files and members that hold an encoded picture."""
+
+
+FORMATS: dict[str, Format] = {
+    "imagefolder": Format(
+        "pictures",
+        ("feedline.datasets.imagefolder.dataset:ImageFolder",),
+        "pictures in one folder per class",
+        ("ImageFolder(root)",),
+        names=tuple(f"*.{extension}" for extension in sorted(IMAGE_EXTENSIONS)),
+        precedence=1,  # lists of labels may lie with pictures
+        lists_samples=True,
+    ),
+    "tar": Format(
+        "tar shards",
+        ("feedline.datasets.webdataset.dataset:TarShards",),
+        "tar shards of WebDataset",
+        ("TarShards(paths, columns)",),
+        pattern="*.tar",
+        names=("*.tar",),
+        top_only=True,
+        precedence=2,
+        unit="tar",
+        lists_samples=True,
+    ),
+    "parquet": Format(
+        "Parquet",
+        ("feedline.datasets.tables.parquet:Parquet",),
+        "Parquet files",
+        ("Parquet(paths, columns)",),
+        "arrow",
+        pattern="**/*.parquet",
+        names=("*.parquet",),
+        summarize="feedline.datasets.tables.parquet:summarize_row_groups",
+    ),
+    "arrow": Format(
+        "Arrow",
+        ("feedline.datasets.tables.arrow:Arrow",),
+        "Arrow files and streams, Feather 2",
+        ("Arrow(paths, columns)",),
+        "arrow",
+        pattern="**/*.arrow",
+        names=("*.arrow", "*.feather"),
+        summarize="feedline.datasets.tables.arrow:summarize_record_batches",
+    ),
+    "huggingface": Format(
+        "Hugging Face",
+        (
+            "feedline.datasets.tables.huggingface:HuggingFace",
+            "feedline.datasets.tables.huggingface_stream:HuggingFaceStream",
+        ),
+        "a dataset of Hugging Face",
+        ("HuggingFace(dataset)", "HuggingFaceStream(dataset)"),
+        "huggingface",
+    ),
+    "tfrecord": Format(
+        "TFRecord",
+        ("feedline.datasets.shards.tfrecord:TFRecord",),
+        "TFRecord files",
+        ("TFRecord(paths, columns)",),
+        "tfrecord",
+        "only to check checksums",
+        pattern="*.tfrecord*",
+        names=("*.tfrecord*",),
+    ),
+    "jsonl": Format(
+        "JSONL",
+        ("feedline.datasets.text.lines:JSONL",),
+        "JSON values, one a line",
+        ("JSONL(paths, columns)",),
+        pattern="**/*.jsonl",
+        names=("*.jsonl",),
+    ),
+    "csv": Format(
+        "CSV",
+        ("feedline.datasets.text.csv:CSV",),
+        "CSV files",
+        ("CSV(paths, columns)",),
+        pattern="**/*.csv",
+        names=("*.csv",),
+    ),
+    "lines": Format(
+        "lines of text",
+        ("feedline.datasets.text.lines:Lines",),
+        "lines of text files",
+        ("Lines(paths)",),
+        pattern="**/*.txt",
+        names=("*.txt",),
+        named_only=True,  # next to other files it may be a caption
+    ),
+    "litdata": Format(
+        "LitData",
+        ("feedline.datasets.shards.litdata:LitData", "feedline.datasets.shards.litdata_tokens:LitDataTokens"),
+        "chunks of LitData",
+        ("LitData(path)", "LitDataTokens(path, window)"),
+        "litdata",
+        "only if compressed or nested",
+        markers=("index.json",),
+        accepts="feedline.datasets.shards.litdata:is_index",
+        summarize="feedline.datasets.shards.litdata:summarize_chunks",
+    ),
+    "mds": Format(  # after LitData: it takes any other index.json, and its reader explains a damaged one
+        "MDS",
+        ("feedline.datasets.shards.mds:MDS",),
+        "shards of Mosaic Streaming",
+        ("MDS(paths)",),
+        "mds",
+        "only if compressed",
+        markers=("index.json",),
+        summarize="feedline.datasets.shards.mds:summarize_shards",
+    ),
+    "hdf5": Format(
+        "HDF5",
+        ("feedline.datasets.arrays.hdf5:HDF5",),
+        "an HDF5 file",
+        ("HDF5(paths, columns)",),
+        "hdf5",
+        pattern="**/*.h5",
+        names=("*.h5", "*.hdf5"),
+        summarize="feedline.datasets.arrays.hdf5:summarize_chunks",
+    ),
+    "zarr": Format(
+        "Zarr",
+        ("feedline.datasets.arrays.zarr:Zarr",),
+        "a Zarr store, version 2 or 3",
+        ("Zarr(path, columns)",),
+        "zarr",
+        names=("*.zarr", "*.zarr.zip"),
+        is_folder=True,
+        markers=("zarr.json", ".zgroup", ".zarray"),
+        summarize="feedline.datasets.arrays.zarr:summarize_chunks",
+    ),
+    "npy": Format(
+        "NumPy arrays",
+        ("feedline.datasets.arrays.npy:ArrayFile",),
+        "`.npy` files",
+        ("ArrayFile(paths)",),
+        pattern="**/*.npy",
+        names=("*.npy",),
+        summarize="feedline.datasets.arrays.npy:summarize_rows",
+    ),
+    "tokens": Format(
+        "bare numbers",
+        ("feedline.datasets.tokens:TokenFile", "feedline.datasets.tokens:TokenDocuments"),
+        "files of token ids",
+        ("TokenFile(paths, window)", "TokenDocuments(paths, offsets)"),
+        names=("*.bin",),
+        named_only=True,  # next to other files it may be anything
+        summarize="feedline.datasets.shard_summaries:uncounted",
+    ),
+    "lmdb": Format(
+        "LMDB",
+        ("feedline.datasets.lmdb.dataset:LMDB",),
+        "an LMDB environment",
+        ("LMDB(path)",),
+        "lmdb",
+        names=("*.lmdb", "*.mdb"),
+        is_folder=True,
+        markers=("data.mdb",),
+        summarize="feedline.datasets.shard_summaries:uncounted",
+    ),
+    "sql": Format(
+        "SQL",
+        ("feedline.datasets.sql.manifest:SQLManifest",),
+        "files listed in a database",
+        ("SQLManifest(source, query, root=, key=)",),
+        "sql",
+        "SQLite needs nothing",
+    ),
+    "files": Format("files", ("feedline.datasets.files:Files",), "any files", ("Files(paths)",)),
+}
+"""The formats by name, in the order in which markers are tried; `register_format` adds to them."""
+
+
+def register_format(name: str, format: Format) -> None:  # noqa: A002 - the plain word for it
+    """Add a format from outside: its datasets get names in `feedline.datasets`, and `feedline inspect` knows it.
+
+    A package whose formats `feedline inspect` shall know by itself names them as entry points of the group
+    `feedline.formats`, each a `Format`. ArgumentError if the name is taken by another format.
+    """
+    if FORMATS.get(name, format) != format:
+        raise ArgumentError(
+            f"there is a format {name!r} already ({FORMATS[name].label}): register yours by another name"
+        )
+    taken = {_class_name(each): other for other, row in FORMATS.items() for each in row.datasets if other != name}
+    for each in format.datasets:
+        module, _, attribute = each.partition(":")
+        if not (module and attribute):
+            raise ArgumentError(
+                f"datasets={format.datasets!r} of the format {name!r}: give 'module:class' for {each!r}"
+            )
+        if attribute in taken:
+            raise ArgumentError(f"the format {taken[attribute]!r} has a dataset {attribute} already: rename yours")
+    FORMATS[name] = format
+
+
+@cache
+def register_installed() -> None:
+    """Register the formats of installed packages, once; a package whose format cannot be loaded is logged."""
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            register_format(point.name, point.load())
+        except Exception as error:  # noqa: BLE001 - one broken package must not disable the others
+            _log.warning("feedline: the format %s (%s) is left out: %s", point.name, point.value, error)
+
+
+def reference_of(dataset: str) -> str | None:
+    """The reference to a format's dataset of this name, or None."""
+    return next((each for row in FORMATS.values() for each in row.datasets if _class_name(each) == dataset), None)
+
+
+def _class_name(reference: str) -> str:
+    return reference.partition(":")[2]

@@ -1,0 +1,123 @@
+"""Samples and bytes of each shard of any format, and what is read of a shard for one sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from feedline.core.paths import user_cache
+from feedline.core.tree import leaves
+from feedline.datasets.formats import Format, KeptShards, ShardSummary, load
+from feedline.datasets.paths import find
+from feedline.datasets.shards.folder import Found, IndexedFolder
+from feedline.errors import ArgumentError
+from feedline.stores import Cache, open_store
+from feedline.stores.files import FileSet
+from feedline.stores.urls import scheme_of
+
+_UNSHARDED = "there are no shards here: each sample is read by itself, in any order at one cost, so take shuffle=True"
+
+
+def summarize(format_: Format, sources: Sequence[str]) -> ShardSummary:
+    """The shards of all sources, all of one format; MissingExtraError names the package that the format needs."""
+    if format_.summarize is None:
+        summary = _summarize_files(format_, sources)
+    else:
+        summary = (load(format_.summarize) if isinstance(format_.summarize, str) else format_.summarize)(sources)
+    if not sum(summary.sizes) and summary.note is None:
+        raise ArgumentError(f"{', '.join(sources)} hold no samples")
+    return summary
+
+
+def _summarize_files(format_: Format, sources: Sequence[str]) -> ShardSummary:
+    # Inspecting files of this machine must not write indexes next to them.
+    near = all(scheme_of(source) == "file" for source in sources)
+    index_dir = user_cache("indexes") if near else None
+    sizes = format_.dataset(list(sources), index_dir=index_dir).shard_sizes.tolist()
+    files = find(sources, format_.pattern)
+    return ShardSummary(format_.unit, sizes, [files.info(number).size for number in range(len(files))])
+
+
+def unsharded(samples: int = 0, nbytes: int = 0) -> ShardSummary:
+    """Samples without shards."""
+    return ShardSummary("", [samples] if samples else [], [nbytes] if samples else [], note=_UNSHARDED)
+
+
+def uncounted(sources: Sequence[str]) -> ShardSummary:
+    """Samples without shards, which only a dataset with more arguments can count; checks that the sources exist."""
+    find(sources, "*")
+    return unsharded()
+
+
+class StoredShard(NamedTuple):
+    """A shard of an indexed folder: its samples, and its bytes as stored and decompressed."""
+
+    samples: int
+    stored_nbytes: int
+    nbytes: int
+    is_compressed: bool
+
+
+def summarize_folders(unit: str, shards: Iterable[StoredShard], note: str | None = None) -> ShardSummary:
+    """Shards of indexed folders; compressed ones are decompressed whole, into the cache of this machine."""
+    listed = list(shards)
+    kept = None
+    if any(shard.is_compressed for shard in listed):
+        kept = KeptShards(_cache_nbytes(), [shard.nbytes for shard in listed], "the cache of this machine")
+    sizes, stored = [shard.samples for shard in listed], [shard.stored_nbytes for shard in listed]
+    return ShardSummary(unit, sizes, stored, kept, note)
+
+
+def stored_nbytes(folder: IndexedFolder, file: Found) -> int:
+    """The bytes of a file of a folder."""
+    return Path(folder.where(file.name)).stat().st_size if file.info is None else file.info.size
+
+
+def summarize_arrays(dataset: Callable[[str], Any], stores: Sequence[str], cache_nbytes: int) -> ShardSummary:
+    """Rows of arrays in chunks, which are decoded whole and kept within `cache_nbytes`."""
+    sizes, stored, whole = list[int](), list[int](), list[int]()
+    for store in stores:
+        arrays = dataset(store)
+        own = arrays.shard_sizes.tolist()
+        sizes += own
+        stored += divided(_all_nbytes(store), own)
+        row_nbytes = _sample_nbytes(arrays[0]) if len(arrays) else 0
+        whole += [size * row_nbytes for size in own]
+    if len(sizes) == len(stores):
+        return unsharded(sum(sizes), sum(stored))
+    return ShardSummary("chunk", sizes, stored, KeptShards(cache_nbytes, whole))
+
+
+def total_nbytes(files: FileSet) -> int:
+    """The bytes of all files."""
+    return sum(files.info(number).size for number in range(len(files)))
+
+
+def divided(nbytes: int, sizes: Sequence[int]) -> list[int]:
+    """The bytes of a file over its shards, in proportion to their samples."""
+    return [nbytes * size // max(sum(sizes), 1) for size in sizes]
+
+
+def _all_nbytes(source: str) -> int:
+    """The bytes of a file, or of all files of a folder."""
+    path = Path(source.removeprefix("file://"))
+    if scheme_of(source) != "file" and not source.endswith(".zarr"):
+        return total_nbytes(find(source, "*"))
+    if scheme_of(source) != "file":
+        return sum(info.size for info in open_store(source).list())
+    return sum(each.stat().st_size for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file())
+
+
+def _cache_nbytes() -> int:
+    """The limit of the user's cache folder for decompressed shards."""
+    folder = Path(user_cache("inflated"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return Cache(folder).limit_nbytes()
+
+
+def _sample_nbytes(sample: Any) -> int:
+    """The bytes of the tensors and texts that rows of arrays become."""
+    return sum(leaf.nbytes if isinstance(leaf, torch.Tensor) else len(leaf) for leaf in leaves(sample))
