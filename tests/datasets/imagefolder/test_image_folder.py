@@ -193,7 +193,7 @@ class TestKeptListing:
         with pytest.raises(SampleError, match=r"precious.txt is not a file of feedline's arrays"):
             ImageFolder(root, listing=other)
         assert other.read_bytes() == b"precious"
-        scan.arrays.write(str(other), scan.arrays.packed({}, {"x": np.zeros(3, np.uint8)}))
+        scan.array_container.write(str(other), scan.array_container.packed({}, {"x": np.zeros(3, np.uint8)}))
         with pytest.raises(
             SampleError, match=r"precious.txt is not the listing of an ImageFolder: give listing= another"
         ):
