@@ -49,8 +49,8 @@ def growth(corpus_name: str, corpus: Gridded) -> None:
     contest.run(rounds=1, warm_up=0).publish()
 
 
-def crops(title: str, corpus: Gridded, law: RandomBox) -> None:
-    recipe = Recipe((224, 224), law, flip=0.5)
+def crops(title: str, corpus: Gridded, crop: RandomBox) -> None:
+    recipe = Recipe((224, 224), crop, flip=0.5)
     number = len(corpus.plain)
     out = np.empty((number, *recipe.shape), np.uint8)
     keys = np.arange(number, dtype=np.uint64)

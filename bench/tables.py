@@ -6,12 +6,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch.utils.data import DataLoader, Dataset
 
+import datasets
 import feedline as fl
 from harness import Contest
 from loaders import rate

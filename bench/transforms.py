@@ -12,6 +12,7 @@ from PIL import Image, ImageEnhance
 from skimage import data
 
 from feedline import images
+from feedline.core.rng import Draws
 from feedline.core.tensors import allocate_tensor
 from feedline.transforms import (
     IMAGENET_MEAN,
@@ -29,7 +30,6 @@ from feedline.transforms import (
     imagenet_eval,
     imagenet_train,
 )
-from feedline.transforms._random import Draws
 from harness import Contest
 
 SIZE, BATCH, SEED = 224, 64, 0
@@ -126,7 +126,7 @@ def single_steps() -> None:
     cases: dict[str, tuple[Callable[[Picture], object], Callable[[Picture], object]]] = {
         name: (
             lambda row, which=which: np.asarray(jittered(Image.fromarray(row), [(which, 0.3)])),
-            lambda row, which=which: color.adjusted(row, [(which, 0.3)]),
+            lambda row, which=which: color.adjust(row, [(which, 0.3)]),
         )
         for which, name in enumerate(names)
     }

@@ -18,10 +18,10 @@ from PIL import Image
 from feedline import images
 from feedline.images import Recipe
 
-LAWS = [images.RandomBox((0.01, 1.0), (0.1, 10)), images.CenterBox(30), images.WholeBox()]
+CROPS = [images.RandomBox((0.01, 1.0), (0.1, 10)), images.CenterBox(30), images.WholeBox()]
 RECIPES = [
-    Recipe((24, 17), law, 0.5, interpolation, layout, dtype, apply_exif_orientation=dtype != torch.uint8)
-    for law in LAWS
+    Recipe((24, 17), crop, 0.5, interpolation, layout, dtype, apply_exif_orientation=dtype != torch.uint8)
+    for crop in CROPS
     for interpolation, layout, dtype in (("bilinear", "HWC", torch.uint8), ("bicubic", "CHW", torch.float32))
 ]
 

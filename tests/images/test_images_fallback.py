@@ -15,10 +15,9 @@ from PIL import Image
 
 from feedline import images
 from feedline.core.kernels import SlowKernelsWarning
-from feedline.images import native
-from feedline.images.recipe import CropPolicy, Recipe
+from feedline.images import CropPolicy, Recipe, native
 
-LAWS = [images.RandomBox(), images.CenterBox(70), images.CenterBox(40), images.WholeBox()]
+CROPS = [images.RandomBox(), images.CenterBox(70), images.CenterBox(40), images.WholeBox()]
 SIZES = [(200, 150), (73, 400), (811, 643), (5, 3)]
 
 
@@ -26,7 +25,7 @@ SIZES = [(200, 150), (73, 400), (811, 643), (5, 3)]
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a build without libjpeg-turbo leaves; its warning has been given."""
     monkeypatch.setattr(native, "native", None)
-    monkeypatch.setattr(native, "_say_slow", lambda: None)
+    monkeypatch.setattr(native, "_warn_slow", lambda: None)
     native.plan_of.cache_clear()
     yield
     native.plan_of.cache_clear()
@@ -35,11 +34,11 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def table() -> list[tuple[bytes, Recipe, int]]:
     exif = Image.Exif()
     cases = []
-    for law in LAWS:
+    for crop in CROPS:
         for seed, (width, height) in enumerate(SIZES):
             exif[0x0112] = 2 + len(cases) % 7
             data = jpeg(width, height, seed, exif=exif.tobytes(), quality=90)
-            recipe = Recipe((56, 64), law, flip=0.5, interpolation=("bilinear", "bicubic")[seed % 2])
+            recipe = Recipe((56, 64), crop, flip=0.5, interpolation=("bilinear", "bicubic")[seed % 2])
             cases += [(data, recipe, seed), (data, replace(recipe, apply_exif_orientation=True), seed)]
             cases += [(encoded(photo(width, height), "PNG"), recipe, seed)]
     return cases
@@ -56,11 +55,11 @@ def test_rows_are_those_of_the_kernels() -> None:
 
 
 @pytest.mark.usefixtures("no_kernels")
-@pytest.mark.parametrize("law", LAWS, ids=str)
-def test_ready_pixels_threads_and_types(law: CropPolicy) -> None:
+@pytest.mark.parametrize("crop", CROPS, ids=str)
+def test_ready_pixels_threads_and_types(crop: CropPolicy) -> None:
     datas = [jpeg(90, 60, i) for i in range(4)]
     keys = np.arange(4, dtype=np.uint64)
-    recipe = Recipe((30, 40), law, flip=0.5, scaled_decode=False)
+    recipe = Recipe((30, 40), crop, flip=0.5, scaled_decode=False)
     rows = np.empty((4, 30, 40, 3), np.uint8)
     images.read_batch(datas, recipe, rows, keys, threads=3)
     for key, data in enumerate(datas):
@@ -84,21 +83,21 @@ def test_headers_and_errors(tmp_path: Path) -> None:
         images.ImageError, match=r"the image in row 1 could not be read: image file is truncated"
     ) as told:
         images.read_batch(
-            [jpeg(60, 40), jpeg(60, 40, quality=95)[:-400]], Recipe((8, 8), LAWS[-1]), np.empty((2, 8, 8, 3), np.uint8)
+            [jpeg(60, 40), jpeg(60, 40, quality=95)[:-400]], Recipe((8, 8), CROPS[-1]), np.empty((2, 8, 8, 3), np.uint8)
         )
     assert told.value.row == 1
     with pytest.raises(FileNotFoundError):
-        images.read_one(tmp_path / "none.jpg", Recipe((8, 8), LAWS[-1]))
+        images.read_one(tmp_path / "none.jpg", Recipe((8, 8), CROPS[-1]))
 
 
 def test_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "native", None)
     native.plan_of.cache_clear()
-    native._say_slow.cache_clear()
+    native._warn_slow.cache_clear()
     with pytest.warns(SlowKernelsWarning, match="through Pillow, several times slower. Install .* libjpeg62-turbo-dev"):
-        images.read_one(jpeg(9, 9), Recipe((8, 8), LAWS[-1]))
+        images.read_one(jpeg(9, 9), Recipe((8, 8), CROPS[-1]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        images.read_one(jpeg(9, 9), Recipe((9, 8), LAWS[-1]))
+        images.read_one(jpeg(9, 9), Recipe((9, 8), CROPS[-1]))
     native.plan_of.cache_clear()
-    native._say_slow.cache_clear()
+    native._warn_slow.cache_clear()

@@ -244,10 +244,10 @@ def test_arguments_that_do_not_fit() -> None:
         },
         "out has dtype float32; rows of torch.uint8 need uint8": {"out": good.astype(np.float32)},
         "out is read-only": {"out": locked},
-        "each row of out must be one piece of memory": {"out": np.zeros((1, 24, 64, 3), np.uint8)[:, :, ::2]},
-        "keys are one uint64 for each of 1 sources": {"keys": np.zeros(2, np.uint64)},
-        "keys are one uint64": {"keys": np.zeros(1, np.int64)},
-        "2 grids do not belong to 1 sources": {"grids": [None, None]},
+        "each row of out must be contiguous": {"out": np.zeros((1, 24, 64, 3), np.uint8)[:, :, ::2]},
+        "keys must be one uint64 for each of 1 sources": {"keys": np.zeros(2, np.uint64)},
+        "keys must be one uint64": {"keys": np.zeros(1, np.int64)},
+        "grids must be one for each of 1 sources, or None; got 2": {"grids": [None, None]},
     }
     for message, changes in cases.items():
         with pytest.raises(ArgumentError, match=message):

@@ -1,4 +1,4 @@
-"""Rows of pictures: Pillow's levels, whatever the sampling, the law and the kernels' instruction set."""
+"""Rows of pictures: Pillow's levels, whatever the sampling, the crop and the kernels' instruction set."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from feedline import images
-from feedline.images import native
-from feedline.images.recipe import CropPolicy, Recipe
+from feedline.images import CropPolicy, Recipe, native
 
 SAMPLINGS = ["4:4:4", "4:2:2", "4:2:0", "4:1:1", "4:4:0", "gray", "RGB"]
-LAWS = [images.RandomBox(), images.CenterBox(96), images.WholeBox()]
+CROPS = [images.RandomBox(), images.CenterBox(96), images.WholeBox()]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 UPRIGHT = {
@@ -33,7 +32,7 @@ UPRIGHT = {
 }
 """What EXIF's orientations ask for."""
 
-laws = pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+crops = pytest.mark.parametrize("crop", CROPS, ids=lambda crop: type(crop).__name__)
 
 
 def test_the_image_kernels_were_built() -> None:
@@ -51,12 +50,12 @@ def test_a_decoded_picture_is_pillows(sampling: str, options: dict[str, int]) ->
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-@laws
+@crops
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_rows_are_pillows(sampling: str, law: CropPolicy, interpolation: str) -> None:
+def test_rows_are_pillows(sampling: str, crop: CropPolicy, interpolation: str) -> None:
     for seed, (width, height) in enumerate([(1, 1), (9, 300), (300, 9), (251, 187), (640, 427)]):
         data = jpeg(width, height, seed, sampling=sampling, quality=90)
-        recipe = Recipe((72, 80), law, flip=0.5, interpolation=interpolation, scaled_decode=False)
+        recipe = Recipe((72, 80), crop, flip=0.5, interpolation=interpolation, scaled_decode=False)
         for key in range(4):
             row = images.read_one(data, recipe, key).numpy()
             wanted = by_pillow(rgb(data), images.geometry(recipe, key, width, height), interpolation)
@@ -74,12 +73,12 @@ def test_a_region_is_cut_from_the_whole_exactly(sampling: str, progressive: bool
     np.testing.assert_array_equal(rows([data] * 60, recipe, keys), rows([pixels] * 60, recipe, keys))
 
 
-@laws
+@crops
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_scaled_decoding_is_pillows_draft(sampling: str, law: CropPolicy) -> None:
+def test_scaled_decoding_is_pillows_draft(sampling: str, crop: CropPolicy) -> None:
     for width, height in [(1024, 683), (517, 519), (1101, 640)]:
         data = jpeg(width, height, sampling=sampling, quality=90)
-        recipe = Recipe((64, 64), law)
+        recipe = Recipe((64, 64), crop)
         for key in range(3):
             plan = images.geometry(recipe, key, width, height)
             scale = next(
@@ -87,7 +86,7 @@ def test_scaled_decoding_is_pillows_draft(sampling: str, law: CropPolicy) -> Non
                 for s in (8, 4, 2, 1)
                 if (plan.box[2] >= 2 * s * plan.full[1] and plan.box[3] >= 2 * s * plan.full[0]) or s == 1
             )
-            assert scale > 1 or isinstance(law, images.RandomBox)
+            assert scale > 1 or isinstance(crop, images.RandomBox)
             assert apart(images.read_one(data, recipe, key), drafted(data, plan, scale)) <= 1
 
 
@@ -105,8 +104,8 @@ def drafted(data: bytes, plan: images.Geometry, scale: int) -> np.ndarray:
     return row[:, ::-1] if plan.flip else row
 
 
-@laws
-def test_all_instruction_sets_give_the_same_bits(law: CropPolicy) -> None:
+@crops
+def test_all_instruction_sets_give_the_same_bits(crop: CropPolicy) -> None:
     sources = [jpeg(width, height, width) for width, height in [(300, 200), (64, 400), (900, 90), (31, 17)]]
     keys = np.arange(4, dtype=np.uint64)
     for size in [(1, 1), (7, 5), (33, 70), (224, 225)]:
@@ -114,10 +113,10 @@ def test_all_instruction_sets_give_the_same_bits(law: CropPolicy) -> None:
             for layout in ("HWC", "CHW"):
                 for interpolation in ("bilinear", "bicubic"):
                     floats = {} if dtype == torch.uint8 else {"mean": MEAN, "std": STD}
-                    recipe = Recipe(size, law, 0.5, interpolation, layout, dtype, **floats)
+                    recipe = Recipe(size, crop, 0.5, interpolation, layout, dtype, **floats)
                     outs = [empty(4, recipe) for _ in range(2)]
                     for plain, out in enumerate(outs):
-                        assert native.made(recipe, plain=bool(plain)).read(sources, out, keys, None, 0, 1) is None
+                        assert native.build_plan(recipe, plain=bool(plain)).read(sources, out, keys, None, 0, 1) is None
                     assert outs[0].tobytes() == outs[1].tobytes()
 
 
@@ -139,18 +138,18 @@ def test_floats_are_normalized_levels_to_the_last_bit(layout: str, norm: dict[st
     assert torch.equal(halves, wanted.to(torch.bfloat16))
 
 
-@laws
-def test_layouts_hold_the_same_picture(law: CropPolicy) -> None:
+@crops
+def test_layouts_hold_the_same_picture(crop: CropPolicy) -> None:
     data = jpeg(200, 300)
-    recipe = Recipe((40, 50), law, flip=0.5)
+    recipe = Recipe((40, 50), crop, flip=0.5)
     planes = images.read_one(data, replace(recipe, layout="CHW"), 3)
     assert torch.equal(planes.permute(1, 2, 0), images.read_one(data, recipe, 3))
 
 
-@laws
-def test_a_flip_mirrors_the_row(law: CropPolicy) -> None:
+@crops
+def test_a_flip_mirrors_the_row(crop: CropPolicy) -> None:
     data = jpeg(200, 300)
-    recipe = Recipe((40, 50), law)
+    recipe = Recipe((40, 50), crop)
     assert torch.equal(images.read_one(data, replace(recipe, flip=1.0), 3), images.read_one(data, recipe, 3).flip(1))
 
 
@@ -175,8 +174,8 @@ def test_a_picture_smaller_than_the_center_is_surrounded_by_zeros(size: tuple[in
 
 
 @pytest.mark.parametrize("orientation", range(10))
-@laws
-def test_orientations_are_applied_when_asked(law: CropPolicy, orientation: int) -> None:
+@crops
+def test_orientations_are_applied_when_asked(crop: CropPolicy, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = jpeg(301, 187, exif=exif.tobytes(), quality=95)
@@ -184,7 +183,7 @@ def test_orientations_are_applied_when_asked(law: CropPolicy, orientation: int) 
     if orientation in UPRIGHT:
         upright = upright.transpose(UPRIGHT[orientation])
     assert images.probe(data).orientation == (orientation if 1 <= orientation <= 8 else 1)
-    recipe = Recipe((50, 60), law, flip=0.5, apply_exif_orientation=True, scaled_decode=False)
+    recipe = Recipe((50, 60), crop, flip=0.5, apply_exif_orientation=True, scaled_decode=False)
     pixels = np.asarray(upright)
     np.testing.assert_array_equal(images.decode(data, apply_exif_orientation=True), pixels)
     assert torch.equal(images.read_one(data, recipe, 1), images.read_one(pixels, recipe, 1))
@@ -215,8 +214,8 @@ def test_orientation_in_xmp_counts_where_exif_has_none() -> None:
 
 
 @pytest.mark.parametrize("view", ["rows", "columns", "reversed", "BGR", "F-order", "read-only"])
-@laws
-def test_ready_pixels_in_any_strides(view: str, law: CropPolicy) -> None:
+@crops
+def test_ready_pixels_in_any_strides(view: str, crop: CropPolicy) -> None:
     pixels = np.asarray(photo(160, 120))
     shown = {
         "rows": np.tile(pixels, (1, 2, 1))[:, :160],
@@ -226,7 +225,7 @@ def test_ready_pixels_in_any_strides(view: str, law: CropPolicy) -> None:
         "F-order": np.asfortranarray(pixels),
         "read-only": pixels,
     }[view]
-    recipe = Recipe((50, 60), law, flip=0.5)
+    recipe = Recipe((50, 60), crop, flip=0.5)
     plan = images.geometry(recipe, 1, 160, 120)
     assert apart(images.read_one(shown, recipe, 1), by_pillow(Image.fromarray(pixels), plan, "bilinear")) <= 1
 
@@ -254,15 +253,15 @@ def test_rows_may_lie_apart() -> None:
     assert not store[:, [0, 1, 3, 4]].any()
 
 
-@laws
+@crops
 @pytest.mark.parametrize("sampling", ["4:4:4", "4:2:0", "gray"])
-def test_a_grid_changes_no_pixel(sampling: str, law: CropPolicy) -> None:
+def test_a_grid_changes_no_pixel(sampling: str, crop: CropPolicy) -> None:
     data = jpeg(640, 480, sampling=sampling, restart_marker_blocks=4, quality=90)
     grid = intervals(data)
     keys = np.arange(40, dtype=np.uint64)
     for recipe in (
-        Recipe((64, 64), replace(law, scale=(0.02, 0.2)) if isinstance(law, images.RandomBox) else law),
-        Recipe((32, 32), law),
+        Recipe((64, 64), replace(crop, scale=(0.02, 0.2)) if isinstance(crop, images.RandomBox) else crop),
+        Recipe((32, 32), crop),
     ):
         wanted = rows([data] * 40, recipe, keys)
         np.testing.assert_array_equal(rows([data] * 40, recipe, keys, grids=[grid] * 40), wanted)

@@ -66,7 +66,7 @@ def rows(datas: list[bytes], recipe: Recipe, *, quick: bool, grids: list[Any] | 
     """Several rows of each picture, and what was left over; rows that were not written are zero."""
     keys = np.arange(MEETINGS * len(datas), dtype=np.uint64)
     out = np.zeros((len(keys), *recipe.shape), np.uint8)
-    plan = native.made(recipe, quick=quick)
+    plan = native.build_plan(recipe, quick=quick)
     left_over = plan.read(datas * MEETINGS, out, keys, grids and grids * MEETINGS, 0, 1)
     for row, *_ in left_over or []:
         out[row] = 0

@@ -1,4 +1,4 @@
-"""Recipes: what they accept, and the law of boxes with torchvision's rounding."""
+"""Recipes: what they accept, and the boxes of crop policies, with torchvision's rounding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHOLE = Recipe((20, 30), images.WholeBox())
         ({"size": (0, 10)}, "size counts pixels, from 1 to 65,500; got 0"),
         ({"size": (10, 2.5)}, "got 2.5"),
         ({"size": (10, 10**6)}, "got 1000000"),
-        ({"law": "random"}, "law must be a RandomBox, CenterBox or WholeBox, not 'random'"),
+        ({"crop": "random"}, "crop must be a RandomBox, CenterBox or WholeBox, not 'random'"),
         ({"flip": 1.5}, "flip is a probability between 0 and 1, not 1.5"),
         ({"interpolation": "lanczos"}, "interpolation must be one of 'bilinear', 'bicubic', not 'lanczos'"),
         ({"layout": "NCHW"}, "layout must be one of 'HWC', 'CHW'"),
@@ -56,7 +56,7 @@ def test_recipes_that_cannot_work_are_refused(changes: dict[str, Any], message: 
         (lambda: images.CenterBox(0), "CenterBox.shorter counts pixels"),
     ],
 )
-def test_laws_that_cannot_work_are_refused(make: Any, message: str) -> None:
+def test_crop_policies_that_cannot_work_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make()
 
@@ -68,9 +68,9 @@ def test_recipes_are_values() -> None:
     assert hash(recipe) == hash(replace(recipe))
     assert recipe.shape == (20, 30, 3)
     assert replace(recipe, layout="CHW").shape == (3, 20, 30)
-    assert recipe.draws
-    assert not WHOLE.draws
-    assert replace(WHOLE, flip=0.5).draws
+    assert recipe.is_random
+    assert not WHOLE.is_random
+    assert replace(WHOLE, flip=0.5).is_random
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_pictures_too_long_for_any_attempt_give_their_center(width: int, height:
     assert {images.geometry(recipe, key, width, height).box for key in range(50)} == {box}
 
 
-def test_the_random_law_is_torchvisions() -> None:
+def test_the_random_box_is_torchvisions() -> None:
     """Area and ratio uniform within their bounds, places uniform where the box fits, flips as often as asked."""
     recipe = Recipe((8, 8), images.RandomBox((0.1, 0.4), (0.5, 2.0)), flip=0.25)
     plans = [images.geometry(recipe, key, 1000, 1000) for key in range(4000)]

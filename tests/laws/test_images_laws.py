@@ -12,8 +12,7 @@ from picture_cases import apart, by_pillow, jpeg, photo, rgb
 from PIL import Image
 
 from feedline import images
-from feedline.images import native
-from feedline.images.recipe import CropPolicy, Recipe
+from feedline.images import CropPolicy, Recipe, native
 
 keys = st.integers(0, (1 << 64) - 1)
 sides = st.one_of(st.integers(1, 40), st.integers(1, 700))
@@ -91,7 +90,7 @@ def test_plain_and_fast_kernels_give_the_same_bits(recipe: Recipe, key: int, wid
     pixels = np.asarray(photo(width, height, key % 100))
     out = np.empty((2, *recipe.shape), np.uint8)
     for plain in (0, 1):
-        plan = native.made(recipe, plain=bool(plain))
+        plan = native.build_plan(recipe, plain=bool(plain))
         plan.read((pixels,), out[plain : plain + 1], np.array([key], np.uint64), None, 0, 1)
     np.testing.assert_array_equal(out[0], out[1])
 

@@ -18,7 +18,7 @@ from transform_cases import first_geometry, first_recipe, ordinary, picture, png
 
 import feedline as fl
 from feedline import SampleRng, images
-from feedline.core.rng import derive
+from feedline.core.rng import Draws, derive
 from feedline.transforms import (
     CenterCrop,
     ColorJitter,
@@ -39,7 +39,6 @@ from feedline.transforms import (
     Transform,
     imagenet_train,
 )
-from feedline.transforms._random import Draws
 
 Floats = NDArray[np.float64]
 
@@ -172,7 +171,7 @@ def documented_erasing(rng: np.random.Generator, height: int, width: int) -> tup
 @pytest.mark.parametrize("shape", [(40, 60), (12, 90)])
 def test_erased_parts_are_torchvisions(shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(3)
-    parts = [RandomErasing(1.0)._part(Draws(key), *shape) for key in range(DRAWN)]
+    parts = [RandomErasing(1.0)._choose_part(Draws(key), *shape) for key in range(DRAWN)]
     found = [(y.start, x.start, y.stop - y.start, x.stop - x.start) for y, x in filter(None, parts)]
     expected = [part for part in (documented_erasing(rng, *shape) for _ in range(DRAWN)) if part is not None]
     assert abs(len(found) - len(expected)) < 6 * (1 + DRAWN - len(expected)) ** 0.5

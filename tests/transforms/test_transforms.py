@@ -24,6 +24,7 @@ from feedline.transforms import (
     CenterCrop,
     ColorJitter,
     Compose,
+    Draws,
     GaussianBlur,
     Grayscale,
     HorizontalFlip,
@@ -219,7 +220,7 @@ def test_appending_changes_nothing_before() -> None:
         some, more = Compose(steps[:count]), Compose(steps[: count + 1])
         for key in range(10):
             last = more.plan.steps[-1]
-            assert same(last.step.apply(some(array, SampleRng(key)), last.key(key)), more(array, SampleRng(key)))
+            assert same(last.step.apply(some(array, SampleRng(key)), Draws(last.key(key))), more(array, SampleRng(key)))
 
 
 def test_two_of_a_kind_draw_apart() -> None:
@@ -295,9 +296,9 @@ def test_interpolation_may_come_from_other_libraries() -> None:
         (lambda: Compose([Resize(8), None]), r"Compose: transforms\[1\] is None; give transforms"),
         (lambda: Compose([Resize]), r"transforms\[0\] is <class"),
         (lambda: Compose(Resize(8)), r"give a list of transforms"),
-        (lambda: Compose([ToTensor(), Resize(8)]), r"Resize comes after the picture was turned into numbers: put it"),
+        (lambda: Compose([ToTensor(), Resize(8)]), r"Resize cannot follow the conversion to a tensor: put it"),
         (lambda: Compose([ToTensor(layout="HWC"), RandomErasing()]), r"put it before ToTensor\(layout='HWC'\)"),
-        (lambda: RandomApply([Normalize([0.5], [0.5]), ColorJitter()]), r"ColorJitter comes after"),
+        (lambda: RandomApply([Normalize([0.5], [0.5]), ColorJitter()]), r"ColorJitter cannot follow"),
     ],
 )
 def test_arguments_that_cannot_work_are_named_with_a_remedy(build: Any, message: str) -> None:
@@ -313,7 +314,7 @@ def test_arguments_that_cannot_work_are_named_with_a_remedy(build: Any, message:
         (np.zeros((8, 8, 3)), r"an array of float64 with shape \(8, 8, 3\); levels are uint8.*\(array \* 255\)"),
         (np.zeros((3, 8, 8), np.uint8), r"pass array\.transpose\(1, 2, 0\)"),
         (np.zeros((8, 8, 4), np.uint8), r"there is a fourth channel: pass array\[:, :, :3\]"),
-        (np.zeros((2, 8, 8, 3), np.uint8), r"this looks like a batch: pass its pictures one by one"),
+        (np.zeros((2, 8, 8, 3), np.uint8), r"this looks like a batch: pass its images one by one"),
         (np.zeros((0, 8, 3), np.uint8), r"shape \(0, 8, 3\)"),
         (torch.zeros(8, 8, 3, dtype=torch.uint8), r"pass tensor\.permute\(2, 0, 1\)"),
         (torch.zeros(3, 8, 8), r"a tensor of torch\.float32 on cpu.*put ToTensor and Normalize last"),
@@ -339,9 +340,9 @@ def test_a_file_that_is_no_image_is_named(transform: Transform, tmp_path: Path) 
 
 
 def test_pictures_that_are_too_small_are_told() -> None:
-    with pytest.raises(SampleError, match=r"RandomCrop.*more than a picture of 90 × 120 pixels.*pad_if_needed=True"):
+    with pytest.raises(SampleError, match=r"RandomCrop.*more than an image of 90 × 120 pixels.*pad_if_needed=True"):
         RandomCrop(100)(picture())
-    with pytest.raises(SampleError, match=r"GaussianBlur.*reaches beyond a picture of 90 × 120 pixels"):
+    with pytest.raises(SampleError, match=r"GaussianBlur.*reaches beyond an image of 90 × 120 pixels"):
         GaussianBlur(201)(picture())
     with pytest.raises(SampleError, match=r"Normalize has 3 means, but the image has 1 channel"):
         Compose([Grayscale(), Normalize(IMAGENET_MEAN, IMAGENET_STD)])(picture())
@@ -371,7 +372,7 @@ def test_a_foreign_callable_gets_a_pil_image_and_may_give_anything() -> None:
     expected = np.rot90(np.rot90(Resize((20, 20))(array))[:, ::-1])
     assert torch.equal(pipeline(array), torch.tensor(expected.copy()).permute(2, 0, 1))
     assert [type(image) for image in seen] == [Image.Image] * 2
-    assert pipeline.plan.form is None
+    assert pipeline.plan.spec is None
     assert not pipeline.plan.batchable
 
 

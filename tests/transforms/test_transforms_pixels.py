@@ -14,6 +14,7 @@ from PIL import Image, ImageEnhance
 from transform_cases import FILTERS, Picture, difference, first_geometry, jpeg, picture, through_pillow
 
 from feedline import SampleRng
+from feedline.core.rng import Draws
 from feedline.transforms import (
     CenterCrop,
     ColorJitter,
@@ -31,7 +32,6 @@ from feedline.transforms import (
     ToTensor,
     color,
 )
-from feedline.transforms._random import Draws
 
 KEYS = range(30)
 
@@ -151,7 +151,7 @@ def enhanced(array: Picture, adjustments: list[tuple[int, float]]) -> Picture:
 @pytest.mark.parametrize("which", [color.BRIGHTNESS, color.CONTRAST, color.SATURATION])
 def test_one_adjustment_is_pillows(which: int, factor: float) -> None:
     array = picture(37, 41)
-    assert difference(color.adjusted(array, [(which, factor)]), enhanced(array, [(which, factor)])) == 0
+    assert difference(color.adjust(array, [(which, factor)]), enhanced(array, [(which, factor)])) == 0
 
 
 @pytest.mark.usefixtures("kernels")
@@ -159,7 +159,7 @@ def test_one_adjustment_is_pillows(which: int, factor: float) -> None:
 def test_turning_the_hue_is_pillows(share: float) -> None:
     steps = np.arange(0, 256, 3, np.uint8)
     colors = np.stack(np.meshgrid(steps, steps, steps[::5]), axis=-1).reshape(86, -1, 3)
-    assert difference(color.adjusted(colors, [(color.HUE, share)]), enhanced(colors, [(color.HUE, share)])) == 0
+    assert difference(color.adjust(colors, [(color.HUE, share)]), enhanced(colors, [(color.HUE, share)])) == 0
 
 
 @pytest.mark.usefixtures("kernels")
@@ -168,7 +168,7 @@ def test_adjustments_follow_one_another(order: tuple[int, ...]) -> None:
     array, factors = picture(30, 40), (1.3, 0.6, 1.7, -0.2)
     adjustments = [(which, factors[which]) for which in order]
     before = array.copy()
-    assert difference(color.adjusted(array, adjustments), enhanced(array, adjustments)) == 0
+    assert difference(color.adjust(array, adjustments), enhanced(array, adjustments)) == 0
     assert difference(array, before) == 0
 
 
@@ -176,9 +176,9 @@ def test_adjustments_follow_one_another(order: tuple[int, ...]) -> None:
 def test_adjustments_of_views_and_of_gray() -> None:
     array = picture()[::2, ::-1]
     adjustments = [(color.CONTRAST, 1.4), (color.HUE, 0.2)]
-    assert difference(color.adjusted(array, adjustments), enhanced(np.ascontiguousarray(array), adjustments)) == 0
+    assert difference(color.adjust(array, adjustments), enhanced(np.ascontiguousarray(array), adjustments)) == 0
     gray = picture()[:, :, :1]
-    bright = color.adjusted(gray, [(color.SATURATION, 0.3), (color.BRIGHTNESS, 1.5), (color.HUE, 0.2)])
+    bright = color.adjust(gray, [(color.SATURATION, 0.3), (color.BRIGHTNESS, 1.5), (color.HUE, 0.2)])
     assert difference(bright[:, :, 0], enhanced(gray[:, :, 0], [(color.BRIGHTNESS, 1.5)])) == 0
 
 
@@ -191,7 +191,7 @@ def test_color_jitter_applies_what_it_draws() -> None:
 
 
 def levels_draws(key: int) -> Any:
-    from feedline.transforms._random import Draws
+    from feedline.core.rng import Draws
 
     return Draws(key)
 

@@ -165,7 +165,7 @@ def test_a_batch_is_its_samples_bit_for_bit(transform: Transform) -> None:
         batch = found.batch(SOURCES, keys, ordinary, threads=threads)
         assert batch.dtype == expected.dtype
         assert torch.equal(batch, expected)
-    if found.draws:
+    if found.is_random:
         assert not torch.equal(found.batch(SOURCES, keys + np.uint64(1), ordinary), expected)
 
 
@@ -209,14 +209,14 @@ def test_only_samples_of_known_shape_are_batchable() -> None:
     assert not Compose([RandomResizedCrop(8), RandomApply([Grayscale()])]).plan.batchable
     assert not Compose([RandomResizedCrop(8), RandomChoice([Resize(4), Resize((4, 5))])]).plan.batchable
     assert Compose([RandomResizedCrop(8), RandomChoice([Resize(4), CenterCrop(4)])]).plan.batchable
-    assert Compose([ToTensor(), Normalize([0.5], [0.5])]).plan.form is not None
+    assert Compose([ToTensor(), Normalize([0.5], [0.5])]).plan.spec is not None
 
 
 def test_plans_know_whether_they_draw() -> None:
-    assert imagenet_train().plan.draws
-    assert not imagenet_eval().plan.draws
-    assert not Compose([Resize(4), Grayscale(), OnArray(np.asarray), ToTensor()]).plan.draws
-    assert Compose([Resize(4), RandomVerticalFlip()]).plan.draws
+    assert imagenet_train().plan.is_random
+    assert not imagenet_eval().plan.is_random
+    assert not Compose([Resize(4), Grayscale(), OnArray(np.asarray), ToTensor()]).plan.is_random
+    assert Compose([Resize(4), RandomVerticalFlip()]).plan.is_random
 
 
 def test_without_keys_torch_decides_as_one_by_one() -> None:

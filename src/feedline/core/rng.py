@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import threading
 from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,6 +102,47 @@ class SampleRng:
         if name.startswith("__"):  # copy and pickle look for methods of ours before there is a generator
             raise AttributeError(name)
         return getattr(self.generator, name)
+
+
+class Draws:
+    """Stream of random numbers fixed by a 64-bit key.
+
+    The numbers are the outputs of splitmix64; image kernels draw crops and flips from the same stream. Creating one
+    is cheaper than creating a `numpy.random.Generator`, and most transforms need only a few numbers.
+    """
+
+    __slots__ = ("_state", "key")
+
+    def __init__(self, key: int) -> None:
+        self.key = self._state = key & _MASK64
+
+    def unit(self) -> float:
+        """Uniform in [0, 1): the 53 upper bits of the next output."""
+        self._state = z = self._state + _GOLDEN & _MASK64
+        return (_mix(z) >> 11) * 2.0**-53
+
+    def between(self, low: float, high: float) -> float:
+        """Uniform in [low, high)."""
+        return low + (high - low) * self.unit()
+
+    def below(self, count: int) -> int:
+        """Uniform in `range(count)`."""
+        return int(count * self.unit())
+
+    def order(self, count: int) -> list[int]:
+        """Random order of `range(count)` (Fisher and Yates)."""
+        order = list(range(count))
+        for last in range(count - 1, 0, -1):
+            other = self.below(last + 1)
+            order[last], order[other] = order[other], order[last]
+        return order
+
+    def weighted(self, weights: Sequence[float]) -> int:
+        """Random index, with probability proportional to its weight."""
+        bounds = list(accumulate(weights))
+        # Compare shares, not sums: the draw is below 1, which is the last share, however small the weights are.
+        drawn = self.unit()
+        return next(index for index, bound in enumerate(bounds) if drawn < bound / bounds[-1])
 
 
 class Address(threading.local):

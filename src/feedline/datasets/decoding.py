@@ -126,13 +126,13 @@ class Decoding:
     @property
     def draws(self) -> bool:
         """Whether `batch` depends on keys."""
-        return self._plan is not None and self._plan.draws
+        return self._plan is not None and self._plan.is_random
 
     def __call__(self, source: Any, row: int | None, where: Where) -> Any:
         """The value; SampleError says that `where()` cannot be decoded. Our own decoders keep nothing of `source`."""
         if self._plan is not None:
             try:
-                return self._plan.run(source, sample_rng(row).key if self._plan.draws else 0)
+                return self._plan.run(source, sample_rng(row).key if self._plan.is_random else 0)
             except ImageError as error:
                 raise SampleError(f"{where()}: {error}") from error
         try:
@@ -248,12 +248,12 @@ class ImageDecoding:
     @property
     def draws(self) -> bool:
         """Whether values depend on the sample's generator."""
-        return self.called.wants_rng if self._plan is None else self._plan.draws
+        return self.called.wants_rng if self._plan is None else self._plan.is_random
 
     @property
     def splits(self) -> bool:
         """Whether several threads can share the work on a batch."""
-        return self._plan is not None and not self._turns and self._plan.splits
+        return self._plan is not None and not self._turns and self._plan.supports_threads
 
     def value(self, source: Any, rng: SampleRng | None, grid: Grid | None = None) -> Any:
         """One picture transformed; `rng` is needed if it `draws`."""

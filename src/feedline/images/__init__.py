@@ -1,10 +1,10 @@
-"""The one door to pixels: decode, crop, resize, flip and normalize pictures straight into the rows of a batch."""
+"""Images as rows of a batch: decode, crop, resize, flip and normalize in one pass."""
 
+from feedline.images.crops import CenterBox, CropPolicy, Geometry, RandomBox, WholeBox
 from feedline.images.decode import decode, probe, read_batch, read_one
 from feedline.images.errors import ImageError
-from feedline.images.geometry import Geometry, geometry
 from feedline.images.pillow import Header, Source
-from feedline.images.recipe import CenterBox, CropPolicy, RandomBox, Recipe, WholeBox
+from feedline.images.recipe import Recipe, geometry
 
 __all__ = [
     "CenterBox",

@@ -1,4 +1,4 @@
-"""The native image kernels where they were built; Pillow's speed otherwise, said once."""
+"""Native image kernels, and the conversion of levels to numbers without them."""
 
 from __future__ import annotations
 
@@ -12,32 +12,35 @@ from numpy.typing import NDArray
 
 from feedline.core import kernels
 from feedline.core.kernels import SlowKernelsWarning
-from feedline.images.recipe import CenterBox, RandomBox, Recipe
+from feedline.images.recipe import Recipe
 
 native: Any = kernels.native if hasattr(kernels.native, "ImagePlan") else None
+"""The extension module; None if it was built without libjpeg-turbo, or not at all."""
 
 
 _DTYPES = {torch.uint8: 0, torch.float32: 1, torch.bfloat16: 2}
-"""As `enum class Number` in native/image/writer.h."""
+"""Values of `enum class Number` in native/image/writer.h."""
 
 
 @lru_cache(maxsize=256)
 def plan_of(recipe: Recipe) -> Any:
-    """The recipe as the kernels take it, or None without them."""
+    """Native plan of a recipe; None without kernels."""
     if native is None:
-        _say_slow()
+        _warn_slow()
         return None
-    return made(recipe)
+    return build_plan(recipe)
 
 
-def made(recipe: Recipe, *, plain: bool = False, quick: bool = True) -> Any:
-    """A plan of its own; one that is plain, or not quick, does without what only some CPUs, or files, allow.
+def build_plan(recipe: Recipe, *, plain: bool = False, quick: bool = True) -> Any:
+    """Build a native plan that is not cached.
 
-    All give the same bits.
+    `plain` uses no instruction sets beyond the baseline; without `quick` libjpeg-turbo decodes all Huffman codes. All
+    plans of a recipe give the same bits.
     """
     return native.ImagePlan(
         recipe.size,
-        *_law(recipe),
+        recipe.crop.kernel_kind,
+        recipe.crop.kernel_bounds,
         flip=recipe.flip,
         bicubic=recipe.interpolation == "bicubic",
         planar=recipe.layout == "CHW",
@@ -52,17 +55,12 @@ def made(recipe: Recipe, *, plain: bool = False, quick: bool = True) -> Any:
     )
 
 
-def _law(recipe: Recipe) -> tuple[int, tuple[float, float, float, float]]:
-    """As `enum class Kind` in native/image/geometry.h, and its numbers."""
-    law = recipe.law
-    if isinstance(law, RandomBox):
-        return 0, (*law.scale, *law.ratio)
-    return (1, (law.shorter, 0, 0, 0)) if isinstance(law, CenterBox) else (2, (0, 0, 0, 0))
-
-
 @lru_cache(maxsize=256)
 def values(recipe: Recipe) -> NDArray[np.float32]:
-    """The number of each level in each channel, (3, 256): all arithmetic on levels, done once, as torch does it."""
+    """Number of each level in each channel, (3, 256).
+
+    Computed once, with torch's operations in torch's order, so that rows equal those of ToTensor and Normalize.
+    """
     shares = np.arange(256, dtype=np.float32) / np.float32(255)
     if recipe.mean is None or recipe.std is None:
         return np.tile(shares, (3, 1))
@@ -71,7 +69,7 @@ def values(recipe: Recipe) -> NDArray[np.float32]:
 
 
 def write(levels: NDArray[np.uint8], recipe: Recipe, row: NDArray[Any]) -> None:
-    """Write levels, (height, width, 3), into a row as the recipe wants them, without the kernels."""
+    """Write levels, (height, width, 3), to a row in the recipe's dtype and layout, without kernels."""
     if recipe.dtype == torch.uint8:
         numbers: NDArray[Any] = levels
     else:
@@ -79,14 +77,15 @@ def write(levels: NDArray[np.uint8], recipe: Recipe, row: NDArray[Any]) -> None:
     if recipe.layout == "CHW":
         numbers = numbers.transpose(2, 0, 1)
     if recipe.dtype == torch.bfloat16:
+        # NumPy has no bfloat16: torch rounds, and the row holds the bits as 16-bit integers.
         numbers = torch.from_numpy(numbers).to(torch.bfloat16).contiguous().view(torch.int16).numpy().view(row.dtype)
     row[...] = numbers
 
 
 @cache
-def _say_slow() -> None:
+def _warn_slow() -> None:
     warnings.warn(
-        "feedline runs without its native image kernels: pictures come the same, but through Pillow, several times"
+        "feedline runs without its native image kernels: images come out the same, but through Pillow, several times"
         " slower. Install a C++ compiler, the Python headers and those of libjpeg-turbo (Debian: libjpeg62-turbo-dev),"
         " then reinstall feedline.",
         SlowKernelsWarning,

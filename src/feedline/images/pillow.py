@@ -1,7 +1,4 @@
-"""Pictures through Pillow: every format but ordinary JPEG, and all of them where the native kernels were not built.
-
-Where pictures come from, and what can be known of them before they are decoded.
-"""
+"""Decoding by Pillow: formats other than JPEG, and all formats without native kernels."""
 
 from __future__ import annotations
 
@@ -18,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from feedline.images.errors import too_large, unreadable
-from feedline.images.geometry import Geometry, geometry
-from feedline.images.recipe import Recipe
+from feedline.images.crops import Geometry
+from feedline.images.errors import RAISE_LIMIT, too_large, unreadable
+from feedline.images.recipe import Recipe, geometry
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | mmap.mmap | NDArray[np.uint8]
-"""A path; the bytes of a file (never copied); or ready pixels: uint8 of shape (height, width, 3), in any strides."""
+"""A path; the bytes of a file (never copied); or pixels: uint8 of shape (height, width, 3), with any strides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the first bytes of a picture tell: its size as it is stored, before `orientation` is applied.
+    """Header of an image; width and height are as stored, before `orientation` is applied.
 
     `format` is Pillow's name ("JPEG", "PNG", …), or "pixels". `orientation` is the EXIF value, 1 to 8; 1 is upright.
     """
@@ -42,7 +39,7 @@ class Header:
 
 
 def is_pixels(source: Source) -> bool:
-    """Whether the source needs no decoding."""
+    """True for an array of pixels, which needs no decoding."""
     return isinstance(source, np.ndarray) and source.ndim != 1
 
 
@@ -52,7 +49,7 @@ Pixels = NDArray[np.uint8]
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
-_UPRIGHT = {
+_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -64,51 +61,55 @@ _UPRIGHT = {
 
 
 def pixel_limit() -> int:
-    """The number of pixels above which Pillow refuses a picture; 0 if it has been told to refuse none."""
+    """Number of pixels above which Pillow refuses an image; 0 for no limit."""
     return 2 * (Image.MAX_IMAGE_PIXELS or 0)
 
 
 def pixels(source: Source, row: int | None, oriented: bool) -> Pixels:
-    """The whole picture as Pillow's `convert("RGB")` gives it; of animations, the first frame."""
-    with _opened(source, row) as image, _told(source, row):
-        return np.asarray(_turned(image, _orientation(image) if oriented else 1).convert("RGB"))
+    """Decode a whole image with Pillow's `convert("RGB")`; of animations, the first frame."""
+    with _open(source, row) as image, _translate_errors(source, row):
+        return np.asarray(_rotate_upright(image, _orientation(image) if oriented else 1).convert("RGB"))
 
 
 def header(source: Source, row: int | None = None) -> Header:
-    with _opened(source, row) as image, _told(source, row):
+    with _open(source, row) as image, _translate_errors(source, row):
         name = "JPEG" if _is_jpeg(image) else str(image.format)
         progressive = bool(image.info.get("progressive", 0))
         return Header(image.width, image.height, name, len(image.getbands()), progressive, _orientation(image))
 
 
 def levels(source: Source, row: int | None, recipe: Recipe, key: int | None) -> Pixels:
-    """The row of `recipe` before it is turned into numbers: uint8, (height, width, 3)."""
+    """Row of `recipe` before the conversion to numbers: uint8, (height, width, 3)."""
     if is_pixels(source):
         image = Image.fromarray(np.ascontiguousarray(source))
         return _window(image, geometry(recipe, key, *image.size), 1, recipe)
-    with _opened(source, row) as image:
-        with _told(source, row):
-            turn = _orientation(image) if recipe.apply_exif_orientation else 1
-        width, height = image.size if turn < 5 else image.size[::-1]
+    with _open(source, row) as image:
+        with _translate_errors(source, row):
+            orientation = _orientation(image) if recipe.apply_exif_orientation else 1
+        width, height = image.size if orientation < 5 else image.size[::-1]
         plan = geometry(recipe, key, width, height)
         scale = _scale(plan) if recipe.scaled_decode and _is_jpeg(image) and image.mode != "CMYK" else 1
-        with _told(source, row):
+        with _translate_errors(source, row):
             if scale > 1:
                 image.draft("RGB", (image.width // scale, image.height // scale))
-            picture = _turned(image, turn).convert("RGB")
-    shift = _shift(turn, scale, picture.size, (width, height))
-    return _window(picture, plan, scale, recipe, shift)
+            upright = _rotate_upright(image, orientation).convert("RGB")
+    shift = _shift(orientation, scale, upright.size, (width, height))
+    return _window(upright, plan, scale, recipe, shift)
 
 
-def _shift(turn: int, scale: int, reduced: tuple[int, int], full: tuple[int, int]) -> tuple[float, float]:
-    """How far the last, incomplete pixel at 1/scale moves the others of a mirrored side, where it is the first."""
-    mirrored = turn in {2, 3, 6, 7}, turn in {3, 4, 7, 8}
+def _shift(orientation: int, scale: int, reduced: tuple[int, int], full: tuple[int, int]) -> tuple[float, float]:
+    """Offset (x, y) of the pixels decoded at 1/scale along mirrored sides.
+
+    The last pixel of a side may cover less than `scale` pixels. On a mirrored side it comes first, and moves all
+    others.
+    """
+    mirrored = orientation in {2, 3, 6, 7}, orientation in {3, 4, 7, 8}
     across, down = (small - whole / scale for small, whole in zip(reduced, full, strict=True))
     return across * mirrored[0], down * mirrored[1]
 
 
 def _scale(plan: Geometry) -> int:
-    """The largest of 1, 2, 4, 8 by which the box can shrink and still be twice as large as the output."""
+    """Largest of 1, 2, 4 and 8 by which the box shrinks and stays twice as large as the output."""
     (_, _, width, height), (full_height, full_width) = plan.box, plan.full
     most = min(width / full_width, height / full_height) / 2
     return max(scale for scale in (1, 2, 4, 8) if scale <= max(most, 1))
@@ -121,27 +122,25 @@ def _window(
     x, y = x + shift[0], y + shift[1]
     left, top = int(x), int(y)
     region = image.crop((left, top, min(image.width, math.ceil(x + width)), min(image.height, math.ceil(y + height))))
-    (x0, y0, x1, y1), padding = _inside(plan)
+    (x0, y0, x1, y1), padding = _covered(plan)
     per_x, per_y = width / plan.full[1], height / plan.full[0]
     across = (x1 - x0, x - left + x0 * per_x, min(region.width, x - left + x1 * per_x))
     down = (y1 - y0, y - top + y0 * per_y, min(region.height, y - top + y1 * per_y))
-    shown = np.asarray(_resized(region, plan.full, across, down, _FILTERS[recipe.interpolation]))
+    shown = np.asarray(_resize(region, plan.full, across, down, _FILTERS[recipe.interpolation]))
     if any(edge != (0, 0) for edge in padding):
         shown = np.pad(shown, padding)
     return shown[:, ::-1] if plan.flip else shown
 
 
-def _resized(
+def _resize(
     image: Image.Image,
     full: tuple[int, int],
     across: tuple[int, float, float],
     down: tuple[int, float, float],
     interpolation: Image.Resampling,
 ) -> Image.Image:
-    """`across` and `down` give outputs, begin and end along each side.
-
-    One pass at a time, in the order in which Pillow since 13 resizes the whole: rounding depends on it.
-    """
+    """Resize a region of the image; `across` and `down` are (number of outputs, begin, end) along each side."""
+    # One pass at a time, in the order in which Pillow since 13 resizes a whole image: rounding depends on it.
     shrinks = image.height - full[0]
     down_first = shrinks > 0 and shrinks > 2 * (image.width - full[1])
     for is_down in (down_first, not down_first):
@@ -152,8 +151,8 @@ def _resized(
     return image
 
 
-def _inside(plan: Geometry) -> tuple[tuple[int, int, int, int], list[tuple[int, int]]]:
-    """The part of the window that the resized picture covers (left, top, right, bottom), and the zeros around it."""
+def _covered(plan: Geometry) -> tuple[tuple[int, int, int, int], list[tuple[int, int]]]:
+    """Part of the window that the image covers (left, top, right, bottom), and the zeros around it."""
     x, y, width, height = plan.window
     x0, y0 = max(0, x), max(0, y)
     x1, y1 = min(plan.full[1], x + width), min(plan.full[0], y + height)
@@ -165,16 +164,17 @@ def _is_jpeg(image: Image.Image) -> bool:
 
 
 def _orientation(image: Image.Image) -> int:
-    found = image.getexif().get(ExifTags.Base.Orientation, 1)
-    return found if found in _UPRIGHT else 1
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return orientation if orientation in _TRANSPOSES else 1
 
 
-def _turned(image: Image.Image, orientation: int) -> Image.Image:
-    turn = _UPRIGHT.get(orientation)
-    return image if turn is None else image.transpose(turn)
+def _rotate_upright(image: Image.Image, orientation: int) -> Image.Image:
+    method = _TRANSPOSES.get(orientation)
+    return image if method is None else image.transpose(method)
 
 
-def _unknown(source: Any) -> str:
+def _describe_content(source: Any) -> str:
+    """Reason why Pillow cannot identify a source."""
     if isinstance(source, str | os.PathLike):
         with open(source, "rb") as file:
             beginning = file.read(8)
@@ -186,36 +186,35 @@ def _unknown(source: Any) -> str:
 
 
 @contextmanager
-def _opened(source: Source, row: int | None) -> Iterator[Image.Image]:
-    """The picture with its header read; decoding comes with the first use of its pixels."""
-    content: Any = source  # anything with the buffer protocol, which Python 3.11 cannot say
-    with _told(source, row):
+def _open(source: Source, row: int | None) -> Iterator[Image.Image]:
+    """Open an image and read its header; Pillow decodes when its pixels are first used."""
+    content: Any = source  # anything with the buffer protocol, for which Python 3.11 has no type
+    with _translate_errors(source, row):
         image = Image.open(content if isinstance(source, str | os.PathLike) else io.BytesIO(content))
     with image:
-        _refuse_bomb(image, source, row)
+        _check_size(image, source, row)
         yield image
 
 
-def _refuse_bomb(image: Image.Image, source: Source, row: int | None) -> None:
-    """For the formats whose plugins do not check the size themselves when they are opened."""
+def _check_size(image: Image.Image, source: Source, row: int | None) -> None:
+    # Pillow's plugins of some formats do not check the size when they open a file.
     limit = pixel_limit()
     if limit and image.width * image.height > limit:
         raise unreadable(source, row, *too_large(image.width, image.height, limit))
 
 
 @contextmanager
-def _told(source: Source, row: int | None) -> Iterator[None]:
-    """What Pillow raises within the block comes out as an ImageError; errors of the file itself keep their type."""
+def _translate_errors(source: Source, row: int | None) -> Iterator[None]:
+    """Raise Pillow's errors within the block as ImageError; errors of the file itself keep their type."""
     try:
         yield
     except UnidentifiedImageError:
-        raise unreadable(source, row, _unknown(source)) from None
+        raise unreadable(source, row, _describe_content(source)) from None
     except Image.DecompressionBombError as error:
-        remedy = "Raise PIL.Image.MAX_IMAGE_PIXELS if such pictures are meant to be read."
-        raise unreadable(source, row, str(error).rstrip("."), remedy) from error
+        raise unreadable(source, row, str(error).rstrip("."), RAISE_LIMIT) from error
     except OSError as error:
-        if error.errno is not None:  # missing, not permitted, a folder
+        if error.errno is not None:  # a missing file, no permission, a folder
             raise
         raise unreadable(source, row, str(error).rstrip(".")) from error
-    except Exception as error:  # plugins let anything out when a file is hostile
+    except Exception as error:  # Pillow's plugins raise all kinds of exceptions for hostile files
         raise unreadable(source, row, f"{type(error).__name__}: {error}".rstrip(".")) from error

@@ -1,14 +1,15 @@
-"""What is wanted of a picture: which part of it, at which size, as which numbers."""
+"""Recipes: crop, size, flip, layout and dtype of the rows that images become."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
+from feedline.core.rng import Draws, torch_keys
 from feedline.errors import ArgumentError
+from feedline.images.crops import CropPolicy, Geometry, check_numbers, check_side
 
 INTERPOLATIONS = ("bilinear", "bicubic")
 
@@ -19,60 +20,19 @@ LAYOUTS = ("HWC", "CHW")
 DTYPES = (torch.uint8, torch.float32, torch.bfloat16)
 
 
-_LARGEST = 65_500
-"""Pixels along one side of an output: what a JPEG can hold, and small enough for every product of the kernels."""
-
-
-@dataclass(frozen=True, slots=True)
-class RandomBox:
-    """A random part of the picture: torchvision's `RandomResizedCrop` law.
-
-    `scale` bounds the share of the picture's area, `ratio` the width to height; ten attempts, then the largest
-    central box within `ratio`.
-    """
-
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-
-    def __post_init__(self) -> None:
-        for name, pair in (("scale", self.scale), ("ratio", self.ratio)):
-            object.__setattr__(self, name, _increasing(name, pair))
-
-
-@dataclass(frozen=True, slots=True)
-class CenterBox:
-    """The center: `Resize(shorter)`, then `CenterCrop(size)`, as one resampling of the window that is needed.
-
-    Rounds as torchvision does; where the resized picture is smaller than `size`, zeros surround it.
-    """
-
-    shorter: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shorter", _side("CenterBox.shorter", self.shorter))
-
-
-@dataclass(frozen=True, slots=True)
-class WholeBox:
-    """The whole picture, resized to `size` whatever its shape."""
-
-
-CropPolicy = RandomBox | CenterBox | WholeBox
-
-
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A picture's way into a row of a batch: law → antialiased resize to `size` (height, width) → flip → numbers.
+    """Description of a row: crop, antialiased resize to `size` (height, width), flip, conversion to numbers.
 
     `flip` is the probability of a horizontal flip. `interpolation` is "bilinear" or "bicubic", with Pillow's filters.
-    uint8 rows hold the levels; float32 and bfloat16 rows hold `(level / 255 - mean) / std`, or `level / 255` where
-    `mean` and `std` are None, computed in float32. With `apply_exif_orientation` the law sees the picture as it is
-    meant to be looked at. `scaled_decode` lets JPEGs be decoded at 1/2, 1/4 or 1/8 while the box stays at least twice
-    as large as the output; without it every pixel is decoded.
+    uint8 rows hold the levels. float32 and bfloat16 rows hold `(level / 255 - mean) / std`, or `level / 255` if `mean`
+    and `std` are None, computed in float32. With `apply_exif_orientation` the image is turned upright before the crop.
+    `scaled_decode` lets JPEGs be decoded at 1/2, 1/4 or 1/8 while the box stays at least twice as large as the output;
+    without it every pixel is decoded.
     """
 
     size: tuple[int, int]
-    law: CropPolicy
+    crop: CropPolicy
     flip: float = 0.0
     interpolation: str = "bilinear"
     layout: str = "HWC"
@@ -83,10 +43,10 @@ class Recipe:
     scaled_decode: bool = True
 
     def __post_init__(self) -> None:
-        height, width = _several("size", self.size, 2)
-        object.__setattr__(self, "size", (_side("size", height), _side("size", width)))
-        if not isinstance(self.law, CropPolicy):
-            raise ArgumentError(f"law must be a RandomBox, CenterBox or WholeBox, not {self.law!r}")
+        height, width = check_numbers("size", self.size, 2)
+        object.__setattr__(self, "size", (check_side("size", height), check_side("size", width)))
+        if not isinstance(self.crop, CropPolicy):
+            raise ArgumentError(f"crop must be a RandomBox, CenterBox or WholeBox, not {self.crop!r}")
         if not 0 <= self.flip <= 1:
             raise ArgumentError(f"flip is a probability between 0 and 1, not {self.flip!r}")
         for name, allowed in (("interpolation", INTERPOLATIONS), ("layout", LAYOUTS), ("dtype", DTYPES)):
@@ -103,40 +63,30 @@ class Recipe:
         if self.dtype == torch.uint8:
             raise ArgumentError("mean and std need floats: pass dtype=torch.float32 or torch.bfloat16")
         for name in ("mean", "std"):
-            values = tuple(float(value) for value in _several(name, getattr(self, name), 3))
+            values = tuple(float(value) for value in check_numbers(name, getattr(self, name), 3))
             if not all(map(math.isfinite, values)) or (name == "std" and 0.0 in values):
                 raise ArgumentError(f"{name} must be three finite numbers{' other than 0' * (name == 'std')}: {values}")
             object.__setattr__(self, name, values)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of one row."""
+        """Shape of one row."""
         return (*self.size, 3) if self.layout == "HWC" else (3, *self.size)
 
     @property
-    def draws(self) -> bool:
-        """Whether rows depend on their keys."""
-        return isinstance(self.law, RandomBox) or self.flip > 0
+    def is_random(self) -> bool:
+        """True if rows depend on their keys."""
+        return self.crop.is_random or self.flip > 0
 
 
-def _several(name: str, values: Any, count: int) -> tuple[Any, ...]:
-    try:
-        several = tuple(values)
-    except TypeError:
-        several = ()
-    if len(several) != count:
-        raise ArgumentError(f"{name} must be {count} numbers, not {values!r}")
-    return several
+def geometry(recipe: Recipe, key: int | None, width: int, height: int) -> Geometry:
+    """Geometry that `read_batch` uses for an image of this size in a row with this key.
 
-
-def _side(name: str, value: Any) -> int:
-    if value != int(value) or not 1 <= value <= _LARGEST:
-        raise ArgumentError(f"{name} counts pixels, from 1 to {_LARGEST:,}; got {value!r}")
-    return int(value)
-
-
-def _increasing(name: str, pair: Any) -> tuple[float, float]:
-    low, high = (float(value) for value in _several(f"RandomBox.{name}", pair, 2))
-    if not 0 < low <= high < math.inf:
-        raise ArgumentError(f"RandomBox.{name} must be two positive numbers, the smaller first; got {pair!r}")
-    return low, high
+    A key gives the stream u_0, u_1, … in [0, 1) of `Draws`: for `RandomBox` area and ratio of each attempt, then x
+    and y of the one that fits; one more for the flip. None draws a key from torch's generator.
+    """
+    if key is None:
+        key = int(torch_keys(1)[0]) if recipe.is_random else 0
+    rng = Draws(key)
+    plan = recipe.crop.place(recipe.size, width, height, rng)
+    return replace(plan, flip=rng.unit() < recipe.flip)

@@ -1,5 +1,6 @@
-"""Transforms of images with torchvision's names; randomness is fixed by the key of the sample."""
+"""Image transforms with torchvision's names, and the hooks for your own."""
 
+from feedline.core.rng import Draws
 from feedline.transforms.base import Transform, plan
 from feedline.transforms.color import ColorJitter, GaussianBlur, Grayscale, RandomGrayscale
 from feedline.transforms.compose import Compose, RandomApply, RandomChoice
@@ -15,6 +16,7 @@ from feedline.transforms.geometry import (
     Resize,
 )
 from feedline.transforms.plan import ImagePlan
+from feedline.transforms.steps import FUSIONS, ImageSpec, PlannedStep, register_fusion
 from feedline.transforms.to_tensor import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -25,17 +27,21 @@ from feedline.transforms.to_tensor import (
 )
 
 __all__ = [
+    "FUSIONS",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "CenterCrop",
     "ColorJitter",
     "Compose",
+    "Draws",
     "GaussianBlur",
     "Grayscale",
     "HorizontalFlip",
     "ImagePlan",
+    "ImageSpec",
     "Normalize",
     "OnArray",
+    "PlannedStep",
     "RandomApply",
     "RandomChoice",
     "RandomCrop",
@@ -50,4 +56,5 @@ __all__ = [
     "imagenet_eval",
     "imagenet_train",
     "plan",
+    "register_fusion",
 ]

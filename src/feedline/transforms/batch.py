@@ -1,4 +1,4 @@
-"""Whole batches: what can be done for many rows in one native call, and the rest row by row."""
+"""Whole batches: one native call for many rows where a step offers it, row by row elsewhere."""
 
 from __future__ import annotations
 
@@ -9,140 +9,156 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from feedline import images
-from feedline.core.tensors import numpy_view
-from feedline.errors import SampleError
-from feedline.images.errors import ImageError, named
-from feedline.transforms.native_steps import Conversion, Window
-from feedline.transforms.steps import Keys, PlannedStep, first_form, run
+from feedline.errors import ArgumentError, SampleError
+from feedline.images.errors import ImageError, describe_source
+from feedline.transforms.steps import Grid, ImageSpec, Keys, PlannedStep, infer_spec, run, run_source
 
-Grids = Sequence[NDArray[np.uint16] | None] | None
+Grids = Sequence[Grid | None] | None
 
 
-_TURN = 16
-"""Rows that are worked on at a time, so that their levels are still in the cache when the next step takes them."""
+_CHUNK = 16
+"""Rows per chunk: few enough that their pixels stay in the CPU cache from one step to the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """The rows that are to be made: their sources, the samples' keys, and how many threads may decode."""
+    """Sources and keys of the rows to write, and the number of threads that may decode."""
 
     sources: Sequence[images.Source]
     keys: Keys
     grids: Grids
     threads: int
 
-    def turns(self, size: int) -> Iterator[tuple[slice, BatchJob]]:
+    def chunks(self, size: int) -> Iterator[tuple[slice, BatchJob]]:
         for start in range(0, len(self.sources), size):
             rows = range(start, min(start + size, len(self.sources)))
             grids = None if self.grids is None else [self.grids[row] for row in rows]
-            turn = slice(rows.start, rows.stop)
-            yield turn, BatchJob([self.sources[row] for row in rows], self.keys[turn], grids, self.threads)
+            chunk = slice(rows.start, rows.stop)
+            yield chunk, BatchJob([self.sources[row] for row in rows], self.keys[chunk], grids, self.threads)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The steps of a plan, in the order in which a batch goes through them."""
+    """Steps of a plan, grouped as a batch executes them. `head` and `finish` are one call for all rows each."""
 
-    head: Window | None
-    """One call for all sources, with the keys of `place`."""
-    place: PlannedStep
+    head: PlannedStep | None
+    """Reads the sources."""
+    levels: ImageSpec
+    """Spec of the images after `head`."""
     each: tuple[PlannedStep, ...]
-    """Row by row, on levels."""
-    finish: Conversion | None
-    """Levels to numbers, one call for all."""
+    """Row by row, on images; on sources if there is no head."""
+    finish: PlannedStep | None
+    """Converts images to numbers."""
     tail: tuple[PlannedStep, ...]
-    """Row by row, on what has been written."""
+    """Row by row, in place on the rows that were written."""
 
     @classmethod
     def of(cls, steps: tuple[PlannedStep, ...]) -> BatchPlan:
-        place = steps[0]
-        head = place.step if isinstance(place.step, Window) else None
-        rest = steps if head is None else steps[1:]
-        converted = head is not None and head.conversion is not None
-        each, finish, tail = ((), None, rest) if converted else _parted(rest)
-        if any(isinstance(placed.step, Conversion) for placed in tail):  # rows that change their dtype once more
-            return cls(None, place, steps, None, ())
-        return cls(head, place, each, finish, tail)
+        """Group the steps of a plan that is `batchable`."""
+        specs = _specs(steps)
+        first = steps[0] if steps[0].step.applies_to_batches and specs[0].shape is not None else None
+        split = _conversion(steps, specs)
+        if split == 0 and first is not None:
+            return cls(first, specs[0], (), None, steps[1:])
+        # A head whose rows are numbers already has nowhere to put them if a later step changes their dtype or shape.
+        head = None if specs[0].converted else first
+        begin = 0 if head is None else 1
+        if not split:
+            return cls(head, specs[0], steps[begin:], None, ())
+        return cls(head, specs[0], steps[begin:split], steps[split], steps[split + 1 :])
 
     @property
     def is_one_call(self) -> bool:
-        """Whether there is nothing to do row by row."""
+        """True if no step works row by row."""
         return self.head is not None and not self.each and self.finish is None and not self.tail
 
-    def write(self, work: BatchJob, out: torch.Tensor) -> None:
-        """Make the rows of `out`. An ImageError tells the row of the first sample that failed."""
-        if not self.each and self.finish is None:
-            self._read(work, out)
+    def write(self, job: BatchJob, out: torch.Tensor) -> None:
+        """Write the rows of `out`. An ImageError names the first sample that failed in `row`."""
+        if self.head is not None and not self.each and self.finish is None:
+            _apply_batch(self.head, job, job.sources, out)
         else:
-            for rows, turn in work.turns(max(_TURN, work.threads)):
-                with _counted_from(rows.start):
-                    self._finish(list(self._levels(turn)), out[rows], work.threads)
+            for rows, chunk in job.chunks(max(_CHUNK, job.threads)):
+                with _shift_row(rows.start):
+                    self._finish(list(self._images(chunk)), chunk, out[rows])
         if self.tail:
-            for row, changed in zip(out, _each(self.tail, out, work), strict=True):
-                _store(changed, row)
+            for row, sample in zip(out, _run_each(self.tail, out, job), strict=True):
+                _store(sample, row)
 
-    def _read(self, work: BatchJob, out: torch.Tensor) -> None:
-        assert self.head is not None
-        keys = self.place.keys(work.keys) if self.head.draws else None
-        recipe = self.head.recipe
-        images.read_batch(work.sources, recipe, numpy_view(out), keys, grids=work.grids, threads=work.threads)
-
-    def _levels(self, work: BatchJob) -> Iterable[Any]:
-        """The rows before they become numbers."""
+    def _images(self, job: BatchJob) -> Iterable[Any]:
+        """Rows before they are converted to numbers."""
         if self.head is None:
-            return _each(self.each, work.sources, work, raw=True)
-        scratch = torch.empty((len(work.sources), *self.head.recipe.shape), dtype=torch.uint8)
-        self._read(work, scratch)
-        return _each(self.each, scratch.numpy(), work)
+            return _run_each(self.each, job.sources, job, are_sources=True)
+        assert self.levels.shape is not None
+        scratch = torch.empty((len(job.sources), *self.levels.shape), dtype=self.levels.dtype)
+        _apply_batch(self.head, job, job.sources, scratch)
+        return _run_each(self.each, scratch.numpy(), job)
 
-    def _finish(self, levels: Sequence[Any], out: torch.Tensor, threads: int) -> None:
-        if self.finish is not None and levels[0].shape[2] == 3:
-            recipe = self.finish.recipe(levels[0].shape[:2])
-            images.read_batch(levels, recipe, numpy_view(out), threads=threads)
+    def _finish(self, rows: Sequence[Any], job: BatchJob, out: torch.Tensor) -> None:
+        if self.finish is not None:
+            _apply_batch(self.finish, job, rows, out)
             return
-        for row, sample in zip(out, levels, strict=True):
-            _store(sample if self.finish is None else self.finish.apply(sample, 0), row)
+        for row, sample in zip(out, rows, strict=True):
+            _store(sample, row)
 
 
-def _parted(
-    steps: tuple[PlannedStep, ...],
-) -> tuple[tuple[PlannedStep, ...], Conversion | None, tuple[PlannedStep, ...]]:
-    """Before, at and after the first conversion."""
-    for at, placed in enumerate(steps):
-        if isinstance(placed.step, Conversion):
-            return steps[:at], placed.step, steps[at + 1 :]
-    return steps, None, ()
+def _specs(steps: Sequence[PlannedStep]) -> list[ImageSpec]:
+    """Spec of a sample after each step."""
+    specs: list[ImageSpec] = []
+    spec: ImageSpec | None = ImageSpec()
+    for step in steps:
+        spec = infer_spec((step,), spec)
+        assert spec is not None  # the plan is batchable
+        specs.append(spec)
+    return specs
 
 
-def _each(steps: tuple[PlannedStep, ...], samples: Iterable[Any], work: BatchJob, raw: bool = False) -> Iterator[Any]:
-    """Every sample after the steps; whatever is wrong with one comes out as an ImageError with its row.
+def _conversion(steps: Sequence[PlannedStep], specs: Sequence[ImageSpec]) -> int | None:
+    """Position of the step that converts whole batches to numbers, if no later step changes the dtype or shape."""
+    split = next((position for position, spec in enumerate(specs) if spec.converted), None)
+    if split is None or not steps[split].step.applies_to_batches or any(spec != specs[-1] for spec in specs[split:]):
+        return None
+    return split
 
-    `raw` samples are sources that have not been opened.
-    """
-    keys = [placed.keys(work.keys) if placed.step.draws else np.zeros_like(work.keys) for placed in steps]
-    own = np.stack(keys, axis=1).tolist() if steps else [()] * len(work.keys)
+
+def _apply_batch(planned: PlannedStep, job: BatchJob, sources: Sequence[Any], out: torch.Tensor) -> None:
+    keys = planned.keys(job.keys) if planned.step.is_random else None
+    # Grids describe the files of the job; images that a step before this one made have none.
+    grids = job.grids if sources is job.sources else None
+    planned.step.apply_batch(sources, keys, out, grids, job.threads)
+
+
+def _run_each(
+    steps: tuple[PlannedStep, ...], samples: Iterable[Any], job: BatchJob, are_sources: bool = False
+) -> Iterator[Any]:
+    """Apply the steps to every sample; all errors of a sample become ImageErrors with its row."""
+    keys = np.stack([planned.keys(job.keys) for planned in steps], axis=1).tolist() if steps else [()] * len(job.keys)
     for row, sample in enumerate(samples):
         try:
-            yield run(steps, first_form(steps, sample) if raw else sample, own[row])
+            yield run_source(steps, sample, keys[row]) if are_sources else run(steps, sample, keys[row])
         except ImageError as error:
             error.row = row
             raise
         except SampleError as error:
-            raise ImageError(f"{named(work.sources[row], row)}: {error}", row) from error
+            raise ImageError(f"{describe_source(job.sources[row], row)}: {error}", row) from error
 
 
 def _store(sample: Any, row: torch.Tensor) -> None:
-    sample = sample if isinstance(sample, torch.Tensor) else torch.from_numpy(sample)
-    if sample.data_ptr() != row.data_ptr():
-        row.copy_(sample)
+    tensor = sample if isinstance(sample, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(sample))
+    if tensor.shape != row.shape or tensor.dtype != row.dtype:
+        # copy_() would broadcast and convert silently.
+        raise ArgumentError(
+            f"a sample came out as {tensor.dtype} of shape {tuple(tensor.shape)}, but the transforms' infer() promised"
+            f" {row.dtype} of shape {tuple(row.shape)}: correct infer() of the transform that changes it"
+        )
+    if tensor.data_ptr() != row.data_ptr():
+        row.copy_(tensor)
 
 
 @contextmanager
-def _counted_from(start: int) -> Iterator[None]:
-    """Errors of a turn tell rows of the batch."""
+def _shift_row(start: int) -> Iterator[None]:
+    """Make errors of a chunk name the row of the batch."""
     try:
         yield
     except ImageError as error:

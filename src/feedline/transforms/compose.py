@@ -1,4 +1,4 @@
-"""Transforms made of transforms."""
+"""Transforms made of other transforms."""
 
 from __future__ import annotations
 
@@ -7,130 +7,121 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from feedline.core.rng import derive
+from feedline.core.rng import Draws, derive
 from feedline.errors import ArgumentError
 from feedline.transforms import _arguments
-from feedline.transforms._arguments import settle
-from feedline.transforms._random import Draws
+from feedline.transforms._arguments import init_frozen
 from feedline.transforms.base import Transform
 from feedline.transforms.foreign import Foreign
-from feedline.transforms.plan import ImagePlan, followed
-from feedline.transforms.steps import ImageSpec, Path, PlannedStep, Step
+from feedline.transforms.plan import ImagePlan
+from feedline.transforms.steps import ImageSpec, Path, PlannedStep, Step, infer_spec
 
 Part = Transform | Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Compose(Transform):
-    """Transforms one after the other; neighbors that the native kernels do at once become one call.
+    """Transforms applied in order; neighbors that fuse become one call.
 
-    Each draws from a key of its own, derived from the sample's and its place; so one that is appended changes nothing
-    before it. (A flip right after RandomResizedCrop takes the next number of the crop's key.) Other callables may be
-    among them: they get a PIL image, or the tensor after ToTensor or Normalize, and may give either or an array.
+    Each draws from a key of its own, derived from the sample's key and its position. So appending a transform changes
+    nothing before it. (A flip right after RandomResizedCrop takes the next number of the crop's key.) Foreign callables
+    get a PIL image, or the tensor after ToTensor or Normalize, and may return either or an array.
     """
 
     transforms: tuple[Transform, ...]
 
     def __init__(self, transforms: Sequence[Part]) -> None:
-        settle(self, transforms=_parts(self, transforms))
-        _ = self.plan  # an order that cannot work is refused here
+        init_frozen(self, transforms=_check_parts(self, transforms))
+        _ = self.plan  # raises for an order that cannot work
 
-    def placed(self, path: Path) -> tuple[PlannedStep, ...]:
-        return tuple(step for place, part in enumerate(self.transforms) for step in part.placed((*path, place)))
+    def place(self, path: Path) -> tuple[PlannedStep, ...]:
+        return tuple(step for at, part in enumerate(self.transforms) for step in part.place((*path, at)))
+
+    def apply(self, image: Any, rng: Draws) -> Any:
+        return self.plan.apply(image, rng.key)
+
+    def infer(self, spec: ImageSpec | None) -> ImageSpec | None:
+        return infer_spec(self.plan.steps, spec)
 
     def __repr__(self) -> str:
-        return _listed(self, "")
+        return _format(self, "")
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class RandomApply(Transform):
-    """All of the transforms with probability `p`, else none."""
+    """All of the transforms with probability `p`, else none of them."""
 
     transforms: tuple[Transform, ...]
     p: float
 
     def __init__(self, transforms: Sequence[Part] | Transform, p: float = 0.5) -> None:
         listed = [transforms] if isinstance(transforms, Transform) else transforms
-        settle(self, transforms=_parts(self, listed), p=_arguments.probability(self, "p", p))
+        init_frozen(self, transforms=_check_parts(self, listed), p=_arguments.check_probability(self, "p", p))
         _ = self.plan
 
-    def step(self) -> Step:
+    def lower(self) -> Step:
         return ApplyWithProbability(Compose(self.transforms).plan, self.p)
 
     def __repr__(self) -> str:
-        return _listed(self, f", p={self.p}")
+        return _format(self, f", p={self.p}")
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class RandomChoice(Transform):
-    """One of the transforms; `p` weighs them, equally by default."""
+    """One of the transforms, chosen with weights `p`, equally by default."""
 
     transforms: tuple[Transform, ...]
     p: tuple[float, ...] | None
 
+    accepts_tensors: ClassVar[bool] = True
+
     def __init__(self, transforms: Sequence[Part], p: Sequence[float] | None = None) -> None:
-        settle(self, transforms=_parts(self, transforms))
+        init_frozen(self, transforms=_check_parts(self, transforms))
         if not self.transforms:
-            raise _arguments.refusal(self, "transforms", transforms, "there must be one to choose")
-        settle(self, p=None if p is None else _arguments.weights(self, "p", p, len(self.transforms)))
+            raise _arguments.argument_error(self, "transforms", transforms, "there must be one to choose")
+        init_frozen(self, p=None if p is None else _arguments.check_weights(self, "p", p, len(self.transforms)))
         _ = self.plan
 
-    def step(self) -> Step:
-        return OneOf(tuple(part.plan for part in self.transforms), self.p or (1.0,) * len(self.transforms))
+    def apply(self, image: Any, rng: Draws) -> Any:
+        chosen = self.transforms[rng.weighted(self.p or (1.0,) * len(self.transforms))]
+        return chosen.plan.apply(image, derive(rng.key, "chosen"))
+
+    def infer(self, spec: ImageSpec | None) -> ImageSpec | None:
+        specs = {infer_spec(part.plan.steps, spec) for part in self.transforms}
+        return specs.pop() if len(specs) == 1 else None
 
     def __repr__(self) -> str:
-        return _listed(self, "" if self.p is None else f", p={self.p}")
+        return _format(self, "" if self.p is None else f", p={self.p}")
 
 
 @dataclass(frozen=True, slots=True)
-class ApplyWithProbability:
-    """A plan that is carried out if the key says so."""
+class ApplyWithProbability(Step):
+    """Plan that is applied with probability `p`."""
 
     plan: ImagePlan
     p: float
 
-    takes_numbers: ClassVar[bool] = True
-    reads: ClassVar[bool] = False
-    draws: ClassVar[bool] = True
+    accepts_tensors: ClassVar[bool] = True
 
-    def apply(self, sample: Any, key: int) -> Any:
-        return self.plan.apply(sample, derive(key, "applied")) if Draws(key).unit() < self.p else sample
+    def apply(self, image: Any, rng: Draws) -> Any:
+        return self.plan.apply(image, derive(rng.key, "applied")) if rng.unit() < self.p else image
 
-    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
-        return form if followed(self.plan.steps, form) == form else None
+    def infer(self, spec: ImageSpec | None) -> ImageSpec | None:
+        return spec if infer_spec(self.plan.steps, spec) == spec else None
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """The plan that the key chooses."""
-
-    plans: tuple[ImagePlan, ...]
-    weights: tuple[float, ...]
-
-    takes_numbers: ClassVar[bool] = True
-    reads: ClassVar[bool] = False
-    draws: ClassVar[bool] = True
-
-    def apply(self, sample: Any, key: int) -> Any:
-        return self.plans[Draws(key).weighted(self.weights)].apply(sample, derive(key, "chosen"))
-
-    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
-        forms = {followed(plan.steps, form) for plan in self.plans}
-        return forms.pop() if len(forms) == 1 else None
-
-
-def _parts(owner: Transform, transforms: Iterable[Any]) -> tuple[Transform, ...]:
+def _check_parts(owner: Transform, transforms: Iterable[Any]) -> tuple[Transform, ...]:
     if isinstance(transforms, Transform) or not isinstance(transforms, Iterable):
-        raise _arguments.refusal(owner, "transforms", transforms, "give a list of transforms")
-    found = tuple(transforms)
-    for place, part in enumerate(found):
+        raise _arguments.argument_error(owner, "transforms", transforms, "give a list of transforms")
+    parts = tuple(transforms)
+    for position, part in enumerate(parts):
         if isinstance(part, type) or not callable(part):
             name = type(owner).__name__
-            raise ArgumentError(f"{name}: transforms[{place}] is {part!r}; give transforms, or other callables")
-    return tuple(part if isinstance(part, Transform) else Foreign(part) for part in found)
+            raise ArgumentError(f"{name}: transforms[{position}] is {part!r}; give transforms, or other callables")
+    return tuple(part if isinstance(part, Transform) else Foreign(part) for part in parts)
 
 
-def _listed(owner: RandomApply | RandomChoice | Compose, more: str) -> str:
-    """The pipeline, a line for each transform; as it may be typed again."""
+def _format(owner: RandomApply | RandomChoice | Compose, arguments: str) -> str:
+    """Format the pipeline as Python code, with one line per transform."""
     lines = "".join(f"\n{textwrap.indent(repr(part), '    ')}," for part in owner.transforms)
-    return f"{type(owner).__name__}([{lines}\n]{more})" if lines else f"{type(owner).__name__}([]{more})"
+    return f"{type(owner).__name__}([{lines}\n]{arguments})" if lines else f"{type(owner).__name__}([]{arguments})"

@@ -1,4 +1,4 @@
-"""RandomErasing."""
+"""Random erasing of a rectangle."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.rng import derive
+from feedline.core.rng import Draws, derive
 from feedline.errors import SampleError
 from feedline.transforms import _arguments
-from feedline.transforms._arguments import Interval, settle
-from feedline.transforms._random import Draws
+from feedline.transforms._arguments import Interval, init_frozen
 from feedline.transforms.base import Transform
-from feedline.transforms.inputs import Picture, pixels
-from feedline.transforms.steps import ImageSpec, Step
+from feedline.transforms.inputs import Pixels, pixels
+from feedline.transforms.steps import ImageSpec
 
 _ATTEMPTS = 10
 
@@ -32,11 +31,11 @@ Part = tuple[slice, slice]
 
 @dataclass(frozen=True, slots=True, init=False)
 class RandomErasing(Transform):
-    """A random rectangle replaced by `value`, with probability `p` (Zhong et al., arXiv:1708.04896).
+    """Random rectangle replaced by `value`, with probability `p` (Zhong et al., arXiv:1708.04896).
 
-    Its share of the area is uniform in `scale`, its height-to-width ratio log-uniform in `ratio`. `value` is a number,
-    one per channel, or "random": normal noise in tensors, any levels in pictures. Before ToTensor and Normalize it is
-    a level from 0 to 255, after them a number of the tensor, whose channels come first.
+    The rectangle's share of the area is uniform in `scale`, its height-to-width ratio log-uniform in `ratio`. `value`
+    is a number, one per channel, or "random": normal noise in tensors, uniform levels in images. Before ToTensor and
+    Normalize it is a level from 0 to 255, after them a number of the tensor, whose channels come first.
     """
 
     p: float
@@ -44,9 +43,7 @@ class RandomErasing(Transform):
     ratio: Interval
     value: Value
 
-    takes_numbers: ClassVar[bool] = True
-    reads: ClassVar[bool] = False
-    draws: ClassVar[bool] = True
+    accepts_tensors: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -55,71 +52,66 @@ class RandomErasing(Transform):
         ratio: Interval = (0.3, 3.3),
         value: float | Sequence[float] | str = 0,
     ) -> None:
-        settle(
+        init_frozen(
             self,
-            p=_arguments.probability(self, "p", p),
-            scale=_arguments.interval(self, "scale", scale, 0.0, 1.0),
-            ratio=_arguments.positive_interval(self, "ratio", ratio),
-            value=_value(self, value),
+            p=_arguments.check_probability(self, "p", p),
+            scale=_arguments.check_interval(self, "scale", scale, 0.0, 1.0),
+            ratio=_arguments.check_positive_interval(self, "ratio", ratio),
+            value=_check_value(self, value),
         )
 
-    def step(self) -> Step:
-        return self
+    def apply(self, image: Any, rng: Draws) -> Any:
+        return self._erase_tensor(image, rng) if isinstance(image, torch.Tensor) else self._erase(pixels(image), rng)
 
-    def apply(self, sample: Any, key: int) -> Any:
-        if isinstance(sample, torch.Tensor):
-            return self._in_tensor(sample, key)
-        return self._in_picture(pixels(sample), key)
+    def infer(self, spec: ImageSpec | None) -> ImageSpec | None:
+        if spec is not None and spec.converted and spec.layout != "CHW":
+            raise _arguments.argument_error(self, "value", self.value, "put it before ToTensor(layout='HWC')")
+        return spec
 
-    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
-        if form is not None and form.converted and form.layout != "CHW":
-            raise _arguments.refusal(self, "value", self.value, "put it before ToTensor(layout='HWC')")
-        return form
-
-    def _in_tensor(self, numbers: torch.Tensor, key: int) -> torch.Tensor:
-        part = self._part(Draws(key), *numbers.shape[-2:])
+    def _erase_tensor(self, numbers: torch.Tensor, rng: Draws) -> torch.Tensor:
+        part = self._choose_part(rng, *numbers.shape[-2:])
         if part is None:
             return numbers
         erased = numbers.clone()
         inside = erased[..., part[0], part[1]]
         if self.value == "random":
-            inside[...] = torch.from_numpy(_noise(key, tuple(inside.shape), numbers.is_floating_point()))
+            inside[...] = torch.from_numpy(_noise(rng.key, tuple(inside.shape), numbers.is_floating_point()))
         else:
-            values = self._values(numbers.shape[-3], levels=not numbers.is_floating_point())
+            values = self._values(numbers.shape[-3], are_levels=not numbers.is_floating_point())
             inside[...] = torch.tensor(values).view(-1, 1, 1)
         return erased
 
-    def _in_picture(self, picture: Picture, key: int) -> Picture:
-        part = self._part(Draws(key), *picture.shape[:2])
+    def _erase(self, image: Pixels, rng: Draws) -> Pixels:
+        part = self._choose_part(rng, *image.shape[:2])
         if part is None:
-            return picture
-        erased = picture.copy()
+            return image
+        erased = image.copy()
         inside = erased[part]
         if self.value == "random":
-            inside[...] = _noise(key, inside.shape, normal=False)
+            inside[...] = _noise(rng.key, inside.shape, is_normal=False)
         else:
-            inside[...] = np.array(self._values(picture.shape[2], levels=True))
+            inside[...] = np.array(self._values(image.shape[2], are_levels=True))
         return erased
 
-    def _part(self, draws: Draws, height: int, width: int) -> Part | None:
-        """As torchvision's `RandomErasing.get_params`, the draws apart; None to erase nothing."""
-        if draws.unit() >= self.p:
+    def _choose_part(self, rng: Draws, height: int, width: int) -> Part | None:
+        """Draw the rectangle as torchvision's `RandomErasing.get_params` does; None to erase nothing."""
+        if rng.unit() >= self.p:
             return None
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(_ATTEMPTS):
-            area = height * width * draws.between(*self.scale)
-            ratio = math.exp(draws.between(low, high))
+            area = height * width * rng.between(*self.scale)
+            ratio = math.exp(rng.between(low, high))
             tall, wide = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if tall < height and wide < width:
-                top, left = draws.below(height - tall + 1), draws.below(width - wide + 1)
+                top, left = rng.below(height - tall + 1), rng.below(width - wide + 1)
                 return slice(top, top + tall), slice(left, left + wide)
         return None
 
-    def _values(self, channels: int, levels: bool) -> tuple[float, ...]:
+    def _values(self, channels: int, are_levels: bool) -> tuple[float, ...]:
         assert not isinstance(self.value, str)
         each = self.value if isinstance(self.value, tuple) else (self.value,)
-        if levels and not all(0 <= value <= 255 for value in each):
-            raise _arguments.refusal(
+        if are_levels and not all(0 <= value <= 255 for value in each):
+            raise _arguments.argument_error(
                 self, "value", self.value, "levels lie between 0 and 255; or put it after Normalize"
             )
         if len(each) not in (1, channels):
@@ -129,14 +121,14 @@ class RandomErasing(Transform):
         return each
 
 
-def _noise(key: int, shape: tuple[int, ...], normal: bool) -> NDArray[Any]:
+def _noise(key: int, shape: tuple[int, ...], is_normal: bool) -> NDArray[Any]:
     rng = np.random.Generator(np.random.Philox(key=derive(key, "noise")))
-    return rng.standard_normal(shape, np.float32) if normal else rng.integers(0, 256, shape, np.uint8)
+    return rng.standard_normal(shape, np.float32) if is_normal else rng.integers(0, 256, shape, np.uint8)
 
 
-def _value(owner: RandomErasing, value: Any) -> Value:
+def _check_value(transform: RandomErasing, value: Any) -> Value:
     if isinstance(value, str):
-        return str(_arguments.one_of(owner, "value", value, ("random",)))
+        return str(_arguments.check_choice(transform, "value", value, ("random",)))
     if isinstance(value, (int, float)):
-        return _arguments.numbers(owner, "value", (value,), (1,))[0]
-    return _arguments.numbers(owner, "value", value, (1, 3))
+        return _arguments.check_numbers(transform, "value", (value,), (1,))[0]
+    return _arguments.check_numbers(transform, "value", value, (1, 3))

@@ -1,70 +1,66 @@
-"""Callables of anyone's among the transforms: torchvision's, albumentations', the user's own."""
+"""Foreign callables among the transforms: torchvision's, albumentations', your own functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from PIL import Image
 
-from feedline.core.rng import SampleRng, takes_rng
+from feedline.core.rng import Draws, SampleRng, takes_rng
+from feedline.transforms._arguments import init_frozen
 from feedline.transforms.base import Transform
-from feedline.transforms.inputs import opened, pixels
-from feedline.transforms.steps import ImageSpec, Step
+from feedline.transforms.inputs import open_image, pixels
+from feedline.transforms.steps import Grid, ImageSpec
 
 Callee = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A callable gets the picture as a PIL image or as an array; a tensor as it is."""
-
-    fn: Callee
-    as_array: bool
-    draws: bool
-
-    takes_numbers: ClassVar[bool] = True
-    reads: ClassVar[bool] = True
-
-    def apply(self, sample: Any, key: int) -> Any:
-        given = self._given(sample)
-        return self.fn(given, SampleRng(key)) if self.draws else self.fn(given)
-
-    def follow(self, form: ImageSpec | None) -> ImageSpec | None:  # noqa: ARG002 - it may give anything
-        return None
-
-    def _given(self, sample: Any) -> Any:
-        if self.as_array:
-            return opened(sample)
-        if isinstance(sample, (Image.Image, torch.Tensor)):
-            return sample
-        given = pixels(sample)
-        return Image.fromarray(given if given.shape[2] == 3 else given[:, :, 0])
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Foreign(Transform):
-    """A callable, called with a PIL image; after ToTensor or Normalize, with the tensor."""
+    """Callable that gets a PIL image, or after ToTensor or Normalize the tensor; it may return anything."""
 
     fn: Callee
+    _takes_rng: bool = field(init=False, repr=False, compare=False)
 
-    def step(self) -> Step:
-        return Call(self.fn, as_array=False, draws=takes_rng(self.fn))
+    accepts_tensors: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        init_frozen(self, _takes_rng=takes_rng(self.fn))  # once: looking at a signature is slow
+
+    @property
+    def is_random(self) -> bool:
+        """True if the callable takes an rng; one that draws from global generators cannot be recognized."""
+        return self._takes_rng
+
+    def apply(self, image: Any, rng: Draws) -> Any:
+        argument = self._argument(image)
+        return self.fn(argument, SampleRng(rng.key)) if self._takes_rng else self.fn(argument)
+
+    def apply_source(self, source: Any, rng: Draws, grid: Grid | None = None) -> Any:  # noqa: ARG002 - Pillow decodes
+        return self.apply(source, rng)
+
+    def infer(self, spec: ImageSpec | None) -> ImageSpec | None:  # noqa: ARG002 - it may return anything
+        return None
+
+    def _argument(self, sample: Any) -> Any:
+        if isinstance(sample, (Image.Image, torch.Tensor)):
+            return sample
+        levels = pixels(sample)
+        return Image.fromarray(levels if levels.shape[2] == 3 else levels[:, :, 0])
 
     def __repr__(self) -> str:
         return repr(self.fn)
 
 
 @dataclass(frozen=True, slots=True)
-class OnArray(Transform):
-    """`fn(array)` or `fn(array, rng)`: a callable that works on uint8 arrays (height, width, channels).
+class OnArray(Foreign):
+    """Callable on arrays: `fn(array)` or `fn(array, rng)`, with uint8 (height, width, channels).
 
-    It may give an array again, a PIL image or a tensor; it must not write into the array that it gets.
+    It may return an array, a PIL image or a tensor; it must not write into the array that it gets.
     """
 
-    fn: Callee
-
-    def step(self) -> Step:
-        return Call(self.fn, as_array=True, draws=takes_rng(self.fn))
+    def _argument(self, sample: Any) -> Any:
+        return open_image(sample)

@@ -1,27 +1,32 @@
-"""Crops, resizes and flips, with torchvision's names, arguments and laws."""
+"""Crops, resizes and flips, with torchvision's names, arguments and distributions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from feedline.core.rng import Draws
 from feedline.errors import SampleError
-from feedline.images import RandomBox, Recipe, WholeBox
+from feedline.images import CenterBox, RandomBox, Recipe, WholeBox
+from feedline.images.crops import center_offset
 from feedline.transforms import _arguments
-from feedline.transforms._arguments import Interval, Size, settle
-from feedline.transforms._random import Draws
-from feedline.transforms.base import Pixelwise, Transform
-from feedline.transforms.inputs import Picture
-from feedline.transforms.native_steps import MODES, Border, CentralCrop, FlipStep, ResizeShortest, Window, cut
-from feedline.transforms.steps import ImageSpec, Step
+from feedline.transforms._arguments import Interval, Size, init_frozen
+from feedline.transforms.base import Transform
+from feedline.transforms.inputs import Pixels
+from feedline.transforms.native_steps import ResizeShortest, Window
+from feedline.transforms.steps import ImageSpec, PlannedStep, Step, register_fusion
+
+PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
+"""Modes of `np.pad`."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class RandomResizedCrop(Transform):
-    """A random part of the picture, resized to `size` with antialiasing.
+    """Random part of the image, resized to `size` with antialiasing.
 
-    The part has a share of the area uniform in `scale` and a width-to-height ratio log-uniform in `ratio`; after ten
+    The part has a share of the area uniform in `scale` and a width-to-height ratio log-uniform in `ratio`. After ten
     parts that do not fit, it is the largest central one. `interpolation` is "bilinear" or "bicubic".
     """
 
@@ -37,34 +42,34 @@ class RandomResizedCrop(Transform):
         ratio: Interval = (3 / 4, 4 / 3),
         interpolation: str = "bilinear",
     ) -> None:
-        settle(
+        init_frozen(
             self,
-            size=_arguments.area(self, "size", size),
-            scale=_arguments.positive_interval(self, "scale", scale),
-            ratio=_arguments.positive_interval(self, "ratio", ratio),
-            interpolation=_arguments.interpolation(self, interpolation),
+            size=_arguments.check_size(self, "size", size),
+            scale=_arguments.check_positive_interval(self, "scale", scale),
+            ratio=_arguments.check_positive_interval(self, "ratio", ratio),
+            interpolation=_arguments.check_interpolation(self, interpolation),
         )
 
-    def step(self) -> Step:
+    def lower(self) -> Step:
         return Window(Recipe(self.size, RandomBox(self.scale, self.ratio), interpolation=self.interpolation))
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Resize(Transform):
-    """The whole picture: its shorter side resized to `size` pixels, or both to `size=(height, width)`."""
+    """Whole image, with its shorter side resized to `size`, or both to (height, width)."""
 
     size: int | tuple[int, int]
     interpolation: str
 
     def __init__(self, size: Size, interpolation: str = "bilinear") -> None:
-        sides = _arguments.area(self, "size", size)
-        settle(
+        sides = _arguments.check_size(self, "size", size)
+        init_frozen(
             self,
             size=sides if not isinstance(size, int) and len(size) == 2 else sides[0],
-            interpolation=_arguments.interpolation(self, interpolation),
+            interpolation=_arguments.check_interpolation(self, interpolation),
         )
 
-    def step(self) -> Step:
+    def lower(self) -> Step:
         if isinstance(self.size, tuple):
             return Window(Recipe(self.size, WholeBox(), interpolation=self.interpolation))
         return ResizeShortest(self.size, self.interpolation)
@@ -72,24 +77,32 @@ class Resize(Transform):
 
 @dataclass(frozen=True, slots=True, init=False)
 class CenterCrop(Transform):
-    """The central part of `size`; zeros surround a picture that is smaller."""
+    """Central part of `size`, padded with zeros if the image is smaller."""
 
     size: tuple[int, int]
 
     def __init__(self, size: Size) -> None:
-        settle(self, size=_arguments.area(self, "size", size))
+        init_frozen(self, size=_arguments.check_size(self, "size", size))
 
-    def step(self) -> Step:
-        return CentralCrop(self.size)
+    @property
+    def is_random(self) -> bool:
+        return False
+
+    def apply(self, image: Pixels, rng: Draws) -> Pixels:  # noqa: ARG002 - not random
+        top, left = (center_offset(length, side) for length, side in zip(image.shape, self.size, strict=False))
+        return _crop_filled(image, top, left, self.size, 0)
+
+    def infer(self, spec: ImageSpec | None) -> ImageSpec | None:
+        return spec and replace(spec, size=self.size)
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class RandomCrop(Pixelwise):
-    """A random part of `size`, after `padding` was put around the picture: one number, (x, y) or (l, t, r, b).
+class RandomCrop(Transform):
+    """Random part of `size`, after `padding` around the image: one number, (x, y) or (l, t, r, b).
 
-    `pad_if_needed` widens pictures that are too small by what they lack, on both sides; without it they are refused.
-    What is around the picture is `fill` (a level, or one per channel), or by `padding_mode` "edge", "reflect" or
-    "symmetric" made from the picture.
+    `pad_if_needed` pads images that are too small, on both sides, by the pixels they lack; without it they raise
+    SampleError. Padding is `fill` (a level, or one per channel), or for `padding_mode` "edge", "reflect" and
+    "symmetric" made from the image as by `np.pad`.
     """
 
     size: tuple[int, int]
@@ -106,31 +119,32 @@ class RandomCrop(Pixelwise):
         fill: int | tuple[int, ...] = 0,
         padding_mode: str = "constant",
     ) -> None:
-        settle(
+        init_frozen(
             self,
-            size=_arguments.area(self, "size", size),
-            padding=None if padding is None else _arguments.border(self, "padding", padding),
+            size=_arguments.check_size(self, "size", size),
+            padding=None if padding is None else _arguments.check_padding(self, "padding", padding),
             pad_if_needed=bool(pad_if_needed),
-            fill=_arguments.levels(self, "fill", fill),
-            padding_mode=_arguments.one_of(self, "padding_mode", padding_mode, MODES),
+            fill=_arguments.check_levels(self, "fill", fill),
+            padding_mode=_arguments.check_choice(self, "padding_mode", padding_mode, PADDING_MODES),
         )
 
-    def change(self, picture: Picture, key: int) -> Picture:
-        left, top, right, bottom = self._around(*picture.shape[:2])
-        height, width = picture.shape[0] + top + bottom, picture.shape[1] + left + right
+    def apply(self, image: Pixels, rng: Draws) -> Pixels:
+        left, top, right, bottom = self._total_padding(*image.shape[:2])
+        height, width = image.shape[0] + top + bottom, image.shape[1] + left + right
         if height < self.size[0] or width < self.size[1]:
             raise SampleError(
-                f"{self} needs more than a picture of {picture.shape[0]} × {picture.shape[1]} pixels (height × width):"
+                f"{self} needs more than an image of {image.shape[0]} × {image.shape[1]} pixels (height × width):"
                 " pass pad_if_needed=True, or resize before"
             )
-        draws = Draws(key)
-        y, x = draws.below(height - self.size[0] + 1), draws.below(width - self.size[1] + 1)
-        return cut(picture, y - top, x - left, self.size, Border(self.padding_mode, self.fill))
+        y, x = rng.below(height - self.size[0] + 1), rng.below(width - self.size[1] + 1)
+        if self.padding_mode == "constant":
+            return _crop_filled(image, y - top, x - left, self.size, self.fill)
+        return _crop_folded(image, y - top, x - left, self.size, self.padding_mode)
 
-    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
-        return form and replace(form, size=self.size)
+    def infer(self, spec: ImageSpec | None) -> ImageSpec | None:
+        return spec and replace(spec, size=self.size)
 
-    def _around(self, height: int, width: int) -> tuple[int, int, int, int]:
+    def _total_padding(self, height: int, width: int) -> tuple[int, int, int, int]:
         left, top, right, bottom = self.padding or (0, 0, 0, 0)
         if self.pad_if_needed:
             x, y = max(0, self.size[1] - width - left - right), max(0, self.size[0] - height - top - bottom)
@@ -145,23 +159,84 @@ class RandomHorizontalFlip(Transform):
     p: float
 
     def __init__(self, p: float = 0.5) -> None:
-        settle(self, p=_arguments.probability(self, "p", p))
+        init_frozen(self, p=_arguments.check_probability(self, "p", p))
 
-    def step(self) -> Step:
-        return FlipStep(self.p)
+    def apply(self, image: Pixels, rng: Draws) -> Pixels:
+        return np.ascontiguousarray(image[:, ::-1]) if rng.unit() < self.p else image
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class RandomVerticalFlip(Pixelwise):
+class RandomVerticalFlip(Transform):
     """Top and bottom exchanged with probability `p`."""
 
     p: float
 
     def __init__(self, p: float = 0.5) -> None:
-        settle(self, p=_arguments.probability(self, "p", p))
+        init_frozen(self, p=_arguments.check_probability(self, "p", p))
 
-    def change(self, picture: Picture, key: int) -> Picture:
-        return np.ascontiguousarray(picture[::-1]) if Draws(key).unit() < self.p else picture
+    def apply(self, image: Pixels, rng: Draws) -> Pixels:
+        return np.ascontiguousarray(image[::-1]) if rng.unit() < self.p else image
 
 
 HorizontalFlip = RandomHorizontalFlip
+
+
+def _crop_filled(
+    image: Pixels, top: int, left: int, size: tuple[int, int], fill: int | tuple[int, ...]
+) -> NDArray[np.uint8]:
+    """Copy the part of `size` that begins at (top, left); `fill` is a level, or one per channel."""
+    height, width = size
+    # Only the part is allocated: padding the whole image first would copy all of it.
+    inside = image[max(0, top) : max(0, top + height), max(0, left) : max(0, left + width)]
+    if inside.shape[:2] == size:
+        return inside.copy()
+    out = np.empty((height, width, image.shape[2]), np.uint8)
+    out[...] = fill
+    y, x = max(0, -top), max(0, -left)
+    out[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
+    return out
+
+
+def _crop_folded(image: Pixels, top: int, left: int, size: tuple[int, int], mode: str) -> Pixels:
+    """Copy the part of `size` that begins at (top, left); beyond the edges, the image repeats as in `np.pad`."""
+    rows = _fold(np.arange(top, top + size[0]), image.shape[0], mode)
+    columns = _fold(np.arange(left, left + size[1]), image.shape[1], mode)
+    part: Pixels = image[rows[:, None], columns]
+    return part
+
+
+def _fold(positions: NDArray[np.int64], length: int, mode: str) -> NDArray[np.int64]:
+    """Map positions on an endless line to `range(length)`."""
+    if mode == "edge" or length == 1:
+        return positions.clip(0, length - 1)
+    period = 2 * length if mode == "symmetric" else 2 * length - 2
+    positions = positions % period
+    return np.minimum(positions, period - positions - (mode == "symmetric"))
+
+
+def _fuse_center_crop(before: PlannedStep, after: PlannedStep) -> PlannedStep:
+    """Resample only the central part."""
+    resize, crop = before.step, after.step
+    assert isinstance(resize, ResizeShortest)
+    assert isinstance(crop, CenterCrop)
+    recipe = Recipe(crop.size, CenterBox(resize.side), interpolation=resize.interpolation)
+    return replace(before, step=Window(recipe))
+
+
+def _fuse_flip(before: PlannedStep, after: PlannedStep) -> PlannedStep | None:
+    """Let the window also flip.
+
+    The window has one key. If its crop is random, the flip takes the number after the crop's from that key, else the
+    key is the flip's own.
+    """
+    window, flip = before.step, after.step
+    assert isinstance(window, Window)
+    assert isinstance(flip, RandomHorizontalFlip)
+    if window.conversion is not None or window.recipe.flip:
+        return None
+    path = before.path if window.is_random else after.path
+    return replace(before, path=path, step=Window(replace(window.recipe, flip=flip.p)))
+
+
+register_fusion(ResizeShortest, CenterCrop, _fuse_center_crop)
+register_fusion(Window, RandomHorizontalFlip, _fuse_flip)

@@ -1,108 +1,80 @@
-"""The steps that become one native call: a window of the picture, resized, mirrored, turned into numbers.
-
-A part of a picture that may reach beyond its edges, without padding the whole picture first.
-"""
+"""Steps that run as one native call, and the fusions between them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from feedline import images
+from feedline.core.rng import Draws
+from feedline.core.tensors import numpy_view
 from feedline.errors import SampleError
 from feedline.images import Recipe, WholeBox
-from feedline.transforms._random import Draws
-from feedline.transforms.inputs import Picture, loaded, pixels
-from feedline.transforms.steps import ImageSpec
-
-MODES = ("constant", "edge", "reflect", "symmetric")
-
-
-@dataclass(frozen=True, slots=True)
-class Border:
-    """What lies beyond the edges: `np.pad`'s modes, and for "constant" a level, or one per channel."""
-
-    mode: str = "constant"
-    fill: int | tuple[int, ...] = 0
-
-
-def cut(picture: Picture, top: int, left: int, size: tuple[int, int], border: Border) -> Picture:
-    """The part of `size` (height, width) that begins at (top, left), in memory of its own."""
-    height, width = size
-    if border.mode == "constant":
-        return _filled(picture, top, left, size, border.fill)
-    rows = _folded(np.arange(top, top + height), picture.shape[0], border.mode)
-    columns = _folded(np.arange(left, left + width), picture.shape[1], border.mode)
-    part: Picture = picture[rows[:, None], columns]
-    return part
-
-
-def _filled(picture: Picture, top: int, left: int, size: tuple[int, int], fill: int | tuple[int, ...]) -> Picture:
-    height, width = size
-    inside = picture[max(0, top) : max(0, top + height), max(0, left) : max(0, left + width)]
-    if inside.shape[:2] == size:
-        return inside.copy()
-    out = np.empty((height, width, picture.shape[2]), np.uint8)
-    out[...] = fill
-    y, x = max(0, -top), max(0, -left)
-    out[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
-    return out
-
-
-def _folded(places: NDArray[np.int64], length: int, mode: str) -> NDArray[np.int64]:
-    """Places on an endless line, folded back onto `range(length)`."""
-    if mode == "edge" or length == 1:
-        return places.clip(0, length - 1)
-    period = 2 * length if mode == "symmetric" else 2 * length - 2
-    places = places % period
-    return np.minimum(places, period - places - (mode == "symmetric"))
-
+from feedline.transforms.inputs import Pixels, as_source, pixels
+from feedline.transforms.steps import Grid, ImageSpec, Keys, PlannedStep, Step, register_fusion
 
 Triple = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
-    """Levels to numbers: what ToTensor and Normalize become. `mean` and `std` have one number, or one per channel."""
+class Conversion(Step):
+    """Levels to numbers, for ToTensor and Normalize. `mean` and `std` have one number, or one per channel."""
 
     dtype: torch.dtype
     layout: str
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
-    takes_numbers: ClassVar[bool] = True
-    reads: ClassVar[bool] = False
-    draws: ClassVar[bool] = False
+    accepts_tensors: ClassVar[bool] = True
+    applies_to_batches: ClassVar[bool] = True
 
-    def apply(self, sample: Any, key: int) -> torch.Tensor:  # noqa: ARG002 - nothing is drawn
-        if isinstance(sample, torch.Tensor) and sample.dtype != torch.uint8:
-            return self._normalized(sample.float())
-        picture = pixels(sample)
-        if picture.shape[2] == 3:
-            return images.read_one(picture, self.recipe((picture.shape[0], picture.shape[1])))
-        return self.of_gray(picture)
+    @property
+    def is_random(self) -> bool:
+        return False
 
-    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
-        return form and replace(form, converted=True, dtype=self.dtype, layout=self.layout)
+    def apply(self, image: Any, rng: Draws) -> torch.Tensor:  # noqa: ARG002 - not random
+        if isinstance(image, torch.Tensor) and image.dtype != torch.uint8:
+            return self._normalize(image.float())
+        image = pixels(image)
+        if image.shape[2] == 3:
+            return images.read_one(image, self._recipe(image))
+        return self.convert_gray(image)
 
-    def recipe(self, size: tuple[int, int]) -> Recipe:
-        """The conversion by itself, of pictures of three channels."""
-        return self.onto(Recipe(size, WholeBox()))
+    def apply_batch(
+        self,
+        sources: Sequence[Any],
+        keys: Keys | None,  # noqa: ARG002 - not random
+        out: torch.Tensor,
+        grids: Sequence[Grid | None] | None = None,
+        threads: int = 1,
+    ) -> None:
+        if sources[0].shape[2] == 3:
+            images.read_batch(sources, self._recipe(sources[0]), numpy_view(out), grids=grids, threads=threads)
+            return
+        for row, image in zip(out, sources, strict=True):
+            row.copy_(self.convert_gray(image))
 
-    def onto(self, recipe: Recipe) -> Recipe:
+    def infer(self, spec: ImageSpec | None) -> ImageSpec | None:
+        return spec and replace(spec, converted=True, dtype=self.dtype, layout=self.layout)
+
+    def extend(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with this conversion at its end."""
         return replace(recipe, dtype=self.dtype, layout=self.layout, mean=_triple(self.mean), std=_triple(self.std))
 
-    def of_gray(self, picture: Picture) -> torch.Tensor:
-        """Pictures of one channel: (…, height, width, 1)."""
-        levels = torch.tensor(np.ascontiguousarray(picture)).movedim(-1, -3)
-        numbers = levels if self.dtype == torch.uint8 else self._normalized(levels / 255)
+    def convert_gray(self, image: Pixels) -> torch.Tensor:
+        """Convert one channel, (height, width, 1), which the native kernels do not take."""
+        levels = torch.tensor(np.ascontiguousarray(image)).movedim(-1, -3)
+        numbers = levels if self.dtype == torch.uint8 else self._normalize(levels / 255)
         return (numbers if self.layout == "CHW" else numbers.movedim(-3, -1)).contiguous()
 
-    def _normalized(self, numbers: torch.Tensor) -> torch.Tensor:
+    def _recipe(self, image: Pixels) -> Recipe:
+        return self.extend(Recipe((image.shape[0], image.shape[1]), WholeBox()))
+
+    def _normalize(self, numbers: torch.Tensor) -> torch.Tensor:
         if self.mean is not None and self.std is not None:
             channels = numbers.shape[-3] if numbers.ndim > 2 else 1
             if len(self.mean) not in (1, channels):
@@ -123,59 +95,74 @@ def _triple(values: tuple[float, ...] | None) -> Triple | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """A part of the picture by `recipe`'s law, resized and maybe mirrored; as numbers if there is a `conversion`."""
+class Window(Step):
+    """Part of the image, resized and perhaps flipped as `recipe` says; as numbers if there is a `conversion`."""
 
     recipe: Recipe
     conversion: Conversion | None = None
 
-    takes_numbers: ClassVar[bool] = False
-    reads: ClassVar[bool] = True
+    applies_to_batches: ClassVar[bool] = True
 
     @property
-    def draws(self) -> bool:
-        return self.recipe.draws
+    def is_random(self) -> bool:
+        return self.recipe.is_random
 
-    def apply(self, sample: Any, key: int, grid: NDArray[np.uint16] | None = None) -> Any:
-        source = loaded(sample)
+    def apply(self, image: Any, rng: Draws) -> Any:
+        return self.apply_source(image, rng)
+
+    def apply_source(self, source: Any, rng: Draws, grid: Grid | None = None) -> Any:
+        source = as_source(source)
         if isinstance(source, np.ndarray) and source.shape[-1] == 1 and source.ndim == 3:
-            return self._of_gray(source, key)
-        row = images.read_one(source, self.recipe, key, grid=grid)
+            return self._apply_gray(source, rng.key)
+        row = images.read_one(source, self.recipe, rng.key, grid=grid)
         return row.numpy() if self.conversion is None else row
 
-    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
-        levels = form and replace(form, size=self.recipe.size)
-        return levels if self.conversion is None else self.conversion.follow(levels)
+    def apply_batch(
+        self,
+        sources: Sequence[images.Source],
+        keys: Keys | None,
+        out: torch.Tensor,
+        grids: Sequence[Grid | None] | None = None,
+        threads: int = 1,
+    ) -> None:
+        images.read_batch(sources, self.recipe, numpy_view(out), keys, grids=grids, threads=threads)
 
-    def _of_gray(self, picture: Picture, key: int) -> Any:
-        """The kernels know three channels; of three equal ones, each comes out as the one would by itself."""
-        levels = replace(self.recipe, dtype=torch.uint8, layout="HWC", mean=None, std=None)
-        row = images.read_one(np.repeat(picture, 3, axis=2), levels, key).numpy()
+    def infer(self, spec: ImageSpec | None) -> ImageSpec | None:
+        levels = spec and replace(spec, size=self.recipe.size)
+        return levels if self.conversion is None else self.conversion.infer(levels)
+
+    def _apply_gray(self, image: Pixels, key: int) -> Any:
+        # The kernels take three channels. Of three equal ones, each comes out as the gray channel would alone.
+        recipe = replace(self.recipe, dtype=torch.uint8, layout="HWC", mean=None, std=None)
+        row = images.read_one(np.repeat(image, 3, axis=2), recipe, key).numpy()
         gray = np.ascontiguousarray(row[:, :, :1])
-        return gray if self.conversion is None else self.conversion.of_gray(gray)
+        return gray if self.conversion is None else self.conversion.convert_gray(gray)
 
 
 @dataclass(frozen=True, slots=True)
-class ResizeShortest:
-    """The whole picture, its shorter side resized to `side` pixels."""
+class ResizeShortest(Step):
+    """Whole image, with its shorter side resized to `side` pixels."""
 
     side: int
     interpolation: str
 
-    takes_numbers: ClassVar[bool] = False
-    reads: ClassVar[bool] = True
-    draws: ClassVar[bool] = False
+    @property
+    def is_random(self) -> bool:
+        return False
 
-    def apply(self, sample: Any, key: int, grid: NDArray[np.uint16] | None = None) -> Any:
-        source = loaded(sample)
-        size = self.resized(*_size_of(source))
-        return Window(Recipe(size, WholeBox(), interpolation=self.interpolation)).apply(source, key, grid)
+    def apply(self, image: Any, rng: Draws) -> Any:
+        return self.apply_source(image, rng)
 
-    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
-        return form and replace(form, size=None if form.size is None else self.resized(*form.size))
+    def apply_source(self, source: Any, rng: Draws, grid: Grid | None = None) -> Any:
+        source = as_source(source)
+        recipe = Recipe(self.resized(*_size_of(source)), WholeBox(), interpolation=self.interpolation)
+        return Window(recipe).apply_source(source, rng, grid)
+
+    def infer(self, spec: ImageSpec | None) -> ImageSpec | None:
+        return spec and replace(spec, size=None if spec.size is None else self.resized(*spec.size))
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Torchvision's rounding: the longer side is cut down to whole pixels."""
+        """Size after the step; truncates the longer side to whole pixels, as torchvision does."""
         longer = self.side * max(height, width) // min(height, width)
         return (longer, self.side) if height > width else (self.side, longer)
 
@@ -187,58 +174,26 @@ def _size_of(source: images.Source) -> tuple[int, int]:
     return header.height, header.width
 
 
-@dataclass(frozen=True, slots=True)
-class CentralCrop:
-    """The central part of `size`, zeros around it where the picture is smaller."""
-
-    size: tuple[int, int]
-
-    takes_numbers: ClassVar[bool] = False
-    reads: ClassVar[bool] = False
-    draws: ClassVar[bool] = False
-
-    def apply(self, sample: Any, key: int) -> Picture:  # noqa: ARG002 - nothing is drawn
-        picture = pixels(sample)
-        top, left = (_offset(length, wanted) for length, wanted in zip(picture.shape, self.size, strict=False))
-        return cut(picture, top, left, self.size, Border())
-
-    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
-        return form and replace(form, size=self.size)
+def _fuse_conversion(before: PlannedStep, after: PlannedStep) -> PlannedStep | None:
+    """Let the window write numbers."""
+    window, conversion = before.step, after.step
+    assert isinstance(window, Window)
+    assert isinstance(conversion, Conversion)
+    both = conversion if window.conversion is None else _combine(window.conversion, conversion)
+    return None if both is None else replace(before, step=Window(both.extend(window.recipe), both))
 
 
-def _offset(length: int, wanted: int) -> int:
-    """Where torchvision begins the part; negative where the picture is smaller, with the smaller half first."""
-    return round((length - wanted) / 2) if wanted <= length else -((wanted - length) // 2)
+def _fuse_conversions(before: PlannedStep, after: PlannedStep) -> PlannedStep | None:
+    assert isinstance(before.step, Conversion)
+    assert isinstance(after.step, Conversion)
+    both = _combine(before.step, after.step)
+    return None if both is None else replace(after, step=both)
 
 
-@dataclass(frozen=True, slots=True)
-class FlipStep:
-    """Left and right exchanged with probability `p`: by the first number of the key."""
-
-    p: float
-
-    takes_numbers: ClassVar[bool] = False
-    reads: ClassVar[bool] = False
-    draws: ClassVar[bool] = True
-
-    def apply(self, sample: Any, key: int) -> Picture:
-        picture = pixels(sample)
-        return np.ascontiguousarray(picture[:, ::-1]) if Draws(key).unit() < self.p else picture
-
-    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
-        return form
+def _combine(first: Conversion, then: Conversion) -> Conversion | None:
+    """ToTensor and the conversion after it; None if `first` normalizes, since its numbers are not levels."""
+    return None if first.mean is not None else replace(then, layout=first.layout)
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """The sample as it is."""
-
-    takes_numbers: ClassVar[bool] = True
-    reads: ClassVar[bool] = False
-    draws: ClassVar[bool] = False
-
-    def apply(self, sample: Any, key: int) -> Any:  # noqa: ARG002 - nothing is drawn
-        return sample
-
-    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
-        return form
+register_fusion(Window, Conversion, _fuse_conversion)
+register_fusion(Conversion, Conversion, _fuse_conversions)

@@ -1,27 +1,36 @@
-"""What a plan is made of: steps that know what they make of a sample, and where each finds its random key.
-
-What is known of a sample before it is made.
-"""
+"""Steps of a plan, and the table of pairs that fuse into one step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.rng import derive, derive_each
-from feedline.transforms.inputs import opened
+from feedline.core.rng import Draws, derive, derive_each
+from feedline.errors import ArgumentError
+from feedline.images import Source
+from feedline.transforms.inputs import open_image, pixels
+
+Keys = NDArray[np.uint64]
+
+
+Grid = NDArray[np.uint16]
+"""Lengths of a JPEG's restart intervals."""
+
+
+Path = tuple[int, ...]
+"""Positions on the way from the outermost `Compose` to a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSpec:
-    """Size (height, width) and channels of a sample, None where the picture decides; and whether it ended as numbers.
+    """Size (height, width), channels, dtype and layout of a sample; None where the image decides.
 
-    `dtype` and `layout` are those of a tensor, or of the levels: uint8, "HWC".
+    `dtype` and `layout` are those of the tensor if the sample is `converted`, else uint8 and "HWC".
     """
 
     size: tuple[int, int] | None = None
@@ -32,69 +41,147 @@ class ImageSpec:
 
     @property
     def shape(self) -> tuple[int, int, int] | None:
-        """Of the sample, if it is known."""
+        """Shape of the sample, None if it varies."""
         if self.size is None or self.channels is None:
             return None
         return (*self.size, self.channels) if self.layout == "HWC" else (self.channels, *self.size)
 
 
-Keys = NDArray[np.uint64]
+class Step:
+    """Operation on one sample; the hooks are documented in `Transform`."""
 
+    __slots__ = ()
 
-Path = tuple[int, ...]
-"""The places on the way from the outermost `Compose` to a step."""
-
-
-class Step(Protocol):
-    """One thing done to a sample; pure in (sample, key), never changing the sample that it is given."""
-
-    takes_numbers: ClassVar[bool]
-    """Whether it may come after ToTensor or Normalize, and then sees a tensor."""
-
-    reads: ClassVar[bool]
-    """Whether it takes paths, encoded bytes and PIL images as they are, without their being decoded first."""
+    accepts_tensors: ClassVar[bool] = False
+    applies_to_batches: ClassVar[bool] = False
 
     @property
-    def draws(self) -> bool:
-        """Whether the key matters."""
+    def is_random(self) -> bool:
+        """True if the result depends on `rng`."""
+        return True
 
-    def apply(self, sample: Any, key: int) -> Any:
-        """The sample changed."""
+    def apply(self, image: Any, rng: Draws) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} must define apply(image, rng)")
 
-    def follow(self, form: ImageSpec | None) -> ImageSpec | None:
-        """What is known of the sample afterwards; None for nothing at all."""
+    def apply_source(self, source: Any, rng: Draws, grid: Grid | None = None) -> Any:  # noqa: ARG002 - for decoders
+        return self.apply(open_image(source) if self.accepts_tensors else pixels(source), rng)
+
+    def apply_batch(
+        self,
+        sources: Sequence[Source],
+        keys: Keys | None,
+        out: torch.Tensor,
+        grids: Sequence[Grid | None] | None = None,
+        threads: int = 1,
+    ) -> None:
+        raise NotImplementedError(f"{type(self).__name__} has applies_to_batches: it must define apply_batch()")
+
+    def infer(self, spec: ImageSpec | None) -> ImageSpec | None:
+        return spec
+
+
+@dataclass(frozen=True, slots=True)
+class Identity(Step):
+    """Step that changes nothing; a plan without transforms has this one."""
+
+    accepts_tensors: ClassVar[bool] = True
+
+    @property
+    def is_random(self) -> bool:
+        return False
+
+    def apply(self, image: Any, rng: Draws) -> Any:  # noqa: ARG002 - not random
+        return image
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step at its place; `name` is that of the transform it came from."""
+    """A step with its place in the pipeline; `name` is the transform that it comes from."""
 
     step: Step
     path: Path
     name: str
 
     def key(self, key: int) -> int:
-        """The step's own key, derived from the sample's; 0 where it draws nothing."""
-        if not self.step.draws:
+        """Key of this step, derived from the key of the sample; 0 if the step is not random."""
+        if not self.step.is_random:
             return 0
-        for place in self.path:
-            key = derive(key, place)
+        for position in self.path:
+            key = derive(key, position)
         return key
 
     def keys(self, keys: Keys) -> Keys:
-        """The same for every sample."""
-        for place in self.path:
-            keys = derive_each((), keys, place)
+        """Keys of this step for many samples."""
+        if not self.step.is_random:
+            return np.zeros_like(keys)
+        for position in self.path:
+            keys = derive_each((), keys, position)
         return keys
 
 
-def first_form(steps: Sequence[PlannedStep], source: Any) -> Any:
-    """What the first step takes of an image of any kind."""
-    return source if steps[0].step.reads else opened(source)
-
-
 def run(steps: Sequence[PlannedStep], sample: Any, keys: Sequence[int]) -> Any:
-    """The sample after the steps, each of which has its own key."""
-    for placed, key in zip(steps, keys, strict=True):
-        sample = placed.step.apply(sample, key)
+    """Apply the steps in order, each with its own key, to an image or a tensor."""
+    for planned, key in zip(steps, keys, strict=True):
+        step = planned.step
+        sample = step.apply(sample if step.accepts_tensors else pixels(sample), Draws(key))
     return sample
+
+
+def run_source(steps: Sequence[PlannedStep], source: Any, keys: Sequence[int], grid: Grid | None = None) -> Any:
+    """Apply the steps to a source that has not been decoded; see `Transform.apply_source`."""
+    return run(steps[1:], steps[0].step.apply_source(source, Draws(keys[0]), grid), keys[1:])
+
+
+def infer_spec(steps: Iterable[PlannedStep], spec: ImageSpec | None) -> ImageSpec | None:
+    """Spec of a sample after the steps; ArgumentError if one of them cannot follow the conversion to a tensor."""
+    for planned in steps:
+        if spec is not None and spec.converted and not planned.step.accepts_tensors:
+            raise ArgumentError(
+                f"{planned.name} cannot follow the conversion to a tensor: put it before ToTensor and Normalize"
+            )
+        spec = planned.step.infer(spec)
+    return spec
+
+
+Fuse = Callable[[PlannedStep, PlannedStep], PlannedStep | None]
+
+
+FUSIONS: dict[tuple[type[Step], type[Step]], Fuse] = {}
+"""Functions that make one step of two neighbors, by the classes of both steps; add one with `register_fusion`."""
+
+
+def register_fusion(first: type[Step], second: type[Step], fuse: Fuse) -> None:
+    """Let plans replace a `first` that is followed by a `second` with the step that `fuse` returns.
+
+    `fuse(before, after)` takes both planned steps and returns one, or None to leave them apart. The fused step must
+    give the pixels of the two for every key: keep the `path` of the step whose random numbers it draws. Classes match
+    exactly; subclasses need rows of their own. Register before the first pipeline is built, in the module that
+    defines the class, so that worker processes do the same. ArgumentError if the pair has another function.
+    """
+    _check_class(first)
+    _check_class(second)
+    if FUSIONS.setdefault((first, second), fuse) is not fuse:
+        raise ArgumentError(f"register_fusion: {first.__name__} and {second.__name__} already have a function")
+
+
+def _check_class(step: Any) -> None:
+    if not (isinstance(step, type) and issubclass(step, Step)):
+        raise ArgumentError(f"register_fusion: give two classes of transforms or steps, not {step!r}")
+
+
+def fuse_steps(steps: Iterable[PlannedStep]) -> tuple[PlannedStep, ...]:
+    """Join each step with the ones before it where `FUSIONS` has a function for the pair."""
+    fused: list[PlannedStep] = []
+    for step in steps:
+        joined = _join(fused[-1], step) if fused else None
+        if joined is None:
+            fused.append(step)
+        else:
+            fused[-1] = joined
+    return tuple(fused)
+
+
+def _join(before: PlannedStep, after: PlannedStep) -> PlannedStep | None:
+    # Exact classes: a subclass may override apply(), which the fused step would not call.
+    fuse = FUSIONS.get((type(before.step), type(after.step)))
+    return None if fuse is None else fuse(before, after)

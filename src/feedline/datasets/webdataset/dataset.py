@@ -127,7 +127,9 @@ class TarShards(torch.utils.data.Dataset[Any]):
         if self.columns is not None:
             _refuse_unused(self._of_fields, self._columns)
         free = plan(self._of_pictures) if self.columns is None else None
-        self._draws = self._whole.wants_rng or any(c.draws for c in self._columns) or (free is not None and free.draws)
+        self._draws = (
+            self._whole.wants_rng or any(c.draws for c in self._columns) or (free is not None and free.is_random)
+        )
 
     def _refuse_unknown(self, heads: Sequence[Head]) -> None:
         """ArgumentError for a name that is no field of any tar."""
