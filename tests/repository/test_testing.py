@@ -102,8 +102,8 @@ def test_feedlines_own_samplers_pass(sampler: Any) -> None:
 
 
 class Stateful(fl.samplers.Sequential):
-    def _take(self, epoch: int, start: int, stop: int) -> Any:
-        return super()._take(epoch, start, stop) + (stop - start == 1)
+    def indices(self, epoch: int, start: int, stop: int) -> Any:
+        return super().indices(epoch, start, stop) + (stop - start == 1)
 
 
 class Backwards(fl.samplers.Sequential):

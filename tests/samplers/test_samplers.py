@@ -215,11 +215,11 @@ def test_fingerprints_name_what_decides_the_order() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: VirtualEpochs(Sequential(5), 3), "VirtualEpochs(whole=Sequential(n=5), num_samples=3)"),
-        (lambda: Infinite(Sequential(5)), "Infinite(whole=Sequential(n=5))"),
+        (lambda: VirtualEpochs(Sequential(5), 3), "VirtualEpochs(sampler=Sequential(n=5), num_samples=3)"),
+        (lambda: Infinite(Sequential(5)), "Infinite(sampler=Sequential(n=5))"),
         (
             lambda: Distributed(Sequential(5), 1, 2),
-            "Distributed(whole=Sequential(n=5), rank=1, world_size=2, drop_last=False)",
+            "Distributed(sampler=Sequential(n=5), rank=1, world_size=2, drop_last=False)",
         ),
     ],
 )
@@ -312,7 +312,7 @@ def wrong(match: str, make: Any) -> Any:
         wrong("leaves nothing of 3 for 4 ranks", lambda: Distributed(Sequential(3), 0, 4, drop_last=True)),
         wrong("Distributed takes samplers of indices", lambda: DistributedBatches(Sequential(3), 0, 1)),  # type: ignore[arg-type]
         wrong("counts up to 5, but there are 2 indices", lambda: Subset([1, 2], Sequential(5))),
-        wrong("start are? -1|but start is -1", lambda: Sequential(5).take(0, -1, 2)),
+        wrong("start must be at least 0, but is -1", lambda: Sequential(5).take(0, -1, 2)),
         wrong("epoch must be at least 0, but is -1", lambda: Sequential(5).set_epoch(-1)),
     ],
 )

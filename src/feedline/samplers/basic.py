@@ -16,7 +16,7 @@ import numpy as np
 from feedline.core.rng import derive, permuted
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
-from feedline.samplers.base import LONGEST, IndexSampler, Indices, describe
+from feedline.samplers.base import LONGEST, IndexSampler, Indices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,29 +26,23 @@ class Shuffled(IndexSampler):
     """A permutation of `range(n)` for each epoch, evaluated where it is asked for: no memory at any `n`."""
 
     def __init__(self, n: int, seed: int = 0) -> None:
-        self.n = self._length = self.extent = _arguments.integer("n", n, 1, "an empty dataset cannot be shuffled")
+        self.n = self.length = self.extent = _arguments.integer("n", n, 1, "an empty dataset cannot be shuffled")
         if n >= LONGEST:
             raise ArgumentError(f"n must be below 2**62, but is {n}")
         self.seed = _arguments.whole("seed", seed)
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
         return permuted(derive(self.seed, epoch, "shuffle"), self.n, start, stop)
-
-    def fingerprint(self) -> str:
-        return describe(self, n=self.n, seed=self.seed)
 
 
 class Sequential(IndexSampler):
     """0, 1, ..., n - 1 in every epoch; `n` may be 0, as for torch's `SequentialSampler`."""
 
     def __init__(self, n: int) -> None:
-        self.n = self._length = self.extent = _arguments.integer("n", n, 0, "pass len(dataset)")
+        self.n = self.length = self.extent = _arguments.integer("n", n, 0, "pass len(dataset)")
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:  # noqa: ARG002 - every epoch is the same
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:  # noqa: ARG002 - every epoch is the same
         return np.arange(start, stop, dtype=np.int64)
-
-    def fingerprint(self) -> str:
-        return describe(self, n=self.n)
 
 
 def endless(sampler: IndexSampler, epoch: int, start: int, stop: int) -> Indices:
@@ -78,17 +72,14 @@ class Infinite(IndexSampler):
     Epoch e of it begins with epoch e of `sampler`, so `set_epoch` chooses where `iter()` begins.
     """
 
-    _length = None
+    length = None
 
     def __init__(self, sampler: IndexSampler) -> None:
         self.sampler = finite("sampler", sampler)
         self.extent = sampler.extent
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
         return endless(self.sampler, epoch, start, stop)
-
-    def fingerprint(self) -> str:
-        return describe(self, whole=self.sampler)
 
 
 class VirtualEpochs(IndexSampler):
@@ -96,14 +87,11 @@ class VirtualEpochs(IndexSampler):
 
     def __init__(self, sampler: IndexSampler, num_samples: int) -> None:
         self.sampler = finite("sampler", sampler)
-        self.num_samples = self._length = _arguments.integer("num_samples", num_samples, 1)
+        self.num_samples = self.length = _arguments.integer("num_samples", num_samples, 1)
         self.extent = sampler.extent
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
         return endless(self.sampler, 0, epoch * self.num_samples + start, epoch * self.num_samples + stop)
-
-    def fingerprint(self) -> str:
-        return describe(self, whole=self.sampler, num_samples=self.num_samples)
 
 
 class Subset(IndexSampler):
@@ -113,17 +101,14 @@ class Subset(IndexSampler):
     """
 
     def __init__(self, indices: Sequence[int], sampler: IndexSampler | None = None) -> None:
-        self.indices = _arguments.integers("indices", indices, 0)
-        self.sampler = Sequential(len(self.indices)) if sampler is None else finite("sampler", sampler)
-        self._length = len(self.sampler)
-        if self.sampler.extent is None or self.sampler.extent > len(self.indices):
+        self._indices = _arguments.integers("indices", indices, 0)
+        self.sampler = Sequential(len(self._indices)) if sampler is None else finite("sampler", sampler)
+        self.length = len(self.sampler)
+        if self.sampler.extent is None or self.sampler.extent > len(self._indices):
             raise ArgumentError(
-                f"{self.sampler.fingerprint()} counts up to {self.sampler.extent}, but there are {len(self.indices)} "
-                f"indices: pass a sampler of range({len(self.indices)})"
+                f"{self.sampler.fingerprint()} counts up to {self.sampler.extent}, but there are {len(self._indices)} "
+                f"indices: pass a sampler of range({len(self._indices)})"
             )
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
-        return self.indices[self.sampler.take(epoch, start, stop)]
-
-    def fingerprint(self) -> str:
-        return describe(self, indices=self.indices, sampler=self.sampler)
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
+        return self._indices[self.sampler.take(epoch, start, stop)]

@@ -39,10 +39,6 @@ class _RankPart:
         n = self.source_length
         return [(max(first - turn * n, 0), min(end - turn * n, n)) for turn in range(first // n, -(-end // n))]
 
-    def fingerprint(self, sampler: object, whole: object) -> str:
-        """The text for `sampler`, whose part of `whole` this is."""
-        return describe(sampler, whole=whole, rank=self.rank, world_size=self.world_size, drop_last=self.drop_last)
-
 
 class Distributed(IndexSampler):
     """Rank `rank`'s share of an order, for torch's own DataLoader; dealt as torch's `DistributedSampler` does.
@@ -53,16 +49,14 @@ class Distributed(IndexSampler):
 
     def __init__(self, sampler: IndexSampler, rank: int, world_size: int, drop_last: bool = False) -> None:
         self.sampler = finite("sampler", sampler)
-        self._part = _RankPart(len(sampler), rank, world_size, drop_last)
-        self._length = self._part.length
+        self._part = part = _RankPart(len(sampler), rank, world_size, drop_last)
+        self.rank, self.world_size, self.drop_last = part.rank, part.world_size, part.drop_last
+        self.length = self._part.length
         self.extent = sampler.extent
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
         parts = [self.sampler.take(epoch, low, high) for low, high in self._part.spans(start, stop)]
         return np.array(np.concatenate(parts)[:: self._part.world_size])
-
-    def fingerprint(self) -> str:
-        return self._part.fingerprint(self, self.sampler)
 
 
 class DistributedBatches(BatchIndexSampler):
@@ -75,16 +69,14 @@ class DistributedBatches(BatchIndexSampler):
                 "Distributed takes samplers of indices"
             )
         self.sampler = sampler
-        self._part = _RankPart(len(sampler), rank, world_size, drop_last)
-        self._length = self._part.length
+        self._part = part = _RankPart(len(sampler), rank, world_size, drop_last)
+        self.rank, self.world_size, self.drop_last = part.rank, part.world_size, part.drop_last
+        self.length = self._part.length
 
-    def _take(self, epoch: int, start: int, stop: int) -> list[Indices]:
+    def batches(self, epoch: int, start: int, stop: int) -> list[Indices]:
         part = self._part
         numbers = ((number * part.world_size + part.rank) % part.source_length for number in range(start, stop))
         return [self.sampler.take_batches(epoch, number, number + 1)[0] for number in numbers]
-
-    def fingerprint(self) -> str:
-        return self._part.fingerprint(self, self.sampler)
 
 
 class TorchDistributed(IndexSampler):
@@ -95,7 +87,7 @@ class TorchDistributed(IndexSampler):
 
     def __init__(self, sampler: DistributedSampler[Any]) -> None:
         self.sampler = sampler
-        self._length = self.extent = len(sampler.dataset)  # type: ignore[arg-type]
+        self.length = self.extent = len(sampler.dataset)  # type: ignore[arg-type]
         self.num_replicas: int = sampler.num_replicas
         self.rank: int = sampler.rank
         self.drop_last: bool = sampler.drop_last
@@ -114,7 +106,7 @@ class TorchDistributed(IndexSampler):
         super().set_epoch(epoch)
         self.sampler.set_epoch(epoch)
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
         if not self.sampler.shuffle:
             return np.arange(start, stop, dtype=np.int64)
         return np.array(self._order(self.sampler.seed + epoch)[start:stop])

@@ -9,7 +9,7 @@ import numpy as np
 from feedline.core.rng import derive, permuted
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
-from feedline.samplers.base import BatchIndexSampler, Indices, describe
+from feedline.samplers.base import BatchIndexSampler, Indices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,8 +59,8 @@ class LengthBuckets(BatchIndexSampler):
         self._buckets = list(self._cut())
         batches = [size // rows if drop_last else -(-size // rows) for _, size, rows in self._buckets]
         self._firsts = np.cumsum([0, *batches])
-        self._length = int(self._firsts[-1])
-        if not self._length:
+        self.length = int(self._firsts[-1])
+        if not self.length:
             raise ArgumentError(f"drop_last=True leaves no full batch of {len(self.lengths)} samples: lower batch_size")
 
     def _check_longest(self) -> None:
@@ -86,8 +86,8 @@ class LengthBuckets(BatchIndexSampler):
         by_tokens = None if self.max_tokens is None else self.max_tokens // max(longest, 1)
         return min(bound for bound in (by_tokens, self.batch_size) if bound is not None)
 
-    def _take(self, epoch: int, start: int, stop: int) -> list[Indices]:
-        numbers = permuted(derive(self.seed, epoch, "batches"), self._length, start, stop)
+    def batches(self, epoch: int, start: int, stop: int) -> list[Indices]:
+        numbers = permuted(derive(self.seed, epoch, "batches"), self.length, start, stop)
         buckets = self._firsts.searchsorted(numbers, side="right") - 1
         within = numbers - self._firsts[buckets]
         return [self._batch(epoch, bucket, n) for bucket, n in zip(buckets.tolist(), within.tolist(), strict=True)]
@@ -109,14 +109,3 @@ class LengthBuckets(BatchIndexSampler):
             tokens += int(lengths.sum())
             padded += int((np.maximum.reduceat(lengths, starts) * heights).sum()) if len(lengths) else 0
         return 1.0 - tokens / padded if padded else 0.0
-
-    def fingerprint(self) -> str:
-        return describe(
-            self,
-            lengths=self.lengths,
-            batch_size=self.batch_size,
-            max_tokens=self.max_tokens,
-            seed=self.seed,
-            tolerance=self.tolerance,
-            drop_last=self.drop_last,
-        )

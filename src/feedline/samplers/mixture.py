@@ -15,7 +15,7 @@ from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers._random import uniform
-from feedline.samplers.base import IndexSampler, Indices, RecentResults, blockwise, describe
+from feedline.samplers.base import IndexSampler, Indices, RecentResults, blockwise
 from feedline.samplers.basic import Shuffled, endless, finite
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Mixture(IndexSampler):
         self._bounds = [Fraction(0), *accumulate(shares)]
         self._block = RecentResults(self._allocated, keep=8)
         self.stop = stop
-        self._length = self._ending()
+        self.length = self._ending()
         self._passes = [-(-draws // len(each)) for draws, each in zip(self._draws(), self.samplers, strict=True)]
 
     def _before(self, block: int) -> Indices:
@@ -95,7 +95,7 @@ class Mixture(IndexSampler):
         draws[datasets.argsort(kind="stable")] = before[owner] + within
         return _AllocationBlock(datasets, draws)
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
         owner = blockwise(lambda number: self._block(number).datasets, self._block_size, start, stop)
         draws = blockwise(lambda number: self._block(number).draws, self._block_size, start, stop)
         indices = np.empty(stop - start, np.int64)
@@ -133,16 +133,6 @@ class Mixture(IndexSampler):
         part = np.bincount(self._allocated(block).datasets[:within], minlength=len(self.samplers))
         draws: list[int] = (self._before(block) + part).tolist()
         return draws
-
-    def fingerprint(self) -> str:
-        return describe(
-            self,
-            samplers=tuple(self.samplers),
-            weights=self.weights,
-            seed=self.seed,
-            stop=self.stop,
-            sizes=self.sizes,
-        )
 
 
 def _sampler(number: int, given: IndexSampler | int, seed: int) -> IndexSampler:

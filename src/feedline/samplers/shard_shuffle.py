@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from feedline.core.rng import derive, permuted
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
-from feedline.samplers.base import IndexSampler, Indices, RecentResults, describe
+from feedline.samplers.base import IndexSampler, Indices, RecentResults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,8 +53,8 @@ class ShardShuffled(IndexSampler):
         self.seed = _arguments.whole("seed", seed)
         self.window = _arguments.integer("window", window, 1, "1 reads shard after shard, more mixes better")
         self._firsts = _cumulative(self.shard_sizes)
-        self._length = self.extent = int(self._firsts[-1])
-        if not self._length:
+        self.length = self.extent = int(self._firsts[-1])
+        if not self.length:
             raise ArgumentError("shard_sizes are all zero: at least one shard needs a sample")
         self._layout = RecentResults(self._lay_out)
 
@@ -63,7 +63,7 @@ class ShardShuffled(IndexSampler):
         starts = _cumulative(self.shard_sizes[shards])
         return _EpochShards(shards, starts, np.append(starts[: len(shards) : self.window], starts[-1]))
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
         layout: _EpochShards = self._layout(epoch)
         first = int(layout.windows.searchsorted(start, side="right")) - 1
         last = int(layout.windows.searchsorted(stop, side="left"))
@@ -122,9 +122,6 @@ class ShardShuffled(IndexSampler):
         layout: _EpochShards = self._layout(epoch)
         samples = len(self) // size * size if drop_last else len(self)
         return _Cut(self.shard_sizes[layout.shards], layout.windows, self.window, size, samples)
-
-    def fingerprint(self) -> str:
-        return describe(self, shard_sizes=self.shard_sizes, seed=self.seed, window=self.window)
 
 
 class _Cut:

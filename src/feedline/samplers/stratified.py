@@ -10,7 +10,7 @@ from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers._random import permutations
-from feedline.samplers.base import BatchIndexSampler, Indices, RecentResults, describe
+from feedline.samplers.base import BatchIndexSampler, Indices, RecentResults
 from feedline.samplers.weighted import Classes
 
 _GOLDEN = 0.6180339887498949
@@ -30,6 +30,7 @@ class StratifiedBatches(BatchIndexSampler):
         self, labels: Any, batch_size: int, seed: int = 0, drop_last: bool = False, shares: str = "proportional"
     ) -> None:
         self._classes = Classes(labels)
+        self.labels = self._classes.labels
         self.batch_size = _arguments.integer("batch_size", batch_size, 1)
         self.seed = _arguments.whole("seed", seed)
         self.drop_last = bool(drop_last)
@@ -45,19 +46,19 @@ class StratifiedBatches(BatchIndexSampler):
         else:
             weights, slots = _weights(sizes, self.batch_size)
             samples = sum(weights)
-        self._length = samples // slots if drop_last else -(-samples // slots)
-        if not self._length:
+        self.length = samples // slots if drop_last else -(-samples // slots)
+        if not self.length:
             raise ArgumentError(f"batch_size {batch_size} leaves no full batch: pass drop_last=False")
-        self._starts = _starts(_totals(weights, slots, self._length), self._length)
+        self._starts = _starts(_totals(weights, slots, self.length), self.length)
         self._batches = max(1, 8192 // self.batch_size)
         self._block = RecentResults(self._arranged)
 
-    def _take(self, epoch: int, start: int, stop: int) -> list[Indices]:
+    def batches(self, epoch: int, start: int, stop: int) -> list[Indices]:
         return [np.array(self._block(epoch, n // self._batches)[n % self._batches]) for n in range(start, stop)]
 
     def _arranged(self, epoch: int, number: int) -> Indices:
         """Block `number` of the epoch's batches, one a row."""
-        first, last = number * self._batches, min((number + 1) * self._batches, self._length)
+        first, last = number * self._batches, min((number + 1) * self._batches, self.length)
         starts = self._starts[first : last + 1]
         drawn = self._drawn(derive(self.seed, epoch, "members"), starts[0], starts[-1])
         before = np.concatenate([[0], np.cumsum(starts[-1] - starts[0])[:-1]])  # draws of the classes before each
@@ -69,16 +70,6 @@ class StratifiedBatches(BatchIndexSampler):
     def _drawn(self, key: int, low: Indices, high: Indices) -> Indices:
         spans = enumerate(zip(low.tolist(), high.tolist(), strict=True))
         return np.concatenate([self._classes.draws(key, c, start, stop) for c, (start, stop) in spans])
-
-    def fingerprint(self) -> str:
-        return describe(
-            self,
-            labels=self._classes.labels,
-            batch_size=self.batch_size,
-            seed=self.seed,
-            drop_last=self.drop_last,
-            shares=self.shares,
-        )
 
 
 def _weights(sizes: list[int], batch_size: int) -> tuple[list[int], int]:

@@ -15,7 +15,7 @@ from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers._random import exponential, permutations, reshuffled, uniform
-from feedline.samplers.base import IndexSampler, Indices, RecentResults, blockwise, describe
+from feedline.samplers.base import IndexSampler, Indices, RecentResults, blockwise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Weighted(IndexSampler):
     ) -> None:
         self.weights = _arguments.weights("weights", weights)
         default = len(self.weights) if replacement else int(np.count_nonzero(self.weights))
-        self.num_samples = self._length = _arguments.count("num_samples", num_samples, default)
+        self.num_samples = self.length = _arguments.count("num_samples", num_samples, default)
         self.replacement = bool(replacement)
         self.seed = _arguments.whole("seed", seed)
         self.extent = len(self.weights)
@@ -47,7 +47,7 @@ class Weighted(IndexSampler):
                 "draw fewer, or with replacement=True"
             )
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
         if not self.replacement:
             return np.array(self._listed(epoch)[start:stop])
         level = uniform(derive(self.seed, epoch, "weighted"), start, stop) * self._cumulative[-1]
@@ -63,11 +63,6 @@ class Weighted(IndexSampler):
         order = waits.argsort(kind="stable")[: self.num_samples]
         listed: Indices = self._drawable[order]
         return listed
-
-    def fingerprint(self) -> str:
-        return describe(
-            self, weights=self.weights, num_samples=self.num_samples, replacement=self.replacement, seed=self.seed
-        )
 
 
 class Classes:
@@ -101,13 +96,14 @@ class ClassBalanced(IndexSampler):
 
     def __init__(self, labels: Any, num_samples: int | None = None, seed: int = 0) -> None:
         self._classes = Classes(labels)
-        self.extent = len(self._classes.labels)
-        self.num_samples = self._length = _arguments.count("num_samples", num_samples, self.extent)
+        self.labels = self._classes.labels
+        self.extent = len(self.labels)
+        self.num_samples = self.length = _arguments.count("num_samples", num_samples, self.extent)
         self.seed = _arguments.whole("seed", seed)
         self._rounds = max(32, 8192 // len(self._classes))
         self._block = RecentResults(self._arranged)
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
         return blockwise(lambda number: self._block(epoch, number), self._rounds * len(self._classes), start, stop)
 
     def _arranged(self, epoch: int, number: int) -> Indices:
@@ -116,6 +112,3 @@ class ClassBalanced(IndexSampler):
         key = derive(self.seed, epoch, "members")
         drawn = np.stack([self._classes.draws(key, c, first, last) for c in range(count)], axis=1)
         return np.take_along_axis(drawn, order, axis=1).ravel()
-
-    def fingerprint(self) -> str:
-        return describe(self, labels=self._classes.labels, num_samples=self.num_samples, seed=self.seed)
