@@ -284,7 +284,7 @@ def wrong(match: str, make: Any) -> Any:
         wrong("weights are all zero", lambda: Weighted([0, 0])),
         wrong("weights must be one-dimensional", lambda: Weighted([[1.0]])),  # type: ignore[list-item]
         wrong("weights must be one-dimensional: .*inhomogeneous", lambda: Weighted([1, [2, 3]])),  # type: ignore[list-item]
-        wrong("labels must be of one kind", lambda: ClassBalanced(np.array(["a", None], object))),
+        wrong("labels must be of one type", lambda: ClassBalanced(np.array(["a", None], object))),
         wrong("weights must hold numbers", lambda: Weighted(["a"])),  # type: ignore[list-item]
         wrong("only 1 weights are above 0", lambda: Weighted([1, 0], 2, replacement=False)),
         wrong("num_samples must be at least 1, but is 0", lambda: Weighted([1], 0)),
@@ -304,7 +304,7 @@ def wrong(match: str, make: Any) -> Any:
         wrong("stop must be one of 'first_exhausted'", lambda: Mixture([5], [1], stop="never")),
         wrong("stop must be at least 1, but is 0: or one of", lambda: Mixture([5], [1], stop=0)),
         wrong(r"weights\[1\] is 1.0e-12 of the sum", lambda: Mixture([5, 5], [1, 1e-12])),
-        wrong("is endless already", lambda: Infinite(Infinite(Sequential(3)))),
+        wrong("is already endless", lambda: Infinite(Infinite(Sequential(3)))),
         wrong("is empty", lambda: Infinite(Sequential(0))),
         wrong("have no random access", lambda: Infinite(MaterializedSampler([1]))),  # type: ignore[arg-type]
         wrong("num_samples must be at least 1, but is 0", lambda: VirtualEpochs(Sequential(3), 0)),

@@ -53,7 +53,10 @@ class IndexSampler(Sampler[int]):
     _begun: int = 0
 
     def upcoming(self, following: int) -> int:
-        """The epoch a loader reads next: one set by hand since the last `begin`, else `following`."""
+        """The epoch that a loader reads next.
+
+        This is the one set by hand since the last `begin`, else `following`.
+        """
         return self.epoch if self.epoch != self._begun else following
 
     def begin(self, epoch: int) -> None:
@@ -61,26 +64,28 @@ class IndexSampler(Sampler[int]):
         self.epoch = self._begun = epoch
 
     def take(self, epoch: int, start: int, stop: int) -> Indices:
-        """The indices at positions [start, stop) of `epoch`: a new array, shorter (or empty) past the end.
+        """The indices at positions [start, stop) of `epoch`.
 
-        A pure function: any way to cut an epoch into spans gives the same indices.
+        A new array, shorter (or empty) past the end. A pure function: any way to cut an epoch into spans gives the same
+        indices.
         """
         start, stop = clipped(start, stop, self.length)
         return self.indices(epoch, start, stop) if start < stop else np.empty(0, np.int64)
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
-        """The hook of subclasses: the indices at positions [start, stop) of `epoch`, as a new int64 array.
+        """Hook for subclasses: the indices at positions [start, stop).
 
-        `take` calls it with 0 <= start < stop <= length. It must be a pure function of its arguments.
+        Returns a new int64 array. `take` calls it with 0 <= start < stop <= length. It must be a pure function of its
+        arguments.
         """
         raise NotImplementedError(f"{type(self).__name__} must define indices(epoch, start, stop)")
 
     def fingerprint(self) -> str:
-        """Short text that names the class and every parameter that decides the order.
+        """Short text that identifies the order.
 
-        A saved state is only loaded into a sampler with an equal fingerprint. By default it holds the constructor's
-        arguments, read from the attributes `name` or `_name`; ArgumentError if there is no such attribute. It is
-        computed once: do not change the parameters afterwards.
+        A saved state is only loaded into a sampler with an equal fingerprint. By default the text holds the class name
+        and the constructor's arguments, read from the attributes `name` or `_name`; ArgumentError if there is no such
+        attribute. It is computed once: do not change the arguments afterwards.
         """
         return describe(self, **_parameters(self))
 
@@ -106,9 +111,10 @@ class IndexSampler(Sampler[int]):
 
 
 class BatchIndexSampler(Sampler[list[int]]):
-    """An order of batches of indices, addressed by (epoch, batch number); for torch's `batch_sampler=` too.
+    """An order of batches of indices, addressed by (epoch, batch number).
 
-    Subclasses set `length` and define `batches`. The length must not depend on the epoch.
+    Works as torch's `batch_sampler=` too. Subclasses set `length` and define `batches`. The length must not depend on
+    the epoch.
     """
 
     epoch: int = 0
@@ -128,14 +134,18 @@ class BatchIndexSampler(Sampler[list[int]]):
         self.epoch = self._begun = epoch
 
     def take_batches(self, epoch: int, start: int, stop: int) -> list[Indices]:
-        """The batches [start, stop) of `epoch`, fewer (or none) past the end; pure, as `IndexSampler.take`."""
+        """The batches [start, stop) of `epoch`, fewer (or none) past the end.
+
+        A pure function, as `IndexSampler.take`.
+        """
         start, stop = clipped(start, stop, self.length)
         return self.batches(epoch, start, stop) if start < stop else []
 
     def batches(self, epoch: int, start: int, stop: int) -> list[Indices]:
-        """The hook of subclasses: the batches [start, stop) of `epoch`, each a new int64 array.
+        """Hook for subclasses: the batches [start, stop) of `epoch`.
 
-        `take_batches` calls it with 0 <= start < stop <= length. It must be a pure function of its arguments.
+        Returns a list of new int64 arrays. `take_batches` calls it with 0 <= start < stop <= length. It must be a pure
+        function of its arguments.
         """
         raise NotImplementedError(f"{type(self).__name__} must define batches(epoch, start, stop)")
 
@@ -159,7 +169,10 @@ class BatchIndexSampler(Sampler[list[int]]):
 
 
 class RecentResults:
-    """The latest few results of a pure function of integers; pickling leaves the results behind."""
+    """A cache of the latest results of a pure function of integers.
+
+    Pickling leaves the results behind.
+    """
 
     __slots__ = ("_keep", "_make", "_results")
 
@@ -182,7 +195,10 @@ class RecentResults:
 
 
 def blockwise(block: Callable[[int], Indices], size: int, start: int, stop: int) -> Indices:
-    """Elements [start, stop) of the concatenation of `block(0)`, `block(1)`, ..., each of `size` elements."""
+    """Elements [start, stop) of a sequence that is computed in blocks.
+
+    `block(n)` gives block `n`, of `size` elements. The result is a new array.
+    """
     return np.concatenate(
         [
             block(number)[max(start - number * size, 0) : stop - number * size]
@@ -192,7 +208,7 @@ def blockwise(block: Callable[[int], Indices], size: int, start: int, stop: int)
 
 
 def clipped(start: int, stop: int, length: int | None) -> tuple[int, int]:
-    """The span as Python ints, cut to `length`; ArgumentError for a negative start."""
+    """The span as ints, cut to `length`; ArgumentError for a negative start."""
     if start < 0:
         raise ArgumentError(f"start must be at least 0, but is {start}")
     return int(start), int(stop if length is None else min(stop, length))
@@ -209,7 +225,7 @@ def describe(sampler: Any, /, **parameters: object) -> str:
 
 
 def _parameters(sampler: Any) -> dict[str, object]:
-    """The constructor's arguments and those of inherited constructors, read from the attributes of the same name.
+    """The arguments of all constructors of a class, read from the attributes.
 
     Reading attributes, not recording the call, keeps pickling as it is and large arguments from being held twice.
     """
@@ -237,7 +253,10 @@ def _constructs(cls: type) -> bool:
 
 
 def _has_value(sampler: Any, attribute: str) -> bool:
-    """Check for a value of the instance: methods and defaults of the class are not arguments."""
+    """Check that the attribute is a value of the instance.
+
+    Methods and class-level defaults are not arguments.
+    """
     return attribute in vars(sampler) or inspect.isdatadescriptor(getattr(type(sampler), attribute, None))
 
 
@@ -256,7 +275,10 @@ def _describe_parameter(name: str, key: str, value: object) -> str:
 
 
 def _describe(value: Any) -> str | None:
-    """Text that is equal for equal values in every process; None where there is none."""
+    """Text that is equal for equal values, in every process.
+
+    None if the value has no such text.
+    """
     if callable(getattr(value, "fingerprint", None)):
         return str(value.fingerprint())
     if isinstance(value, np.generic):

@@ -1,11 +1,4 @@
-"""Every index once, in an order that a key decides.
-
-In order.
-
-A part of a dataset, in any order.
-
-One epoch after the other without an end, and epochs of any chosen size cut out of that.
-"""
+"""Sequential and shuffled orders, subsets, and epochs cut to other lengths."""
 
 from __future__ import annotations
 
@@ -23,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class Shuffled(IndexSampler):
-    """A permutation of `range(n)` for each epoch, evaluated where it is asked for: no memory at any `n`."""
+    """A new permutation of `range(n)` in each epoch.
+
+    Positions are computed on demand: no memory, whatever `n`.
+    """
 
     def __init__(self, n: int, seed: int = 0) -> None:
         self.n = self.length = self.extent = _arguments.integer("n", n, 1, "an empty dataset cannot be shuffled")
@@ -36,7 +32,7 @@ class Shuffled(IndexSampler):
 
 
 class Sequential(IndexSampler):
-    """0, 1, ..., n - 1 in every epoch; `n` may be 0, as for torch's `SequentialSampler`."""
+    """The order 0, 1, ..., n - 1 in every epoch; `n` may be 0."""
 
     def __init__(self, n: int) -> None:
         self.n = self.length = self.extent = _arguments.integer("n", n, 0, "pass len(dataset)")
@@ -46,7 +42,10 @@ class Sequential(IndexSampler):
 
 
 def endless(sampler: IndexSampler, epoch: int, start: int, stop: int) -> Indices:
-    """Positions [start, stop) of the order that `epoch` and all later epochs of `sampler` make one after the other."""
+    """Positions [start, stop) of the concatenation of the sampler's epochs.
+
+    Position 0 is the start of `epoch`.
+    """
     length = len(sampler)
     spans = ((e, max(start - e * length, 0), stop - e * length) for e in range(start // length, -(-stop // length)))
     return np.concatenate([np.empty(0, np.int64), *(sampler.take(epoch + e, low, high) for e, low, high in spans)])
@@ -60,16 +59,17 @@ def finite(name: str, sampler: object) -> IndexSampler:
             "foreign samplers and batch samplers have no random access; give them to the loader as they are"
         )
     if isinstance(sampler, Infinite):
-        raise ArgumentError(f"{name} is endless already: pass the sampler inside it")
+        raise ArgumentError(f"{name} is already endless: pass the sampler that it wraps")
     if not len(sampler):
         raise ArgumentError(f"{name} is empty: {sampler.fingerprint()}")
     return sampler
 
 
 class Infinite(IndexSampler):
-    """A single endless epoch: the epochs of `sampler` one after the other. `len()` raises TypeError, as torch expects.
+    """A single endless epoch: all epochs of `sampler`, one after another.
 
-    Epoch e of it begins with epoch e of `sampler`, so `set_epoch` chooses where `iter()` begins.
+    Epoch e begins with epoch e of `sampler`, so `set_epoch` chooses where `iter()` begins. `len()` raises TypeError, as
+    torch expects.
     """
 
     length = None
@@ -83,7 +83,10 @@ class Infinite(IndexSampler):
 
 
 class VirtualEpochs(IndexSampler):
-    """Epochs of `num_samples` each, cut one after the other out of the endless order of `sampler`'s epochs."""
+    """Epochs of `num_samples` each, cut from the endless order of `sampler`.
+
+    Nothing is left out or repeated between two epochs.
+    """
 
     def __init__(self, sampler: IndexSampler, num_samples: int) -> None:
         self.sampler = finite("sampler", sampler)
@@ -95,9 +98,9 @@ class VirtualEpochs(IndexSampler):
 
 
 class Subset(IndexSampler):
-    """`indices` in the order of `sampler`, which counts through them: `Shuffled(len(indices))`; default: as they stand.
+    """Some indices of a dataset: a split without wrapping the dataset.
 
-    A train and validation split without wrapping the dataset.
+    `sampler` orders `range(len(indices))`, such as `Shuffled(len(indices))`; by default the indices keep their order.
     """
 
     def __init__(self, indices: Sequence[int], sampler: IndexSampler | None = None) -> None:

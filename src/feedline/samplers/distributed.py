@@ -1,4 +1,4 @@
-"""One rank's part of an order, for torch's own DataLoader; and torch's `DistributedSampler` as a global order."""
+"""One rank's share of an order, for torch's own DataLoader."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 class _RankPart:
-    """What one rank has of `length` positions: rank, rank + world_size, ...; all ranks have the same number.
+    """The positions of one rank: rank, rank + world_size, ...
 
-    What the length lacks to a multiple of the world size comes from the epoch's start; `drop_last` cuts the rest off.
+    All ranks have the same number of positions. An order whose length is not a multiple of the world size is completed
+    from its start, or cut with `drop_last`.
     """
 
     def __init__(self, length: int, rank: int, world_size: int, drop_last: bool) -> None:
@@ -34,17 +35,21 @@ class _RankPart:
             raise ArgumentError(f"drop_last=True leaves nothing of {length} for {world_size} ranks")
 
     def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Spans of the whole order, of which, put together, every `world_size`-th element is [start, stop) of ours."""
+        """The spans of the global order that contain [start, stop).
+
+        Concatenated, every `world_size`-th element is one of this rank's, from the first on.
+        """
         first, end = start * self.world_size + self.rank, (stop - 1) * self.world_size + self.rank + 1
         n = self.source_length
         return [(max(first - turn * n, 0), min(end - turn * n, n)) for turn in range(first // n, -(-end // n))]
 
 
 class Distributed(IndexSampler):
-    """Rank `rank`'s share of an order, for torch's own DataLoader; dealt as torch's `DistributedSampler` does.
+    """One rank's share of an order, for torch's own DataLoader.
 
-    Without it: `feedline.DataLoader(distributed=...)` slices the order itself and stays elastic. A span costs
-    `world_size` times its own length in indices of the whole order.
+    Ranks take turns, as in torch's `DistributedSampler`. Not needed with `feedline.DataLoader(distributed=...)`, which
+    slices the order itself and allows the number of ranks to change. A span costs `world_size` times its own length in
+    indices of the global order.
     """
 
     def __init__(self, sampler: IndexSampler, rank: int, world_size: int, drop_last: bool = False) -> None:
@@ -60,7 +65,10 @@ class Distributed(IndexSampler):
 
 
 class DistributedBatches(BatchIndexSampler):
-    """Rank `rank`'s share of a batch sampler's batches, dealt whole and in turn; for torch's `batch_sampler=`."""
+    """One rank's share of the batches of a batch sampler.
+
+    Ranks take whole batches in turn. For `batch_sampler=` of torch's own DataLoader.
+    """
 
     def __init__(self, sampler: BatchIndexSampler, rank: int, world_size: int, drop_last: bool = False) -> None:
         if not isinstance(sampler, BatchIndexSampler):
@@ -80,9 +88,10 @@ class DistributedBatches(BatchIndexSampler):
 
 
 class TorchDistributed(IndexSampler):
-    """The global order, neither padded nor cut, of which a `torch.utils.data.DistributedSampler` gives one rank's part.
+    """The global order of a `torch.utils.data.DistributedSampler`.
 
-    Rank r has rows r, r + num_replicas, ... of it. One epoch is kept at a time: O(n) memory, as in torch.
+    The order is neither padded nor cut; rank r reads rows r, r + num_replicas, ... of it. The latest epoch is kept:
+    O(n) memory, as in torch.
     """
 
     def __init__(self, sampler: DistributedSampler[Any]) -> None:
@@ -94,11 +103,11 @@ class TorchDistributed(IndexSampler):
         self._order = RecentResults(self._list, keep=1)
 
     def upcoming(self, following: int) -> int:
-        """As `IndexSampler.upcoming`, by the epoch of torch's sampler."""
+        """See `IndexSampler.upcoming`; the epoch is that of torch's sampler."""
         return self.sampler.epoch if self.sampler.epoch != self._begun else following
 
     def begin(self, epoch: int) -> None:
-        """As `IndexSampler.begin`. Torch's sampler is told, so that its `epoch` shows what is being read."""
+        """See `IndexSampler.begin`; updates the epoch of torch's sampler too."""
         super().begin(epoch)
         self.sampler.set_epoch(epoch)
 

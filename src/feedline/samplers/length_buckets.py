@@ -1,4 +1,4 @@
-"""Batches of samples of similar length, so that little is padded."""
+"""Batches of samples of similar length, to reduce padding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class _Bucket(NamedTuple):
-    """Samples [first, first + size) in order of falling length; every epoch deals them anew into batches of `rows`."""
+    """Samples [first, first + size) of the order by falling length.
+
+    Each epoch deals them into new batches of `rows`.
+    """
 
     first: int
     size: int
@@ -26,12 +29,15 @@ class _Bucket(NamedTuple):
 class LengthBuckets(BatchIndexSampler):
     """Batches of similar lengths in random order; every sample once an epoch.
 
-    Give `batch_size`, or `max_tokens` (no batch holds more than that many tokens once padded: longest x rows), or both
-    as upper bounds. Samples are sorted by length and cut into buckets whose shortest is at most `tolerance` (a share)
-    shorter than their longest, as far as whole batches allow; each epoch shuffles inside the buckets and then the
-    batches. Less tolerance means less padding and less mixing. The number of batches is the same in every epoch, and so
-    is the number of rows in the batches of a bucket. Only one batch, of the shortest samples, can be smaller than the
-    others of its bucket: `drop_last=True` leaves it out (other samples each epoch).
+    Bound the batches by `batch_size`, by `max_tokens` (longest length x rows, that is with padding), or by both.
+
+    Samples are sorted by length and cut into buckets. The shortest sample of a bucket is at most `tolerance` (a
+    fraction) shorter than the longest, as far as whole batches allow. Each epoch shuffles inside the buckets, and then
+    the batches. Less tolerance means less padding and less mixing.
+
+    The number of batches is the same in every epoch, and so is the number of rows in the batches of a bucket. Only one
+    batch, of the shortest samples, can be smaller than the others of its bucket: `drop_last=True` leaves it out (other
+    samples each epoch).
     """
 
     def __init__(
@@ -99,7 +105,7 @@ class LengthBuckets(BatchIndexSampler):
         return self._order[first + places]
 
     def padding_share(self, epoch: int = 0) -> float:
-        """Share of all tokens of the padded batches of `epoch` that are padding; O(n)."""
+        """Fraction of the tokens of `epoch` that are padding; O(n)."""
         tokens = padded = 0
         for number, (first, size, rows) in enumerate(self._buckets):
             places = permuted(derive(self.seed, epoch, "bucket", number), size, 0, size - size % rows * self.drop_last)
