@@ -215,11 +215,11 @@ def test_fingerprints_name_what_decides_the_order() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: VirtualEpochs(Sequential(5), 3), "VirtualEpochs(whole=Sequential(n=5), num_samples=3)"),
-        (lambda: Infinite(Sequential(5)), "Infinite(whole=Sequential(n=5))"),
+        (lambda: VirtualEpochs(Sequential(5), 3), "VirtualEpochs(sampler=Sequential(n=5), num_samples=3)"),
+        (lambda: Infinite(Sequential(5)), "Infinite(sampler=Sequential(n=5))"),
         (
             lambda: Distributed(Sequential(5), 1, 2),
-            "Distributed(whole=Sequential(n=5), rank=1, world_size=2, drop_last=False)",
+            "Distributed(sampler=Sequential(n=5), rank=1, world_size=2, drop_last=False)",
         ),
     ],
 )
@@ -284,7 +284,7 @@ def wrong(match: str, make: Any) -> Any:
         wrong("weights are all zero", lambda: Weighted([0, 0])),
         wrong("weights must be one-dimensional", lambda: Weighted([[1.0]])),  # type: ignore[list-item]
         wrong("weights must be one-dimensional: .*inhomogeneous", lambda: Weighted([1, [2, 3]])),  # type: ignore[list-item]
-        wrong("labels must be of one kind", lambda: ClassBalanced(np.array(["a", None], object))),
+        wrong("labels must be of one type", lambda: ClassBalanced(np.array(["a", None], object))),
         wrong("weights must hold numbers", lambda: Weighted(["a"])),  # type: ignore[list-item]
         wrong("only 1 weights are above 0", lambda: Weighted([1, 0], 2, replacement=False)),
         wrong("num_samples must be at least 1, but is 0", lambda: Weighted([1], 0)),
@@ -304,7 +304,7 @@ def wrong(match: str, make: Any) -> Any:
         wrong("stop must be one of 'first_exhausted'", lambda: Mixture([5], [1], stop="never")),
         wrong("stop must be at least 1, but is 0: or one of", lambda: Mixture([5], [1], stop=0)),
         wrong(r"weights\[1\] is 1.0e-12 of the sum", lambda: Mixture([5, 5], [1, 1e-12])),
-        wrong("is endless already", lambda: Infinite(Infinite(Sequential(3)))),
+        wrong("is already endless", lambda: Infinite(Infinite(Sequential(3)))),
         wrong("is empty", lambda: Infinite(Sequential(0))),
         wrong("have no random access", lambda: Infinite(MaterializedSampler([1]))),  # type: ignore[arg-type]
         wrong("num_samples must be at least 1, but is 0", lambda: VirtualEpochs(Sequential(3), 0)),
@@ -312,7 +312,7 @@ def wrong(match: str, make: Any) -> Any:
         wrong("leaves nothing of 3 for 4 ranks", lambda: Distributed(Sequential(3), 0, 4, drop_last=True)),
         wrong("Distributed takes samplers of indices", lambda: DistributedBatches(Sequential(3), 0, 1)),  # type: ignore[arg-type]
         wrong("counts up to 5, but there are 2 indices", lambda: Subset([1, 2], Sequential(5))),
-        wrong("start are? -1|but start is -1", lambda: Sequential(5).take(0, -1, 2)),
+        wrong("start must be at least 0, but is -1", lambda: Sequential(5).take(0, -1, 2)),
         wrong("epoch must be at least 0, but is -1", lambda: Sequential(5).set_epoch(-1)),
     ],
 )

@@ -166,7 +166,7 @@ def test_an_endless_sampler_is_pulled_no_further_than_asked() -> None:
     assert sampler.take(0, 5, 8).tolist() == [5, 6, 7]  # type: ignore[union-attr]
     assert sampler.take(0, 2, 8).tolist() == [2, 3, 4, 5, 6, 7]  # type: ignore[union-attr]
     assert pulled == list(range(8))
-    assert sampler.fingerprint() == "Listed(generator)"
+    assert sampler.fingerprint() == "MaterializedSampler(generator)"
     with pytest.raises(TypeError):
         len(sampler)
 
@@ -218,7 +218,7 @@ def test_other_epochs_and_forgotten_positions_are_refused() -> None:
         sampler.take(1, 0, 1)
     sampler.take(0, 0, 4000)
     sampler.forget(3000)
-    with pytest.raises(ArgumentError, match="position 2999 was forgotten: positions from 3000 on"):
+    with pytest.raises(ArgumentError, match="position 2999 was freed: positions from 3000 on"):
         sampler.take(0, 2999, 3001)
     sampler.begin(1)
     assert len(sampler.take(1, 0, 10)) == 10
@@ -363,7 +363,7 @@ def test_a_state_that_json_cannot_hold_stops_saving_and_not_training() -> None:
         (RandomSampler(range(3)), {"draws": []}, "holds a seed"),
         (RandomSampler(range(3)), {"seed": "x"}, "holds a seed"),
         (SubsetRandomSampler(range(3)), {"seed": 3}, "no entry 'seed'"),
-        (SubsetRandomSampler(range(3)), {"draws": [3]}, "3 is no record of draws"),
+        (SubsetRandomSampler(range(3)), {"draws": [3]}, "3 is not a record of draws"),
         (SubsetRandomSampler(range(3)), {"draws": 3}, "'draws' of a sampler's order is 3"),
         (SubsetRandomSampler(range(3)), {"draws": [{"at": 0, "states": {".generator": "AAAA"}}]}, "'.generator', but"),
         (
@@ -372,8 +372,8 @@ def test_a_state_that_json_cannot_hold_stops_saving_and_not_training() -> None:
             "'torch' is damaged.*not base64",
         ),
         (SubsetRandomSampler(range(3)), {"draws": [{"at": 0, "states": {"torch": "AAAA"}}]}, "generator 'torch'"),
-        (RandomSampler(range(3)), [3], "no record of a sampler's order"),
-        ([1], {"draws": [{"at": "0", "states": {}}]}, "no record of draws"),
+        (RandomSampler(range(3)), [3], "not the record of an order"),
+        ([1], {"draws": [{"at": "0", "states": {}}]}, "not a record of draws"),
         ([1], {"draws": [{"at": 0, "states": {"random": {"words": "AAAA"}}}]}, "generator 'random'"),
         ([1], {"draws": [{"at": 0, "states": {"numpy": {"state": 3}}}]}, "generator 'numpy'"),
     ],

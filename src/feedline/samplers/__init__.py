@@ -1,4 +1,4 @@
-"""Orders with random access that are plain torch samplers too, and adapters for torch's own."""
+"""Samplers with random access, and adapters for torch's samplers."""
 
 from feedline.samplers.adapters import MaterializedSampler, as_index_sampler
 from feedline.samplers.base import BatchIndexSampler, IndexSampler

@@ -1,4 +1,7 @@
-"""Checks of samplers' arguments: each gives the value in one type, or says what is wrong and what would do."""
+"""Checks of the samplers' arguments.
+
+Each returns the value in one type, or raises `ArgumentError` with the name, the value and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -13,42 +16,42 @@ from feedline.errors import ArgumentError
 
 
 def integer(name: str, value: Any, low: int, remedy: str = "") -> int:
-    """`value` as a Python int that is at least `low`; bools are refused."""
+    """`value` as an int of at least `low`; bools are refused."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise ArgumentError(f"{name} must be an integer, but is {value!r}{_then(remedy)}") from None
+        raise ArgumentError(f"{name} must be an integer, but is {value!r}{_suffix(remedy)}") from None
     if number < low:
-        raise ArgumentError(f"{name} must be at least {low}, but is {number}{_then(remedy)}")
+        raise ArgumentError(f"{name} must be at least {low}, but is {number}{_suffix(remedy)}")
     return number
 
 
 def count(name: str, value: Any, default: int) -> int:
-    """`value` as a positive int, or `default` where it is None."""
+    """`value` as a positive int; `default` for None."""
     return default if value is None else integer(name, value, 1)
 
 
 def whole(name: str, value: Any) -> int:
-    """`value` as a Python int of any sign, such as a seed."""
+    """`value` as an int of any sign, such as a seed."""
     try:
         return operator.index(value)
     except TypeError:
         raise ArgumentError(
-            f"{name} must be an integer, but is {value!r}: an order that is fixed needs a number to be fixed by"
+            f"{name} must be an integer, but is {value!r}: a fixed order needs a number as its seed"
         ) from None
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """`value` if it is one of `allowed`."""
+    """`value`, if it is one of `allowed`."""
     if value not in allowed:
         raise ArgumentError(f"{name} must be one of {', '.join(map(repr, allowed))}, but is {value!r}")
     return str(value)
 
 
 def vector(name: str, values: Any) -> NDArray[Any]:
-    """A one-dimensional array of at least one element from a sequence, array or tensor."""
+    """A non-empty 1-D array made from a sequence, array or tensor."""
     try:
         array = np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
     except ValueError as error:
@@ -61,7 +64,7 @@ def vector(name: str, values: Any) -> NDArray[Any]:
 
 
 def integers(name: str, values: Any, low: int) -> NDArray[np.int64]:
-    """A one-dimensional int64 array, every element at least `low`."""
+    """`values` as a 1-D int64 array with elements of at least `low`."""
     array = vector(name, values)
     if array.dtype.kind not in "iu":
         raise ArgumentError(f"{name} must hold integers, but holds {array.dtype}")
@@ -72,7 +75,10 @@ def integers(name: str, values: Any, low: int) -> NDArray[np.int64]:
 
 
 def weights(name: str, values: Any) -> NDArray[np.float64]:
-    """A one-dimensional float64 array without negative or non-finite elements, and not all zero."""
+    """`values` as a 1-D float64 array of weights.
+
+    ArgumentError for negative or non-finite elements, and if all are zero.
+    """
     array = vector(name, values)
     if array.dtype.kind not in "fiub":
         raise ArgumentError(f"{name} must hold numbers, but holds {array.dtype}")
@@ -86,5 +92,5 @@ def weights(name: str, values: Any) -> NDArray[np.float64]:
     return array
 
 
-def _then(remedy: str) -> str:
+def _suffix(remedy: str) -> str:
     return f": {remedy}" if remedy else ""

@@ -1,4 +1,4 @@
-"""Random numbers addressed by (key, position), vectorized: any span of a stream without what lies before it."""
+"""Vectorized random numbers with random access by (key, position)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 _SORTED = 512
-"""Permutations up to this length are made by sorting, all passes in one call; longer ones by the keyed permutation."""
+"""Longest permutation made by sorting, all passes in one call."""
 
 
 def uniform(key: int, start: int, stop: int) -> NDArray[np.float64]:
-    """Numbers [start, stop) of the stream that `key` names, each a multiple of 2**-53 in [0, 1).
+    """Numbers [start, stop) of the uniform stream of `key`.
 
-    splitmix64 by counter (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+    Each is a multiple of 2**-53 in [0, 1). Algorithm: splitmix64 by counter (Steele, Lea, Flood, "Fast splittable
+    pseudorandom number generators", 2014).
     """
     first = key + (start + 1) * _GOLDEN & _MASK64
     z = np.arange(stop - start, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(first)
@@ -30,10 +31,10 @@ def uniform(key: int, start: int, stop: int) -> NDArray[np.float64]:
 
 
 def exponential(key: int, start: int, stop: int) -> NDArray[np.float64]:
-    """Numbers [start, stop) of a stream of standard exponential draws, bit for bit the same on every machine.
+    """Numbers [start, stop) of the standard exponential stream of `key`.
 
-    The logarithm is made of IEEE's exact operations alone: those of C libraries and vector units differ in the last
-    bit, which would exchange neighbors in an order that is sorted by it.
+    The bits are the same on every machine. The logarithm uses IEEE's exact operations only: the logarithms of C
+    libraries and vector units differ in the last bit, which would swap neighbors in an order sorted by it.
     """
     fraction, exponent = np.frexp(1.0 - uniform(key, start, stop))
     ratio = (fraction - 1.0) / (fraction + 1.0)
@@ -44,13 +45,16 @@ def exponential(key: int, start: int, stop: int) -> NDArray[np.float64]:
 
 
 def permutations(key: int, length: int, first: int, last: int) -> NDArray[np.int64]:
-    """Numbers [first, last) of a stream of random permutations of `range(length)`, one a row."""
+    """Random permutations [first, last) of `range(length)`, one per row."""
     draws = uniform(key, first * length, last * length).reshape(last - first, length)
     return draws.argsort(axis=1, kind="stable").astype(np.int64, copy=False)
 
 
 def reshuffled(key: int, length: int, start: int, stop: int) -> NDArray[np.int64]:
-    """Places [start, stop) of an endless order of `range(length)`: one random permutation after the other."""
+    """Elements [start, stop) of an endless, reshuffled order of `range(length)`.
+
+    Each stretch of `length` elements is a random permutation.
+    """
     first, last = start // length, -(-stop // length)
     if length <= _SORTED:
         return permutations(key, length, first, last).ravel()[start - first * length : stop - first * length]

@@ -1,9 +1,4 @@
-"""Foreign samplers and batch samplers, taken as they are.
-
-What a foreign sampler has yielded so far.
-
-Any sampler as one that has random access, or that lists itself where it has not.
-"""
+"""Adapters for samplers without random access."""
 
 from __future__ import annotations
 
@@ -17,32 +12,34 @@ from feedline.errors import ArgumentError, StateError
 from feedline.samplers.base import BatchIndexSampler, IndexSampler, Indices, clipped
 from feedline.samplers.basic import Sequential
 from feedline.samplers.distributed import TorchDistributed
-from feedline.samplers.order_state import Drawn, Seeded, seedable
+from feedline.samplers.order_state import RecordedRun, SeededRun, is_seedable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
 class ItemBuffer:
-    """Items by position: an int64 array that grows, or a list from the first item on that is no integer."""
+    """A growing buffer of items by position; a prefix can be freed.
+
+    Holds an int64 array, or a list once an item is not an integer.
+    """
 
     def __init__(self) -> None:
         self._numbers: Indices = np.empty(1024, np.int64)
         self._objects: list[Any] | None = None
-        self._first = 0  # position of the first item still kept
+        self._first = 0  # position of the first item in memory
         self._stop = 0
 
     def __len__(self) -> int:
-        """Items listed so far, those forgotten included."""
+        """Items added so far, including those that were freed."""
         return self._stop
 
     @property
     def first(self) -> int:
-        """Position of the first item that is still kept."""
+        """Position of the first item still in memory."""
         return self._first
 
     def extend(self, items: list[Any] | Indices) -> None:
-        """Add items at the end."""
         numbers = items if isinstance(items, np.ndarray) else as_integers(items)
         if self._objects is None and numbers is None:
             self._objects = self._numbers[: self._stop - self._first].tolist()
@@ -53,20 +50,23 @@ class ItemBuffer:
         self._stop += len(items)
 
     def _append(self, numbers: Indices) -> None:
-        kept = self._stop - self._first
-        if kept + len(numbers) > len(self._numbers):
-            grown = np.empty(max(2 * len(self._numbers), kept + len(numbers)), np.int64)
-            grown[:kept] = self._numbers[:kept]
+        size = self._stop - self._first
+        if size + len(numbers) > len(self._numbers):
+            grown = np.empty(max(2 * len(self._numbers), size + len(numbers)), np.int64)
+            grown[:size] = self._numbers[:size]
             self._numbers = grown
-        self._numbers[kept : kept + len(numbers)] = numbers
+        self._numbers[size : size + len(numbers)] = numbers
 
     def span(self, start: int, stop: int) -> Indices | list[Any]:
-        """A copy of the items at [start, stop); `start` must not have been forgotten."""
+        """A copy of the items at [start, stop), all in memory."""
         low, high = start - self._first, max(min(stop, self._stop), start) - self._first
         return self._numbers[low:high].copy() if self._objects is None else self._objects[low:high]
 
     def forget(self, before: int) -> None:
-        """Free what lies before that position; cheap, because memory moves only when most of it is free."""
+        """Free the items below position `before`.
+
+        Amortized O(1): memory moves only when most of it is free.
+        """
         count = min(before, self._stop) - self._first
         if count < 1024 or 2 * count < self._stop - self._first:
             return
@@ -78,14 +78,20 @@ class ItemBuffer:
 
 
 def as_batch(item: Iterable[Any]) -> Indices | list[Any]:
-    """A copy of one batch, as int64 where all of it is integers; the sampler may fill the same list again."""
+    """A copy of one batch, as int64 if all are integers.
+
+    A copy, because a sampler may yield the same list again with other items.
+    """
     indices = list(item)
     numbers = as_integers(indices)
     return indices if numbers is None else numbers
 
 
 def as_integers(items: list[Any]) -> Indices | None:
-    """The items as int64, if every one is an integer: Python's, NumPy's, a torch scalar, or a bool of these."""
+    """The items as int64, or None if any is not an integer.
+
+    Integers are those of Python, NumPy and torch, and bools.
+    """
     if not set(map(type, items)) <= {int, bool}:
         if not all(map(_is_integer, items)):
             return None
@@ -103,12 +109,13 @@ def _is_integer(item: Any) -> bool:
 
 
 class MaterializedSampler(Sampler[Any]):
-    """Positions over anything that can be iterated: one epoch is listed as far as it has been asked for.
+    """Random access to any iterable of indices or batches, epoch by epoch.
 
-    Nothing is pulled before a position needs it, so endless samplers and samplers that react to the training work, and
-    random numbers are drawn when torch would draw them. To give a following epoch what torch gives, ask until a take
-    comes back short: some samplers draw once more at their end.
-    Not thread-safe: `iter(sampler)` runs in the thread that takes.
+    Items are pulled when a position needs them and not before: endless samplers and samplers that react to the training
+    loop work, and random numbers are drawn when torch would draw them. Read each epoch until a `take` comes back short,
+    as torch does: some samplers draw once more at their end. Otherwise the next epoch may differ from torch's.
+
+    Not thread-safe: `iter(sampler)` runs in the thread that calls `take`.
     """
 
     def __init__(self, sampler: Iterable[Any], batches: bool = False) -> None:
@@ -116,74 +123,83 @@ class MaterializedSampler(Sampler[Any]):
         self.batches = batches
         self.epoch = 0
         self._script: dict[str, Any] = {}
-        self._run = self._new_run({})
-        self._listing = ItemBuffer()
+        self._run = self._open_run({})
+        self._items = ItemBuffer()
         self._ended = False
 
     def begin(self, epoch: int, now: bool = False) -> int:
-        """Begin a new listing, which counts as `epoch`; gives `epoch` back.
+        """Start a new epoch, and return its number.
 
-        `now`: call `iter(sampler)` at once, as torch does for a batch sampler and for `batch_size=None`, and not with
-        the first item, as it does for a sampler that it batches itself.
+        `now`: call `iter(sampler)` at once, as torch does for a batch sampler and for `batch_size=None`, not with the
+        first item, as torch does for a sampler whose indices it batches.
         """
-        self._run, self._script = self._new_run(self._script), {}
-        self._listing, self._ended, self.epoch = ItemBuffer(), False, epoch
+        self._run, self._script = self._open_run(self._script), {}
+        self._items, self._ended, self.epoch = ItemBuffer(), False, epoch
         if now:
             self._run.start()
         return epoch
 
     def take(self, epoch: int, start: int, stop: int) -> Indices | list[Any]:
-        """The items at positions [start, stop), shorter past the end: int64, or a list once an item was no integer.
+        """The items at positions [start, stop), fewer past the end.
 
-        Integers are Python's, NumPy's and torch's scalars, bools included. Only the epoch begun last can be taken.
+        An int64 array, or a list once an item was not an integer. Only the current epoch can be read.
         """
         start, stop = clipped(start, stop, None)
         self._check(epoch, start)
-        missing = stop - len(self._listing)
+        missing = stop - len(self._items)
         if missing > 0 and not self._ended:
             items = self._run.pull(missing)
             self._ended = len(items) < missing
-            self._listing.extend(items)
-        return self._listing.span(start, stop)
+            self._items.extend(items)
+        return self._items.span(start, stop)
 
     def take_batches(self, epoch: int, start: int, stop: int) -> list[Any]:
-        """As `take`, for a sampler of batches: each an int64 array, or a list where an index is no integer."""
+        """The batches [start, stop) of a sampler of batches.
+
+        Each is an int64 array, or a list if an index is not an integer.
+        """
         return list(self.take(epoch, start, stop))
 
     def _check(self, epoch: int, start: int) -> None:
         if epoch != self.epoch:
             raise ArgumentError(
-                f"epoch {epoch} of {type(self.sampler).__name__} cannot be taken while epoch {self.epoch} is listed: "
-                f"a foreign sampler has no random access over epochs; call begin({epoch}) first"
+                f"epoch {epoch} of {type(self.sampler).__name__} cannot be read during epoch {self.epoch}: "
+                f"this sampler has no random access over epochs; call begin({epoch}) first"
             )
-        if start < self._listing.first:
-            raise ArgumentError(f"position {start} was forgotten: positions from {self._listing.first} on are kept")
+        if start < self._items.first:
+            raise ArgumentError(f"position {start} was freed: positions from {self._items.first} on are in memory")
 
     def forget(self, before: int) -> None:
-        """Free the memory of positions below `before`; they cannot be taken any more."""
-        self._listing.forget(before)
+        """Free the positions below `before`; they cannot be read any more."""
+        self._items.forget(before)
 
     def recorded(self) -> dict[str, Any]:
-        """JSON that makes `restore` repeat this listing: {} before the first item and where nothing was drawn."""
+        """JSON from which `restore` repeats this epoch.
+
+        {} before the first item, and if nothing random was drawn.
+        """
         return self._script or self._run.recorded()
 
     def restore(self, recorded: dict[str, Any]) -> None:
-        """Make the listing that `begin` begins next repeat the recorded one; StateError if it cannot."""
+        """Make the next `begin` repeat a recorded epoch.
+
+        StateError if the sampler cannot repeat it.
+        """
         if not isinstance(recorded, dict):
-            raise StateError(f"a damaged state: {recorded!r} is no record of a sampler's order")
-        self._new_run(recorded)
+            raise StateError(f"a damaged state: {recorded!r} is not the record of an order")
+        self._open_run(recorded)
         self._script = recorded
 
-    def _new_run(self, script: dict[str, Any]) -> Seeded | Drawn:
-        kind = Seeded if seedable(self.sampler) else Drawn
+    def _open_run(self, script: dict[str, Any]) -> SeededRun | RecordedRun:
+        kind = SeededRun if is_seedable(self.sampler) else RecordedRun
         return kind(self.sampler, script, as_batch if self.batches else None)
 
     def fingerprint(self) -> str:
-        """The class and, where it has one, the length."""
-        return f"Listed({type(self.sampler).__name__}{_length(self.sampler)})"
+        """The class of the sampler and, if it has one, the length."""
+        return f"MaterializedSampler({type(self.sampler).__name__}{_describe_length(self.sampler)})"
 
     def set_epoch(self, epoch: int) -> None:
-        """Passed on, where the sampler has `set_epoch`."""
+        """Call `set_epoch` of the sampler, if it has one."""
         if callable(getattr(self.sampler, "set_epoch", None)):
             self.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
 
@@ -194,7 +210,7 @@ class MaterializedSampler(Sampler[Any]):
         return len(self.sampler)  # type: ignore[arg-type]
 
 
-def _length(sampler: Any) -> str:
+def _describe_length(sampler: Any) -> str:
     try:
         return f" of {len(sampler)}"
     except (TypeError, NotImplementedError):
@@ -206,26 +222,26 @@ def as_index_sampler(
 ) -> IndexSampler | BatchIndexSampler | MaterializedSampler:
     """Adapt any sampler to the protocol of index samplers.
 
-    Ours stay as they are; torch's sequential and distributed ones get random access; all others are materialized.
-
-    `batches`: the sampler was given as `batch_sampler`. A subclass that changes what it yields is listed.
+    feedline's samplers stay as they are; torch's sequential and distributed samplers get random access; all others
+    become a `MaterializedSampler`, and so do subclasses that override what they yield. `batches`: the sampler was
+    passed as `batch_sampler`.
     """
     if isinstance(sampler, MaterializedSampler) or (
-        isinstance(sampler, (IndexSampler, BatchIndexSampler)) and _keeps(sampler)
+        isinstance(sampler, (IndexSampler, BatchIndexSampler)) and _has_own_order(sampler)
     ):
         return sampler
     if type(sampler) is SequentialSampler and not batches:
         return Sequential(len(sampler))
-    if isinstance(sampler, DistributedSampler) and _distributed_as_torch(sampler) and not batches:
+    if isinstance(sampler, DistributedSampler) and _is_unchanged(sampler) and not batches:
         return TorchDistributed(sampler)
     return MaterializedSampler(sampler, batches)
 
 
-def _keeps(sampler: IndexSampler | BatchIndexSampler) -> bool:
+def _has_own_order(sampler: IndexSampler | BatchIndexSampler) -> bool:
     base = IndexSampler if isinstance(sampler, IndexSampler) else BatchIndexSampler
     return type(sampler).__iter__ is base.__iter__
 
 
-def _distributed_as_torch(sampler: object) -> bool:
-    deciding = ("__iter__", "__len__", "set_epoch")
-    return all(getattr(type(sampler), name) is getattr(DistributedSampler, name) for name in deciding)
+def _is_unchanged(sampler: object) -> bool:
+    methods = ("__iter__", "__len__", "set_epoch")
+    return all(getattr(type(sampler), name) is getattr(DistributedSampler, name) for name in methods)

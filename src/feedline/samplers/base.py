@@ -1,11 +1,14 @@
-"""What every sampler here is: an order with random access that is also a plain torch sampler."""
+"""Base classes of samplers with random access, and tools to write them."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
@@ -20,120 +23,156 @@ Indices = NDArray[np.int64]
 
 
 LONGEST = 1 << 62
-"""No epoch is longer than this: positions and places stay within int64, sums of two included."""
+"""Upper bound of an epoch's length: positions, and the sum of two positions, fit into int64."""
 
 
 _LARGEST_BLOCK = 4096
 
 
-_WIDEST = {"i": "<i8", "f": "<f8"}  # equal numbers have equal digests, whatever they were stored in
+_WIDEST = {"i": "<i8", "f": "<f8"}  # equal numbers have equal digests, whatever their dtype
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class IndexSampler(Sampler[int]):
     """An order of indices, addressed by (epoch, position).
 
-    Subclasses set `_length` (None: endless) and give `_take` and `fingerprint`. The length never depends on the epoch.
+    Subclasses set `length` and define `indices`. The length must not depend on the epoch.
     """
 
     epoch: int = 0
-    """The epoch that `iter()` gives; `take` does not look at it."""
+    """The epoch that `iter()` yields; `take` ignores it."""
 
     extent: int | None = None
-    """Every index is below it; None where the sampler cannot know how many samples the dataset has."""
+    """Exclusive upper bound of the indices; None where the size of the dataset is unknown."""
 
-    _length: int | None
+    length: int | None
+    """Indices per epoch; None for an endless epoch."""
+
     _begun: int = 0
 
     def upcoming(self, following: int) -> int:
-        """The epoch that a loader reads next: one set by hand since the last was begun, else `following`."""
+        """The epoch that a loader reads next.
+
+        This is the one set by hand since the last `begin`, else `following`.
+        """
         return self.epoch if self.epoch != self._begun else following
 
     def begin(self, epoch: int) -> None:
-        """A loader begins to read `epoch`."""
+        """Record that a loader starts to read `epoch`."""
         self.epoch = self._begun = epoch
 
     def take(self, epoch: int, start: int, stop: int) -> Indices:
-        """The indices at positions [start, stop) of `epoch`: a new array, shorter (or empty) past the end.
+        """The indices at positions [start, stop) of `epoch`.
 
-        A pure function: any way to cut an epoch into spans gives the same indices.
+        A new array, shorter (or empty) past the end. A pure function: any way to cut an epoch into spans gives the same
+        indices.
         """
-        start, stop = clipped(start, stop, self._length)
-        return self._take(epoch, start, stop) if start < stop else np.empty(0, np.int64)
+        start, stop = clipped(start, stop, self.length)
+        return self.indices(epoch, start, stop) if start < stop else np.empty(0, np.int64)
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
-        raise NotImplementedError
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
+        """Hook for subclasses: the indices at positions [start, stop).
+
+        Returns a new int64 array. `take` calls it with 0 <= start < stop <= length. It must be a pure function of its
+        arguments.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define indices(epoch, start, stop)")
 
     def fingerprint(self) -> str:
-        """Short text that names the class and whatever decides the order."""
-        raise NotImplementedError
+        """Short text that identifies the order.
+
+        A saved state is only loaded into a sampler with an equal fingerprint. By default the text holds the class name
+        and the constructor's arguments, read from the attributes `name` or `_name`; ArgumentError if there is no such
+        attribute. It is computed once: do not change the arguments afterwards.
+        """
+        return describe(self, **_parameters(self))
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next `iter()` gives."""
+        """Choose the epoch that the next `iter()` yields."""
         self.epoch = _arguments.integer("epoch", epoch, 0)
 
     def __iter__(self) -> Iterator[int]:
         return self._integers(self.epoch)
 
     def _integers(self, epoch: int) -> Iterator[int]:
-        start, size = 0, 64  # small at first: the first index is there at once
+        start, size = 0, 64  # small at first, so that the first index comes without delay
         while len(block := self.take(epoch, start, start + size)) == size:
             yield from block.tolist()
             start, size = start + size, min(2 * size, _LARGEST_BLOCK)
         yield from block.tolist()
 
     def __len__(self) -> int:
-        return _known(self, self._length)
+        if self.length is None:
+            # TypeError is what list() and torch's DataLoader expect of a sampler without a length.
+            raise TypeError(f"{type(self).__name__} is endless and has no length: stop the loop by a number of steps")
+        return self.length
 
 
 class BatchIndexSampler(Sampler[list[int]]):
-    """An order of batches of indices, addressed by (epoch, number of the batch); torch's `batch_sampler=` accepts it.
+    """An order of batches of indices, addressed by (epoch, batch number).
 
-    Subclasses set `_length` and give `_take` and `fingerprint`. The length never depends on the epoch.
+    Works as torch's `batch_sampler=` too. Subclasses set `length` and define `batches`. The length must not depend on
+    the epoch.
     """
 
     epoch: int = 0
-    """The epoch that `iter()` gives; `take_batches` does not look at it."""
+    """The epoch that `iter()` yields; `take_batches` ignores it."""
 
-    _length: int
+    length: int
+    """Batches per epoch."""
+
     _begun: int = 0
 
     def upcoming(self, following: int) -> int:
-        """As `IndexSampler.upcoming`."""
+        """See `IndexSampler.upcoming`."""
         return self.epoch if self.epoch != self._begun else following
 
     def begin(self, epoch: int) -> None:
-        """As `IndexSampler.begin`."""
+        """See `IndexSampler.begin`."""
         self.epoch = self._begun = epoch
 
     def take_batches(self, epoch: int, start: int, stop: int) -> list[Indices]:
-        """The batches [start, stop) of `epoch`, fewer (or none) past the end; pure, as `IndexSampler.take`."""
-        start, stop = clipped(start, stop, self._length)
-        return self._take(epoch, start, stop) if start < stop else []
+        """The batches [start, stop) of `epoch`, fewer (or none) past the end.
 
-    def _take(self, epoch: int, start: int, stop: int) -> list[Indices]:
-        raise NotImplementedError
+        A pure function, as `IndexSampler.take`.
+        """
+        start, stop = clipped(start, stop, self.length)
+        return self.batches(epoch, start, stop) if start < stop else []
+
+    def batches(self, epoch: int, start: int, stop: int) -> list[Indices]:
+        """Hook for subclasses: the batches [start, stop) of `epoch`.
+
+        Returns a list of new int64 arrays. `take_batches` calls it with 0 <= start < stop <= length. It must be a pure
+        function of its arguments.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define batches(epoch, start, stop)")
 
     def fingerprint(self) -> str:
-        """Short text that names the class and whatever decides the order."""
-        raise NotImplementedError
+        """See `IndexSampler.fingerprint`."""
+        return describe(self, **_parameters(self))
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next `iter()` gives."""
+        """Choose the epoch that the next `iter()` yields."""
         self.epoch = _arguments.integer("epoch", epoch, 0)
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._lists(self.epoch)
 
     def _lists(self, epoch: int) -> Iterator[list[int]]:
-        for number in range(self._length):
+        for number in range(self.length):
             yield self.take_batches(epoch, number, number + 1)[0].tolist()
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
 
 class RecentResults:
-    """The latest few results of a pure function of integers; they stay behind when it is pickled."""
+    """A cache of the latest results of a pure function of integers.
+
+    Pickling leaves the results behind.
+    """
 
     __slots__ = ("_keep", "_make", "_results")
 
@@ -143,10 +182,11 @@ class RecentResults:
         self._results: dict[tuple[int, ...], Any] = {}
 
     def __call__(self, *key: int) -> Any:
-        """`make(*key)`, shared with earlier callers: not to be written to."""
+        """`make(*key)`, shared by all callers: never write to it."""
         result = self._results.get(key)
         if result is None:
             result = self._make(*key)
+            # A new dict in one assignment: other threads read the old one meanwhile.
             self._results = dict([*self._results.items(), (key, result)][-self._keep :])
         return result
 
@@ -155,7 +195,10 @@ class RecentResults:
 
 
 def blockwise(block: Callable[[int], Indices], size: int, start: int, stop: int) -> Indices:
-    """A new array of the elements [start, stop) of what `block(0)`, `block(1)`, ... give, `size` elements each."""
+    """Elements [start, stop) of a sequence that is computed in blocks.
+
+    `block(n)` gives block `n`, of `size` elements. The result is a new array.
+    """
     return np.concatenate(
         [
             block(number)[max(start - number * size, 0) : stop - number * size]
@@ -165,37 +208,104 @@ def blockwise(block: Callable[[int], Indices], size: int, start: int, stop: int)
 
 
 def clipped(start: int, stop: int, length: int | None) -> tuple[int, int]:
-    """The span as Python ints, cut to `length`; refuses a negative start."""
+    """The span as ints, cut to `length`; ArgumentError for a negative start."""
     if start < 0:
-        raise ArgumentError(f"a span of positions starts at 0 or above, but start is {start}")
+        raise ArgumentError(f"start must be at least 0, but is {start}")
     return int(start), int(stop if length is None else min(stop, length))
 
 
-def describe(sampler: Any, /, **deciding: object) -> str:
-    """`Class(name=value, ...)`, made once for each sampler; arrays and tuples are told by count and digest."""
-    if "_description" not in vars(sampler):
-        parts = (f"{name}={_told(value)}" for name, value in deciding.items())
-        sampler._description = f"{type(sampler).__name__}({', '.join(parts)})"
-    description: str = sampler._description
-    return description
+def describe(sampler: Any, /, **parameters: object) -> str:
+    """`Class(name=value, ...)`, computed once per sampler; containers appear as `<count:digest>`."""
+    if "_fingerprint" not in vars(sampler):
+        name = type(sampler).__name__
+        parts = (f"{key}={_describe_parameter(name, key, value)}" for key, value in parameters.items())
+        sampler._fingerprint = f"{name}({', '.join(parts)})"
+    fingerprint: str = sampler._fingerprint
+    return fingerprint
 
 
-def _told(value: object) -> str:
-    if isinstance(value, (IndexSampler, BatchIndexSampler)):
-        return value.fingerprint()
-    if isinstance(value, tuple):
-        return _digest(len(value), ", ".join(map(_told, value)).encode())
-    if isinstance(value, np.ndarray):
+def _parameters(sampler: Any) -> dict[str, object]:
+    """The arguments of all constructors of a class, read from the attributes.
+
+    Reading attributes, not recording the call, keeps pickling as it is and large arguments from being held twice.
+    """
+    without = {*IndexSampler.__mro__, *BatchIndexSampler.__mro__}
+    constructors = [vars(cls)["__init__"] for cls in type(sampler).__mro__ if cls not in without and _constructs(cls)]
+    parameters: dict[str, object] = {}
+    for depth, constructor in enumerate(constructors):
+        for parameter in list(inspect.signature(constructor).parameters.values())[1:]:
+            name = parameter.name
+            attribute = next((each for each in (name, f"_{name}") if _has_value(sampler, each)), None)
+            if attribute is not None:
+                parameters[name] = getattr(sampler, attribute)
+            # The arguments of inherited constructors may be constants here, and *args are usually passed on to them.
+            elif depth == 0 and not (_is_variadic(parameter) and len(constructors) > 1):
+                raise ArgumentError(
+                    f"{type(sampler).__name__}.fingerprint() needs the argument {name!r} of the constructor, without "
+                    f"which a resumed run could continue in another order: keep it as self.{name} or self._{name}, or "
+                    "override fingerprint()"
+                )
+    return parameters
+
+
+def _constructs(cls: type) -> bool:
+    return "__init__" in vars(cls)
+
+
+def _has_value(sampler: Any, attribute: str) -> bool:
+    """Check that the attribute is a value of the instance.
+
+    Methods and class-level defaults are not arguments.
+    """
+    return attribute in vars(sampler) or inspect.isdatadescriptor(getattr(type(sampler), attribute, None))
+
+
+def _is_variadic(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _describe_parameter(name: str, key: str, value: object) -> str:
+    text = _describe(value)
+    if text is None:
+        raise ArgumentError(
+            f"{name}.fingerprint() cannot describe {key}: the repr of {type(value).__name__} holds an address, which "
+            "differs in every process. Override fingerprint() and name what decides the order"
+        )
+    return text
+
+
+def _describe(value: Any) -> str | None:
+    """Text that is equal for equal values, in every process.
+
+    None if the value has no such text.
+    """
+    if callable(getattr(value, "fingerprint", None)):
+        return str(value.fingerprint())
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, (list, tuple, range)) and value and set(map(type, value)) <= {int, float, bool}:
+        value = np.asarray(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
         wide = value.astype(_WIDEST.get(value.dtype.kind, value.dtype))
-        return _digest(len(value), repr(wide.tolist()).encode() if wide.dtype.kind == "O" else wide.tobytes())
-    return repr(value)
+        return _digest("x".join(map(str, wide.shape)), wide.tobytes())
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, (list, tuple, set, frozenset, dict)):
+        return _describe_container(value)
+    text = repr(value)
+    return None if _ADDRESS.search(text) else text
 
 
-def _digest(count: int, content: bytes) -> str:
+def _describe_container(value: Any) -> str | None:
+    items = [_describe(item) for item in (value.items() if isinstance(value, dict) else value)]
+    if None in items:
+        return None
+    # The order of a set differs between processes.
+    texts = sorted(map(str, items)) if isinstance(value, (set, frozenset)) else map(str, items)
+    return _digest(str(len(items)), ", ".join(texts).encode())
+
+
+def _digest(count: str, content: bytes) -> str:
     return f"<{count}:{hashlib.blake2b(content, digest_size=8).hexdigest()}>"
-
-
-def _known(sampler: object, length: int | None) -> int:
-    if length is None:
-        raise TypeError(f"{type(sampler).__name__} is endless and has no length: stop the loop by a number of steps")
-    return length

@@ -1,11 +1,4 @@
-"""Every index once, in an order that a key decides.
-
-In order.
-
-A part of a dataset, in any order.
-
-One epoch after the other without an end, and epochs of any chosen size cut out of that.
-"""
+"""Sequential and shuffled orders, subsets, and epochs cut to other lengths."""
 
 from __future__ import annotations
 
@@ -16,43 +9,43 @@ import numpy as np
 from feedline.core.rng import derive, permuted
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
-from feedline.samplers.base import LONGEST, IndexSampler, Indices, describe
+from feedline.samplers.base import LONGEST, IndexSampler, Indices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 class Shuffled(IndexSampler):
-    """A permutation of `range(n)` for each epoch, evaluated where it is asked for: no memory at any `n`."""
+    """A new permutation of `range(n)` in each epoch.
+
+    Positions are computed on demand: no memory, whatever `n`.
+    """
 
     def __init__(self, n: int, seed: int = 0) -> None:
-        self.n = self._length = self.extent = _arguments.integer("n", n, 1, "an empty dataset cannot be shuffled")
+        self.n = self.length = self.extent = _arguments.integer("n", n, 1, "an empty dataset cannot be shuffled")
         if n >= LONGEST:
             raise ArgumentError(f"n must be below 2**62, but is {n}")
         self.seed = _arguments.whole("seed", seed)
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
         return permuted(derive(self.seed, epoch, "shuffle"), self.n, start, stop)
-
-    def fingerprint(self) -> str:
-        return describe(self, n=self.n, seed=self.seed)
 
 
 class Sequential(IndexSampler):
-    """0, 1, ..., n - 1 in every epoch; `n` may be 0, as for torch's `SequentialSampler`."""
+    """The order 0, 1, ..., n - 1 in every epoch; `n` may be 0."""
 
     def __init__(self, n: int) -> None:
-        self.n = self._length = self.extent = _arguments.integer("n", n, 0, "pass len(dataset)")
+        self.n = self.length = self.extent = _arguments.integer("n", n, 0, "pass len(dataset)")
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:  # noqa: ARG002 - every epoch is the same
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:  # noqa: ARG002 - every epoch is the same
         return np.arange(start, stop, dtype=np.int64)
-
-    def fingerprint(self) -> str:
-        return describe(self, n=self.n)
 
 
 def endless(sampler: IndexSampler, epoch: int, start: int, stop: int) -> Indices:
-    """Positions [start, stop) of the order that `epoch` and all later epochs of `sampler` make one after the other."""
+    """Positions [start, stop) of the concatenation of the sampler's epochs.
+
+    Position 0 is the start of `epoch`.
+    """
     length = len(sampler)
     spans = ((e, max(start - e * length, 0), stop - e * length) for e in range(start // length, -(-stop // length)))
     return np.concatenate([np.empty(0, np.int64), *(sampler.take(epoch + e, low, high) for e, low, high in spans)])
@@ -66,64 +59,59 @@ def finite(name: str, sampler: object) -> IndexSampler:
             "foreign samplers and batch samplers have no random access; give them to the loader as they are"
         )
     if isinstance(sampler, Infinite):
-        raise ArgumentError(f"{name} is endless already: pass the sampler inside it")
+        raise ArgumentError(f"{name} is already endless: pass the sampler that it wraps")
     if not len(sampler):
         raise ArgumentError(f"{name} is empty: {sampler.fingerprint()}")
     return sampler
 
 
 class Infinite(IndexSampler):
-    """A single endless epoch: the epochs of `sampler` one after the other. `len()` raises TypeError, as torch expects.
+    """A single endless epoch: all epochs of `sampler`, one after another.
 
-    Epoch e of it begins with epoch e of `sampler`, so `set_epoch` chooses where `iter()` begins.
+    Epoch e begins with epoch e of `sampler`, so `set_epoch` chooses where `iter()` begins. `len()` raises TypeError, as
+    torch expects.
     """
 
-    _length = None
+    length = None
 
     def __init__(self, sampler: IndexSampler) -> None:
         self.sampler = finite("sampler", sampler)
         self.extent = sampler.extent
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
         return endless(self.sampler, epoch, start, stop)
-
-    def fingerprint(self) -> str:
-        return describe(self, whole=self.sampler)
 
 
 class VirtualEpochs(IndexSampler):
-    """Epochs of `num_samples` each, cut one after the other out of the endless order of `sampler`'s epochs."""
+    """Epochs of `num_samples` each, cut from the endless order of `sampler`.
+
+    Nothing is left out or repeated between two epochs.
+    """
 
     def __init__(self, sampler: IndexSampler, num_samples: int) -> None:
         self.sampler = finite("sampler", sampler)
-        self.num_samples = self._length = _arguments.integer("num_samples", num_samples, 1)
+        self.num_samples = self.length = _arguments.integer("num_samples", num_samples, 1)
         self.extent = sampler.extent
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
         return endless(self.sampler, 0, epoch * self.num_samples + start, epoch * self.num_samples + stop)
-
-    def fingerprint(self) -> str:
-        return describe(self, whole=self.sampler, num_samples=self.num_samples)
 
 
 class Subset(IndexSampler):
-    """`indices` in the order of `sampler`, which counts through them: `Shuffled(len(indices))`; default: as they stand.
+    """Some indices of a dataset: a split without wrapping the dataset.
 
-    A train and validation split without wrapping the dataset.
+    `sampler` orders `range(len(indices))`, such as `Shuffled(len(indices))`; by default the indices keep their order.
     """
 
     def __init__(self, indices: Sequence[int], sampler: IndexSampler | None = None) -> None:
-        self.indices = _arguments.integers("indices", indices, 0)
-        self.sampler = Sequential(len(self.indices)) if sampler is None else finite("sampler", sampler)
-        self._length = len(self.sampler)
-        if self.sampler.extent is None or self.sampler.extent > len(self.indices):
+        self._indices = _arguments.integers("indices", indices, 0)
+        self.sampler = Sequential(len(self._indices)) if sampler is None else finite("sampler", sampler)
+        self.length = len(self.sampler)
+        if self.sampler.extent is None or self.sampler.extent > len(self._indices):
             raise ArgumentError(
-                f"{self.sampler.fingerprint()} counts up to {self.sampler.extent}, but there are {len(self.indices)} "
-                f"indices: pass a sampler of range({len(self.indices)})"
+                f"{self.sampler.fingerprint()} counts up to {self.sampler.extent}, but there are {len(self._indices)} "
+                f"indices: pass a sampler of range({len(self._indices)})"
             )
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
-        return self.indices[self.sampler.take(epoch, start, stop)]
-
-    def fingerprint(self) -> str:
-        return describe(self, indices=self.indices, sampler=self.sampler)
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
+        return self._indices[self.sampler.take(epoch, start, stop)]

@@ -1,4 +1,4 @@
-"""One rank's part of an order, for torch's own DataLoader; and torch's `DistributedSampler` as a global order."""
+"""One rank's share of an order, for torch's own DataLoader."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 class _RankPart:
-    """What one rank has of `length` positions: rank, rank + world_size, ...; all ranks have the same number.
+    """The positions of one rank: rank, rank + world_size, ...
 
-    What the length lacks to a multiple of the world size comes from the epoch's start; `drop_last` cuts the rest off.
+    All ranks have the same number of positions. An order whose length is not a multiple of the world size is completed
+    from its start, or cut with `drop_last`.
     """
 
     def __init__(self, length: int, rank: int, world_size: int, drop_last: bool) -> None:
@@ -34,39 +35,40 @@ class _RankPart:
             raise ArgumentError(f"drop_last=True leaves nothing of {length} for {world_size} ranks")
 
     def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Spans of the whole order, of which, put together, every `world_size`-th element is [start, stop) of ours."""
+        """The spans of the global order that contain [start, stop).
+
+        Concatenated, every `world_size`-th element is one of this rank's, from the first on.
+        """
         first, end = start * self.world_size + self.rank, (stop - 1) * self.world_size + self.rank + 1
         n = self.source_length
         return [(max(first - turn * n, 0), min(end - turn * n, n)) for turn in range(first // n, -(-end // n))]
 
-    def fingerprint(self, sampler: object, whole: object) -> str:
-        """The text for `sampler`, whose part of `whole` this is."""
-        return describe(sampler, whole=whole, rank=self.rank, world_size=self.world_size, drop_last=self.drop_last)
-
 
 class Distributed(IndexSampler):
-    """Rank `rank`'s share of an order, for torch's own DataLoader; dealt as torch's `DistributedSampler` does.
+    """One rank's share of an order, for torch's own DataLoader.
 
-    Without it: `feedline.DataLoader(distributed=...)` slices the order itself and stays elastic. A span costs
-    `world_size` times its own length in indices of the whole order.
+    Ranks take turns, as in torch's `DistributedSampler`. Not needed with `feedline.DataLoader(distributed=...)`, which
+    slices the order itself and allows the number of ranks to change. A span costs `world_size` times its own length in
+    indices of the global order.
     """
 
     def __init__(self, sampler: IndexSampler, rank: int, world_size: int, drop_last: bool = False) -> None:
         self.sampler = finite("sampler", sampler)
-        self._part = _RankPart(len(sampler), rank, world_size, drop_last)
-        self._length = self._part.length
+        self._part = part = _RankPart(len(sampler), rank, world_size, drop_last)
+        self.rank, self.world_size, self.drop_last = part.rank, part.world_size, part.drop_last
+        self.length = self._part.length
         self.extent = sampler.extent
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
         parts = [self.sampler.take(epoch, low, high) for low, high in self._part.spans(start, stop)]
         return np.array(np.concatenate(parts)[:: self._part.world_size])
 
-    def fingerprint(self) -> str:
-        return self._part.fingerprint(self, self.sampler)
-
 
 class DistributedBatches(BatchIndexSampler):
-    """Rank `rank`'s share of a batch sampler's batches, dealt whole and in turn; for torch's `batch_sampler=`."""
+    """One rank's share of the batches of a batch sampler.
+
+    Ranks take whole batches in turn. For `batch_sampler=` of torch's own DataLoader.
+    """
 
     def __init__(self, sampler: BatchIndexSampler, rank: int, world_size: int, drop_last: bool = False) -> None:
         if not isinstance(sampler, BatchIndexSampler):
@@ -75,38 +77,37 @@ class DistributedBatches(BatchIndexSampler):
                 "Distributed takes samplers of indices"
             )
         self.sampler = sampler
-        self._part = _RankPart(len(sampler), rank, world_size, drop_last)
-        self._length = self._part.length
+        self._part = part = _RankPart(len(sampler), rank, world_size, drop_last)
+        self.rank, self.world_size, self.drop_last = part.rank, part.world_size, part.drop_last
+        self.length = self._part.length
 
-    def _take(self, epoch: int, start: int, stop: int) -> list[Indices]:
+    def batches(self, epoch: int, start: int, stop: int) -> list[Indices]:
         part = self._part
         numbers = ((number * part.world_size + part.rank) % part.source_length for number in range(start, stop))
         return [self.sampler.take_batches(epoch, number, number + 1)[0] for number in numbers]
 
-    def fingerprint(self) -> str:
-        return self._part.fingerprint(self, self.sampler)
-
 
 class TorchDistributed(IndexSampler):
-    """The global order, neither padded nor cut, of which a `torch.utils.data.DistributedSampler` gives one rank's part.
+    """The global order of a `torch.utils.data.DistributedSampler`.
 
-    Rank r has rows r, r + num_replicas, ... of it. One epoch is kept at a time: O(n) memory, as in torch.
+    The order is neither padded nor cut; rank r reads rows r, r + num_replicas, ... of it. The latest epoch is kept:
+    O(n) memory, as in torch.
     """
 
     def __init__(self, sampler: DistributedSampler[Any]) -> None:
         self.sampler = sampler
-        self._length = self.extent = len(sampler.dataset)  # type: ignore[arg-type]
+        self.length = self.extent = len(sampler.dataset)  # type: ignore[arg-type]
         self.num_replicas: int = sampler.num_replicas
         self.rank: int = sampler.rank
         self.drop_last: bool = sampler.drop_last
         self._order = RecentResults(self._list, keep=1)
 
     def upcoming(self, following: int) -> int:
-        """As `IndexSampler.upcoming`, by the epoch of torch's sampler."""
+        """See `IndexSampler.upcoming`; the epoch is that of torch's sampler."""
         return self.sampler.epoch if self.sampler.epoch != self._begun else following
 
     def begin(self, epoch: int) -> None:
-        """As `IndexSampler.begin`. Torch's sampler is told, so that its `epoch` shows what is being read."""
+        """See `IndexSampler.begin`; updates the epoch of torch's sampler too."""
         super().begin(epoch)
         self.sampler.set_epoch(epoch)
 
@@ -114,7 +115,7 @@ class TorchDistributed(IndexSampler):
         super().set_epoch(epoch)
         self.sampler.set_epoch(epoch)
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
         if not self.sampler.shuffle:
             return np.arange(start, stop, dtype=np.int64)
         return np.array(self._order(self.sampler.seed + epoch)[start:stop])

@@ -1,6 +1,7 @@
-"""The random generators that a foreign sampler may draw from: found, read, compared, packed as JSON, set.
+"""States of samplers and random generators, in JSON.
 
-States of samplers and generators as JSON: plain containers and numbers, arrays, tensors and bytes; never pickle.
+Finds the generators that a sampler may draw from, reads and sets their states, and packs these and the samplers' own
+states: containers, numbers, arrays, tensors and bytes, never pickle.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_KIND = "$"  # marks a dict that stands for something JSON does not have
+_KIND = "$"  # key of a dict that encodes a type JSON does not have
 
 
 def pack(value: Any, where: str = "state") -> Any:
-    """`value` in JSON's types; `unpack` gives it back. Refuses anything that only pickle could carry."""
+    """`value` in JSON's types; StateError if only pickle could hold it.
+
+    `unpack` is the inverse.
+    """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.generic):
@@ -45,12 +49,12 @@ def pack(value: Any, where: str = "state") -> Any:
         items = list(value) if isinstance(value, tuple) else [list(item) for item in value.items()]
         return {_KIND: type(value).__name__, "items": pack(items, where)}
     if isinstance(value, (bytes, np.ndarray, torch.Tensor)):
-        return _packed_buffer(value, where)
+        return _pack_buffer(value, where)
     raise StateError(f"{where} is a {type(value).__name__}, which a state of JSON cannot hold")
 
 
 def unpack(value: Any) -> Any:
-    """What `pack` was given; raises StateError where the value cannot come from `pack`."""
+    """The value that `pack` packed; StateError if the data is damaged."""
     if isinstance(value, list):
         return [unpack(item) for item in value]
     if not isinstance(value, dict):
@@ -60,23 +64,22 @@ def unpack(value: Any) -> Any:
     try:
         return _UNPACK[value[_KIND]](value)
     except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"a damaged state: {_KIND}={value[_KIND]!r} with {sorted(value)} means nothing") from error
+        raise StateError(f"a damaged state: {_KIND}={value[_KIND]!r} with {sorted(value)} cannot be read") from error
 
 
 def to_text(content: bytes) -> str:
-    """Bytes as base64."""
     return base64.b64encode(content).decode()
 
 
 def from_text(text: str) -> bytes:
-    """Bytes from base64; raises StateError for anything else."""
+    """Bytes from base64; StateError for anything else."""
     try:
         return base64.b64decode(text, validate=True)
     except (TypeError, binascii.Error) as error:
         raise StateError(f"a damaged state: {str(text)[:40]!r} is not base64") from error
 
 
-def _packed_buffer(value: Any, where: str) -> dict[str, Any]:
+def _pack_buffer(value: Any, where: str) -> dict[str, Any]:
     if isinstance(value, bytes):
         return {_KIND: "bytes", "data": to_text(value)}
     array = np.ascontiguousarray(value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value)
@@ -86,7 +89,7 @@ def _packed_buffer(value: Any, where: str) -> dict[str, Any]:
     return {_KIND: kind, "dtype": array.dtype.str, "shape": list(value.shape), "data": to_text(array.tobytes())}
 
 
-def _array(packed: dict[str, Any]) -> Any:
+def _unpack_array(packed: dict[str, Any]) -> Any:
     return np.frombuffer(from_text(packed["data"]), packed["dtype"]).reshape(packed["shape"]).copy()
 
 
@@ -94,25 +97,32 @@ _UNPACK: dict[str, Any] = {
     "tuple": lambda packed: tuple(unpack(packed["items"])),
     "dict": lambda packed: dict(unpack(packed["items"])),
     "bytes": lambda packed: from_text(packed["data"]),
-    "ndarray": _array,
-    "tensor": lambda packed: torch.from_numpy(_array(packed)),
+    "ndarray": _unpack_array,
+    "tensor": lambda packed: torch.from_numpy(_unpack_array(packed)),
 }
 
 
-_WORDS = 624  # of a Mersenne twister
+_WORDS = 624  # of the state of a Mersenne twister
 
 
 @dataclass(frozen=True)
 class GeneratorState:
-    """One generator; `read()` gives its state as a value that `==` compares, which `write` takes back."""
+    """Access to the state of one generator.
+
+    `read` returns a value that `==` compares and `write` accepts. This class is for `numpy.random.Generator`,
+    subclasses for others.
+    """
 
     path: str
-    """ "torch", "random" or "numpy" for those of the process, else the attribute: ".sampler.generator"."""
+    """Name of a generator of the process, or the path of an attribute: ".generator"."""
     holder: Any
 
     @property
     def owned(self) -> bool:
-        """It is the sampler's own: what the process draws elsewhere does not depend on it."""
+        """True for the sampler's own generator, False for the process's.
+
+        Nothing else draws from a generator of the sampler.
+        """
         return self.path.startswith(".")
 
     def read(self) -> Any:
@@ -126,7 +136,7 @@ class GeneratorState:
         return state
 
     def unpack(self, packed: Any) -> Any:
-        """The state from JSON's types; StateError where it is damaged."""
+        """The state from JSON's types; StateError if it is damaged."""
         return packed
 
 
@@ -162,17 +172,17 @@ class _Torch(GeneratorState):
         self.holder.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
     def pack(self, state: Any) -> Any:
-        return to_text(_short(state))
+        return to_text(_shorten(state))
 
     def unpack(self, packed: Any) -> Any:
-        return _long(from_text(packed))
+        return _lengthen(from_text(packed))
 
 
-def _short(state: bytes) -> bytes:
-    """The state of torch's CPU generator without the upper halves of its words, which are stored in 64 bits each.
+def _shorten(state: bytes) -> bytes:
+    """The state of torch's CPU generator with 32-bit words.
 
-    Layout: 24 bytes, the words, and the rest (`CPUGeneratorImplState` in ATen/CPUGeneratorImpl.cpp). A state that does
-    not look like it stays as it is; the two differ in length.
+    torch stores each 32-bit word in 64 bits. Layout: 24 bytes, the words, and the rest (`CPUGeneratorImplState` in
+    ATen/CPUGeneratorImpl.cpp). A state of another layout stays as it is; the two differ in length.
     """
     words = np.frombuffer(state, "<u8", _WORDS, 24) if len(state) > 24 + 8 * _WORDS else np.array([1 << 32], "<u8")
     if (words >> np.uint64(32)).any():
@@ -180,7 +190,7 @@ def _short(state: bytes) -> bytes:
     return state[:24] + words.astype("<u4").tobytes() + state[24 + 8 * _WORDS :]
 
 
-def _long(content: bytes) -> bytes:
+def _lengthen(content: bytes) -> bytes:
     if not 24 + 4 * _WORDS < len(content) < 24 + 8 * _WORDS:
         return content
     words = np.frombuffer(content, "<u4", _WORDS, 24)
@@ -204,25 +214,26 @@ _KINDS = (
 _DRAW_NOTHING = (SequentialSampler, range, list, tuple, np.ndarray, torch.Tensor)
 
 
-_INNER = ("sampler", "batch_sampler")  # attributes that hold a sampler of whatever class
+_INNER = ("sampler", "batch_sampler")  # attributes that may hold a sampler of any class
 
 
-_TORCHS_OWN = (RandomSampler, WeightedRandomSampler, SubsetRandomSampler)
+_ONE_GENERATOR = (RandomSampler, WeightedRandomSampler, SubsetRandomSampler)
 
 
 def sources(sampler: object) -> list[GeneratorState]:
-    """Every generator that `sampler` may draw from: the process's, and attributes of it and of the samplers inside it.
+    """The generators that a sampler may draw from.
 
-    Torch's own samplers are known to draw from one only, containers from none.
+    These are the generators of the process, and those in attributes of the sampler and of the samplers inside it.
+    torch's own samplers draw from one generator only, containers from none.
     """
     core, prefix = _core(sampler)
     if type(core) in _DRAW_NOTHING:
         return []
-    if type(core) in _TORCHS_OWN:
+    if type(core) in _ONE_GENERATOR:
         generator = core.generator
         return [_TORCH if generator in (None, torch.default_generator) else _Torch(f"{prefix}.generator", generator)]
-    found = {id(source.holder): source for source in (*_held(sampler), *_PROCESS)}
-    return list(found.values())
+    by_holder = {id(source.holder): source for source in (*_find_owned(sampler), *_PROCESS)}
+    return list(by_holder.values())
 
 
 def _core(sampler: object) -> tuple[Any, str]:
@@ -232,7 +243,7 @@ def _core(sampler: object) -> tuple[Any, str]:
     return sampler, prefix
 
 
-def _held(sampler: object) -> Iterator[GeneratorState]:
+def _find_owned(sampler: object) -> Iterator[GeneratorState]:
     for path, holder in nested(sampler):
         for name, value in vars(holder).items() if hasattr(holder, "__dict__") else ():
             for kind, source in _KINDS:
@@ -241,17 +252,23 @@ def _held(sampler: object) -> Iterator[GeneratorState]:
 
 
 def nested(sampler: object) -> list[tuple[str, object]]:
-    """The sampler and the samplers inside it, each with the path of attributes that leads to it ("" for itself)."""
-    found: list[tuple[str, object]] = [("", sampler)]
-    for path, holder in found:
-        known = {id(other) for _, other in found}
+    """The sampler and the samplers inside it, with their attribute paths.
+
+    The path of the sampler itself is "".
+    """
+    samplers: list[tuple[str, object]] = [("", sampler)]
+    for path, holder in samplers:  # grows while it is read: samplers inside samplers
+        known = {id(other) for _, other in samplers}
         inner = [(name, value) for name, value in getattr(holder, "__dict__", {}).items() if id(value) not in known]
-        found += [(f"{path}.{name}", value) for name, value in inner if isinstance(value, Sampler) or name in _INNER]
-    return found
+        samplers += [(f"{path}.{name}", value) for name, value in inner if isinstance(value, Sampler) or name in _INNER]
+    return samplers
 
 
-def chosen(available: list[GeneratorState], states: dict[str, Any]) -> dict[GeneratorState, Any]:
-    """The sources that `states` names, with their states unpacked; StateError for an unknown one or a damaged state."""
+def select_states(available: list[GeneratorState], states: dict[str, Any]) -> dict[GeneratorState, Any]:
+    """The generators named by `states`, with their unpacked states.
+
+    StateError if a generator is unknown or its state is damaged.
+    """
     by_path = {source.path: source for source in available}
     unknown = sorted(states.keys() - by_path.keys())
     if unknown:
@@ -259,12 +276,12 @@ def chosen(available: list[GeneratorState], states: dict[str, Any]) -> dict[Gene
             f"the saved order was drawn from the generator {unknown[0]!r}, but this sampler has only "
             f"{sorted(by_path)}: build it as it was when the state was saved"
         )
-    return {by_path[path]: _tried(by_path[path], packed) for path, packed in states.items()}
+    return {by_path[path]: _check_state(by_path[path], packed) for path, packed in states.items()}
 
 
-def _tried(source: GeneratorState, packed: Any) -> Any:
-    """The state, once the generator has shown that it can take it."""
-    own = source.read()
+def _check_state(source: GeneratorState, packed: Any) -> Any:
+    """The unpacked state, after a trial that the generator accepts it."""
+    before = source.read()
     try:
         state = source.unpack(packed)
         source.write(state)
@@ -272,4 +289,4 @@ def _tried(source: GeneratorState, packed: Any) -> Any:
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise StateError(f"the saved state of the generator {source.path!r} is damaged: {error}") from error
     finally:
-        source.write(own)
+        source.write(before)

@@ -1,4 +1,4 @@
-"""Batches of samples of similar length, so that little is padded."""
+"""Batches of samples of similar length, to reduce padding."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import numpy as np
 from feedline.core.rng import derive, permuted
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
-from feedline.samplers.base import BatchIndexSampler, Indices, describe
+from feedline.samplers.base import BatchIndexSampler, Indices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
 class _Bucket(NamedTuple):
-    """Samples [first, first + size) in order of falling length; every epoch deals them anew into batches of `rows`."""
+    """Samples [first, first + size) of the order by falling length.
+
+    Each epoch deals them into new batches of `rows`.
+    """
 
     first: int
     size: int
@@ -26,12 +29,15 @@ class _Bucket(NamedTuple):
 class LengthBuckets(BatchIndexSampler):
     """Batches of similar lengths in random order; every sample once an epoch.
 
-    Give `batch_size`, or `max_tokens` (no batch holds more than that many tokens once padded: longest x rows), or both
-    as upper bounds. Samples are sorted by length and cut into buckets whose shortest is at most `tolerance` (a share)
-    shorter than their longest, as far as whole batches allow; each epoch shuffles inside the buckets and then the
-    batches. Less tolerance means less padding and less mixing. The number of batches is the same in every epoch, and so
-    is the number of rows in the batches of a bucket. Only one batch, of the shortest samples, can be smaller than the
-    others of its bucket: `drop_last=True` leaves it out (other samples each epoch).
+    Bound the batches by `batch_size`, by `max_tokens` (longest length x rows, that is with padding), or by both.
+
+    Samples are sorted by length and cut into buckets. The shortest sample of a bucket is at most `tolerance` (a
+    fraction) shorter than the longest, as far as whole batches allow. Each epoch shuffles inside the buckets, and then
+    the batches. Less tolerance means less padding and less mixing.
+
+    The number of batches is the same in every epoch, and so is the number of rows in the batches of a bucket. Only one
+    batch, of the shortest samples, can be smaller than the others of its bucket: `drop_last=True` leaves it out (other
+    samples each epoch).
     """
 
     def __init__(
@@ -59,8 +65,8 @@ class LengthBuckets(BatchIndexSampler):
         self._buckets = list(self._cut())
         batches = [size // rows if drop_last else -(-size // rows) for _, size, rows in self._buckets]
         self._firsts = np.cumsum([0, *batches])
-        self._length = int(self._firsts[-1])
-        if not self._length:
+        self.length = int(self._firsts[-1])
+        if not self.length:
             raise ArgumentError(f"drop_last=True leaves no full batch of {len(self.lengths)} samples: lower batch_size")
 
     def _check_longest(self) -> None:
@@ -86,8 +92,8 @@ class LengthBuckets(BatchIndexSampler):
         by_tokens = None if self.max_tokens is None else self.max_tokens // max(longest, 1)
         return min(bound for bound in (by_tokens, self.batch_size) if bound is not None)
 
-    def _take(self, epoch: int, start: int, stop: int) -> list[Indices]:
-        numbers = permuted(derive(self.seed, epoch, "batches"), self._length, start, stop)
+    def batches(self, epoch: int, start: int, stop: int) -> list[Indices]:
+        numbers = permuted(derive(self.seed, epoch, "batches"), self.length, start, stop)
         buckets = self._firsts.searchsorted(numbers, side="right") - 1
         within = numbers - self._firsts[buckets]
         return [self._batch(epoch, bucket, n) for bucket, n in zip(buckets.tolist(), within.tolist(), strict=True)]
@@ -99,7 +105,7 @@ class LengthBuckets(BatchIndexSampler):
         return self._order[first + places]
 
     def padding_share(self, epoch: int = 0) -> float:
-        """Share of all tokens of the padded batches of `epoch` that are padding; O(n)."""
+        """Fraction of the tokens of `epoch` that are padding; O(n)."""
         tokens = padded = 0
         for number, (first, size, rows) in enumerate(self._buckets):
             places = permuted(derive(self.seed, epoch, "bucket", number), size, 0, size - size % rows * self.drop_last)
@@ -109,14 +115,3 @@ class LengthBuckets(BatchIndexSampler):
             tokens += int(lengths.sum())
             padded += int((np.maximum.reduceat(lengths, starts) * heights).sum()) if len(lengths) else 0
         return 1.0 - tokens / padded if padded else 0.0
-
-    def fingerprint(self) -> str:
-        return describe(
-            self,
-            lengths=self.lengths,
-            batch_size=self.batch_size,
-            max_tokens=self.max_tokens,
-            seed=self.seed,
-            tolerance=self.tolerance,
-            drop_last=self.drop_last,
-        )

@@ -1,4 +1,4 @@
-"""Several datasets mixed by weights."""
+"""Several datasets mixed in fixed proportions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers._random import uniform
-from feedline.samplers.base import IndexSampler, Indices, RecentResults, blockwise, describe
+from feedline.samplers.base import IndexSampler, Indices, RecentResults, blockwise
 from feedline.samplers.basic import Shuffled, endless, finite
 
 if TYPE_CHECKING:
@@ -29,22 +29,30 @@ _SMALLEST_SHARE = 2.0**-20
 
 
 class _AllocationBlock(NamedTuple):
-    """One block of the allocation: for each position the dataset, and which draw from it this is, counted from 0."""
+    """One block of the allocation of positions to datasets.
+
+    `datasets` holds the dataset of each position; `draws` the number of that draw among all draws from the dataset,
+    counted from 0.
+    """
 
     datasets: Indices
     draws: Indices
 
 
 class Mixture(IndexSampler):
-    """Positions shared out among datasets by weight; indices are those of `ConcatDataset` of the same datasets.
+    """Positions allocated to datasets by weight.
 
-    `samplers`: for each dataset its length (it is then shuffled) or a sampler of its indices. `sizes`: the datasets'
-    lengths, needed only where a sampler does not tell (`Subset`). After any number of positions each dataset has had
-    its share to within a few samples (after every 1,024, or more where a share is tiny, to within one); where in its
-    turn a dataset comes is random. The allocation is the same in every epoch, the samples are not.
+    Indices are those of a `ConcatDataset` of the same datasets. `samplers` holds the length of each dataset, which is
+    then shuffled, or a sampler of its indices. `sizes` are the lengths of the datasets, needed only where a sampler
+    does not know its `extent`.
 
-    `stop`: "first_exhausted" ends the epoch with the last sample of the dataset that is through first, "all_exhausted"
-    with that of the one that is through last (others begin again in a new order), a number after so many samples.
+    After any number of positions each dataset has had its share to within a few samples, and to within one after every
+    1,024 (or more where a share is tiny). The order of the datasets is random. The allocation is the same in every
+    epoch; the samples are not.
+
+    `stop`: "first_exhausted" ends the epoch with the last sample of the dataset that runs out first, "all_exhausted"
+    with that of the dataset that runs out last (the others start over in a new order), a number after that many
+    samples.
     """
 
     def __init__(
@@ -68,20 +76,25 @@ class Mixture(IndexSampler):
         shares = [weight / total for weight in exact]
         self._block_size = _block_size(shares)
         self._bounds = [Fraction(0), *accumulate(shares)]
-        self._block = RecentResults(self._allocated, keep=8)
+        self._block = RecentResults(self._allocate, keep=8)
         self.stop = stop
-        self._length = self._ending()
+        self.length = self._count_positions()
         self._passes = [-(-draws // len(each)) for draws, each in zip(self._draws(), self.samplers, strict=True)]
 
     def _before(self, block: int) -> Indices:
-        """Draws from every dataset before that block: exact shares, rounded so that they add up."""
+        """Draws from every dataset before that block.
+
+        Exact shares, rounded so that they add up to the position.
+        """
         position = block * self._block_size
         return np.diff([bound.numerator * position // bound.denominator for bound in self._bounds])
 
-    def _allocated(self, block: int) -> _AllocationBlock:
-        """Each of a dataset's n places lies at random in its own n-th part of the block, taken as a circle.
+    def _allocate(self, block: int) -> _AllocationBlock:
+        """The allocation of one block.
 
-        Where the parts begin is random too: parts of two datasets in step would give every second position to one.
+        The block is a circle. A dataset with n draws cuts it into n equal parts and puts one draw at a random place in
+        each. The first part of each dataset begins at a random place: if two datasets cut at the same places, they
+        would alternate.
         """
         before = self._before(block)
         counts = self._before(block + 1) - before
@@ -95,24 +108,24 @@ class Mixture(IndexSampler):
         draws[datasets.argsort(kind="stable")] = before[owner] + within
         return _AllocationBlock(datasets, draws)
 
-    def _take(self, epoch: int, start: int, stop: int) -> Indices:
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
         owner = blockwise(lambda number: self._block(number).datasets, self._block_size, start, stop)
         draws = blockwise(lambda number: self._block(number).draws, self._block_size, start, stop)
         indices = np.empty(stop - start, np.int64)
         for dataset in np.unique(owner).tolist():
             mine = owner == dataset
-            drawn = draws[mine]  # consecutive numbers
+            drawn = draws[mine]  # consecutive
             first_epoch = epoch * self._passes[dataset]
             part = endless(self.samplers[dataset], first_epoch, int(drawn[0]), int(drawn[-1]) + 1)
             indices[mine] = self._offsets[dataset] + part
         return indices
 
     def locate(self, indices: Indices) -> tuple[Indices, Indices]:
-        """The number of the dataset that each index belongs to, and the index inside it."""
+        """The dataset number and the index within the dataset, for each index."""
         datasets = (self._offsets + self.sizes).searchsorted(indices, side="right")
         return datasets, np.asarray(indices) - self._offsets[datasets]
 
-    def _ending(self) -> int:
+    def _count_positions(self) -> int:
         if not isinstance(self.stop, str):
             return _arguments.integer("stop", self.stop, 1, f"or one of {', '.join(_STOPS)}")
         used = np.flatnonzero(self.weights).tolist()
@@ -120,46 +133,36 @@ class Mixture(IndexSampler):
         return min(ends) if _arguments.choice("stop", self.stop, _STOPS) == "first_exhausted" else max(ends)
 
     def _position(self, dataset: int, draw: int) -> int:
-        """Where the given draw from the dataset comes."""
+        """The position of a draw from a dataset."""
         share = self._bounds[dataset + 1] - self._bounds[dataset]
         blocks = range(int((draw + 2) / share) // self._block_size + 2)
         block = bisect_right(blocks, draw, key=lambda number: int(self._before(number)[dataset])) - 1
-        datasets, draws = self._allocated(block)
+        datasets, draws = self._allocate(block)
         return block * self._block_size + int(((datasets == dataset) & (draws == draw)).argmax())
 
     def _draws(self) -> list[int]:
         """Draws from every dataset in one epoch."""
         block, within = divmod(len(self), self._block_size)
-        part = np.bincount(self._allocated(block).datasets[:within], minlength=len(self.samplers))
+        part = np.bincount(self._allocate(block).datasets[:within], minlength=len(self.samplers))
         draws: list[int] = (self._before(block) + part).tolist()
         return draws
 
-    def fingerprint(self) -> str:
-        return describe(
-            self,
-            samplers=tuple(self.samplers),
-            weights=self.weights,
-            seed=self.seed,
-            stop=self.stop,
-            sizes=self.sizes,
-        )
 
-
-def _sampler(number: int, given: IndexSampler | int, seed: int) -> IndexSampler:
+def _sampler(number: int, source: IndexSampler | int, seed: int) -> IndexSampler:
     name = f"samplers[{number}]"
-    if isinstance(given, Sampler):
-        return finite(name, given)
-    length = _arguments.integer(name, given, 1, "pass a dataset's length or its sampler")
+    if isinstance(source, Sampler):
+        return finite(name, source)
+    length = _arguments.integer(name, source, 1, "pass a dataset's length or its sampler")
     return Shuffled(length, derive(seed, "mixture", number))
 
 
-def _sizes(samplers: list[IndexSampler], given: Sequence[int] | None) -> Indices:
-    if given is None:
-        given = [each.extent or 0 for each in samplers]
-        if 0 in given:
-            name = samplers[given.index(0)].fingerprint()
-            raise ArgumentError(f"{name} does not tell the length of its dataset: pass sizes=[len(dataset), ...]")
-    sizes = _arguments.integers("sizes", given, 1)
+def _sizes(samplers: list[IndexSampler], lengths: Sequence[int] | None) -> Indices:
+    if lengths is None:
+        lengths = [each.extent or 0 for each in samplers]
+        if 0 in lengths:
+            name = samplers[lengths.index(0)].fingerprint()
+            raise ArgumentError(f"{name} does not know the length of its dataset: pass sizes=[len(dataset), ...]")
+    sizes = _arguments.integers("sizes", lengths, 1)
     if len(sizes) != len(samplers):
         raise ArgumentError(f"{len(sizes)} sizes for {len(samplers)} datasets: pass one for each")
     for size, each in zip(sizes.tolist(), samplers, strict=True):

@@ -1,7 +1,4 @@
-"""One run through a foreign sampler, recorded so that it can be repeated.
-
-torch's `RandomSampler` and its few bytes of state.
-"""
+"""Recording of a foreign sampler's epoch, to repeat it after a resume."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
 from feedline.errors import StateError
-from feedline.samplers.generator_state import GeneratorState, chosen, nested, pack, sources, unpack
+from feedline.samplers.generator_state import GeneratorState, nested, pack, select_states, sources, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,49 +21,54 @@ if TYPE_CHECKING:
 
 
 _ITER = -1
-"""The place of what `iter(sampler)` itself draws, before the item at 0."""
+"""Position of what `iter(sampler)` itself draws, before the first item."""
 
 
-class Drawn:
-    """Any sampler. Around every step the generators it may use are compared, and what it drew from is recorded.
+class RecordedRun:
+    """One epoch of any sampler, with the random states it used.
 
-    A record is the state just before a draw, needed again only where others drew from the generator in between: a
-    sampler that draws nothing records nothing, one that draws once records one state. When a run is repeated, the
-    process's own generators hold the recorded states for the sampler's steps alone; the sampler's own generators keep
-    moving, as they did in the first run.
+    The generators that the sampler may use are compared before and after every step. A record is the state before a
+    draw. It is only needed if something else drew from that generator since: a sampler that draws nothing records
+    nothing, one that draws once records one state.
+
+    When an epoch is repeated, the process's generators hold the recorded states during the sampler's steps only. The
+    sampler's own generators keep moving, as they did the first time.
     """
 
     def __init__(self, sampler: Any, script: dict[str, Any], convert: Callable[[Any], Any] | None = None) -> None:
         self._sampler = sampler
-        self._convert = convert  # called with each item as it comes
-        self._script = _checked(script)
+        self._convert = convert
+        self._script = _check_script(script)
         self._sources = sources(sampler)
         self._draws: list[dict[str, Any]] = list(self._script.get("draws", []))
-        self._ahead = [(entry["at"], chosen(self._sources, entry["states"])) for entry in self._draws]
-        self._left: dict[GeneratorState, Any] = {}  # how our last step that drew from it left a generator
-        self._held: dict[GeneratorState, Any] = {}  # states of the process's generators that stand in during our steps
+        self._pending = [(entry["at"], select_states(self._sources, entry["states"])) for entry in self._draws]
+        self._left: dict[GeneratorState, Any] = {}  # state after the sampler's latest draw, by generator
+        self._overrides: dict[GeneratorState, Any] = {}  # recorded states of the process's generators
         self._context: dict[str, Any] = {}
         self._unpackable: StateError | None = None
         self._iterator: Iterator[Any] | None = None
-        self._listed = 0
+        self._position = 0
 
     def start(self) -> None:
-        """Call `iter(sampler)`, as torch does at once with a batch sampler and lazily with a sampler."""
-        self._context = self._restored_context() if self._script else self._current_context()
+        """Call `iter(sampler)`.
+
+        torch does this at once for a batch sampler, and with the first item for a sampler.
+        """
+        self._context = self._restore_context() if self._script else self._read_context()
         self._install(_ITER)
-        self._iterator = self._observed(_ITER, lambda: iter(self._sampler))
+        self._iterator = self._observe(_ITER, lambda: iter(self._sampler))
 
     def pull(self, count: int) -> list[Any]:
-        """The next `count` items, fewer only at the end; calls `start` if that was not done."""
+        """The next `count` items, fewer only at the end; starts if needed."""
         if self._iterator is None:
             self.start()
         items: list[Any] = []
         while len(items) < count:
-            self._install(self._listed)
-            step = min(count - len(items), self._ahead[0][0] - self._listed if self._ahead else sys.maxsize)
-            part = self._observed(self._listed, partial(self._next, step))
+            self._install(self._position)
+            step = min(count - len(items), self._pending[0][0] - self._position if self._pending else sys.maxsize)
+            part = self._observe(self._position, partial(self._next, step))
             items += part
-            self._listed += len(part)
+            self._position += len(part)
             if len(part) < step:
                 break
         return items
@@ -76,14 +78,14 @@ class Drawn:
         return list(items if self._convert is None else map(self._convert, items))
 
     def recorded(self) -> dict[str, Any]:
-        """JSON that makes another run give the same items."""
+        """JSON from which another run gives the same items."""
         if self._iterator is None:
             return self._script
         if self._unpackable is not None:
             raise self._unpackable
         return {**self._context, **({"draws": list(self._draws)} if self._draws else {})}
 
-    def _current_context(self) -> dict[str, Any]:
+    def _read_context(self) -> dict[str, Any]:
         context: dict[str, Any] = {}
         epochs = {path: holder.epoch for path, holder in _with_epoch(self._sampler)}
         if epochs:
@@ -94,12 +96,12 @@ class Drawn:
                 for path, holder in _stateful(self._sampler)
             }
         except StateError as error:
-            states, self._unpackable = {}, error  # for who asks what was recorded; the order itself needs no state
+            states, self._unpackable = {}, error  # raised by `recorded`: the order itself needs no state
         if states:
             context["states"] = states
         return context
 
-    def _restored_context(self) -> dict[str, Any]:
+    def _restore_context(self) -> dict[str, Any]:
         epochs = self._script.get("epochs", {})
         for path, holder in _with_epoch(self._sampler):
             if path in epochs:
@@ -111,17 +113,17 @@ class Drawn:
         return {name: self._script[name] for name in ("epochs", "states") if name in self._script}
 
     def _install(self, at: int) -> None:
-        """Take up the recorded states of this place."""
-        while self._ahead and self._ahead[0][0] <= at:
-            for source, state in self._ahead.pop(0)[1].items():
+        """Set the generators to the states recorded for this position."""
+        while self._pending and self._pending[0][0] <= at:
+            for source, state in self._pending.pop(0)[1].items():
                 self._left[source] = state
                 if source.owned:
                     source.write(state)
                 else:
-                    self._held[source] = state
+                    self._overrides[source] = state
 
-    def _observed(self, at: int, step: Callable[[], Any]) -> Any:
-        with self._standing_in():
+    def _observe(self, at: int, step: Callable[[], Any]) -> Any:
+        with self._overridden_generators():
             before = [source.read() for source in self._sources]
             try:
                 return step()
@@ -129,27 +131,27 @@ class Drawn:
                 self._note(at, before)
 
     @contextmanager
-    def _standing_in(self) -> Iterator[None]:
-        process = {source: source.read() for source in self._held}
-        for source, state in self._held.items():
+    def _overridden_generators(self) -> Iterator[None]:
+        process = {source: source.read() for source in self._overrides}
+        for source, state in self._overrides.items():
             source.write(state)
         try:
             yield
         finally:
-            self._held = {source: source.read() for source in process}
+            self._overrides = {source: source.read() for source in process}
             for source, state in process.items():
                 source.write(state)
 
     def _note(self, at: int, before: list[Any]) -> None:
-        drawn = {}
+        states = {}
         for source, state in zip(self._sources, before, strict=True):
             after = source.read()
             if after != state:
                 if self._left.get(source) != state:
-                    drawn[source.path] = source.pack(state)
+                    states[source.path] = source.pack(state)
                 self._left[source] = after
-        if drawn:
-            self._draws.append({"at": at, "states": drawn})
+        if states:
+            self._draws.append({"at": at, "states": states})
 
 
 def _with_epoch(sampler: Any) -> list[tuple[str, Any]]:
@@ -158,44 +160,52 @@ def _with_epoch(sampler: Any) -> list[tuple[str, Any]]:
 
 
 def _stateful(sampler: Any) -> list[tuple[str, Any]]:
-    """The samplers with a state of their own, but not those inside one, whose state is its affair."""
-    found: list[tuple[str, Any]] = []
+    """The outermost samplers that have a `state_dict` of their own.
+
+    A sampler's state covers the samplers inside it.
+    """
+    samplers: list[tuple[str, Any]] = []
     for path, holder in nested(sampler):
-        outermost = not any(path.startswith(f"{outer}.") for outer, _ in found)
+        outermost = not any(path.startswith(f"{outer}.") for outer, _ in samplers)
         if (
             outermost
             and callable(getattr(holder, "state_dict", None))
             and callable(getattr(holder, "load_state_dict", None))
         ):
-            found.append((path, holder))
-    return found
+            samplers.append((path, holder))
+    return samplers
 
 
-def _checked(script: dict[str, Any]) -> dict[str, Any]:
+def _check_script(script: dict[str, Any]) -> dict[str, Any]:
     unknown = script.keys() - {"epochs", "states", "draws"}
     if unknown:
-        raise StateError(f"a saved order of such a sampler has no entry {min(unknown)!r}: it is that of another kind")
+        raise StateError(
+            f"the order of this sampler has no entry {min(unknown)!r}: the saved order is that of another kind of sampler"
+        )
     for name, kind in (("epochs", dict), ("states", dict), ("draws", list)):
         if not isinstance(script.get(name, kind()), kind):
             raise StateError(f"a damaged state: the entry {name!r} of a sampler's order is {script[name]!r}")
     for entry in script.get("draws", []):
         at, states = (entry.get("at"), entry.get("states")) if isinstance(entry, dict) else (None, None)
         if not isinstance(at, int) or not isinstance(states, dict):
-            raise StateError(f"a damaged state: {entry!r} is no record of draws")
+            raise StateError(f"a damaged state: {entry!r} is not a record of draws")
     return script
 
 
-def seedable(sampler: Any) -> bool:
-    """Whether `sampler` is torch's `RandomSampler` without a generator, as it is or in torch's `BatchSampler`."""
+def is_seedable(sampler: Any) -> bool:
+    """Check for torch's `RandomSampler` without a generator.
+
+    Also accepted inside torch's `BatchSampler`.
+    """
     core = sampler.sampler if type(sampler) is BatchSampler else sampler
     return type(core) is RandomSampler and core.generator is None
 
 
-class Seeded:
-    """A run of torch's `RandomSampler` without a generator, which draws a seed from torch's global one and no more.
+class SeededRun:
+    """One epoch of torch's `RandomSampler` without a generator.
 
-    The same draw is made at the same moment, so that order and global state are torch's; the seed is all there is to
-    record. The methods are those of `Drawn`.
+    Such a sampler draws one seed from torch's global generator. The same draw is made at the same moment, so that order
+    and global state are torch's; the seed is all there is to record. The methods are those of `RecordedRun`.
     """
 
     def __init__(self, sampler: Any, script: dict[str, Any], convert: Callable[[Any], Any] | None = None) -> None:
@@ -203,12 +213,12 @@ class Seeded:
         self._convert = convert
         self._seed: int | None = script.get("seed")
         if script.keys() - {"seed"} or not isinstance(self._seed, int | None):
-            raise StateError(f"a saved order of {type(sampler).__name__} holds a seed, but this one holds {script}")
+            raise StateError(f"the saved order of a {type(sampler).__name__} holds a seed, but this one holds {script}")
         self._items: Iterator[Any] | None = None
         self._order: Indices | None = None
 
     def start(self) -> None:
-        """Nothing: torch draws with the first item, not in `iter`."""
+        """Do nothing: torch draws with the first item, not in `iter`."""
 
     def pull(self, count: int) -> list[Any] | Indices:
         if self._items is None and self._order is None:
@@ -226,11 +236,11 @@ class Seeded:
         generator.manual_seed(self._seed)
         sampler = self._sampler
         if type(sampler) is BatchSampler:
-            inner = _with(sampler.sampler, generator)
+            inner = _with_generator(sampler.sampler, generator)
             self._items = iter(BatchSampler(inner, sampler.batch_size, sampler.drop_last))
         elif self._convert or sampler.replacement or sampler.num_samples > len(sampler.data_source):
-            self._items = iter(_with(sampler, generator))
-        else:  # a single permutation: as an array, without a Python integer for every sample
+            self._items = iter(_with_generator(sampler, generator))
+        else:  # a single permutation stays an array, without a Python int per sample
             n = len(sampler.data_source)
             self._order = torch.randperm(n, generator=generator).numpy()[: sampler.num_samples]
 
@@ -238,5 +248,5 @@ class Seeded:
         return {} if self._seed is None else {"seed": self._seed}
 
 
-def _with(sampler: Any, generator: torch.Generator) -> RandomSampler:
+def _with_generator(sampler: Any, generator: torch.Generator) -> RandomSampler:
     return RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, generator)

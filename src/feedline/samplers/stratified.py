@@ -10,26 +10,29 @@ from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers._random import permutations
-from feedline.samplers.base import BatchIndexSampler, Indices, RecentResults, describe
+from feedline.samplers.base import BatchIndexSampler, Indices, RecentResults
 from feedline.samplers.weighted import Classes
 
 _GOLDEN = 0.6180339887498949
 
 
 class StratifiedBatches(BatchIndexSampler):
-    """Batches of exactly `batch_size`, each holding every class, its share rounded up or down from batch to batch.
+    """Batches of exactly `batch_size`, each with every class.
 
-    `shares="proportional"`: as often as among the labels, but at least once a batch. A class with fewer samples than
-    there are batches repeats them. `drop_last=False`: every sample comes at least once, the last batches filled up with
-    repetitions; `drop_last=True`: no sample of the other classes comes twice.
-    `shares="equal"`: all classes equally often; about as many batches as plain batching gives, small classes repeat and
-    of large ones each epoch shows another part.
+    `shares="proportional"`: each class has its share of the labels, rounded up or down from batch to batch, and at
+    least one sample per batch. A class with fewer samples than there are batches repeats them. With `drop_last=False`
+    every sample comes at least once, and the last batches are completed with repetitions; with `drop_last=True` no
+    sample of the other classes comes twice.
+
+    `shares="equal"`: all classes equally often. There are about as many batches as without a sampler; small classes
+    repeat, and each epoch shows another part of large ones.
     """
 
     def __init__(
         self, labels: Any, batch_size: int, seed: int = 0, drop_last: bool = False, shares: str = "proportional"
     ) -> None:
         self._classes = Classes(labels)
+        self.labels = self._classes.labels
         self.batch_size = _arguments.integer("batch_size", batch_size, 1)
         self.seed = _arguments.whole("seed", seed)
         self.drop_last = bool(drop_last)
@@ -45,58 +48,52 @@ class StratifiedBatches(BatchIndexSampler):
         else:
             weights, slots = _weights(sizes, self.batch_size)
             samples = sum(weights)
-        self._length = samples // slots if drop_last else -(-samples // slots)
-        if not self._length:
+        self.length = samples // slots if drop_last else -(-samples // slots)
+        if not self.length:
             raise ArgumentError(f"batch_size {batch_size} leaves no full batch: pass drop_last=False")
-        self._starts = _starts(_totals(weights, slots, self._length), self._length)
+        self._starts = _starts(_totals(weights, slots, self.length), self.length)
         self._batches = max(1, 8192 // self.batch_size)
-        self._block = RecentResults(self._arranged)
+        self._block = RecentResults(self._arrange)
 
-    def _take(self, epoch: int, start: int, stop: int) -> list[Indices]:
+    def batches(self, epoch: int, start: int, stop: int) -> list[Indices]:
         return [np.array(self._block(epoch, n // self._batches)[n % self._batches]) for n in range(start, stop)]
 
-    def _arranged(self, epoch: int, number: int) -> Indices:
-        """Block `number` of the epoch's batches, one a row."""
-        first, last = number * self._batches, min((number + 1) * self._batches, self._length)
+    def _arrange(self, epoch: int, number: int) -> Indices:
+        """Block `number` of the epoch's batches, one per row."""
+        first, last = number * self._batches, min((number + 1) * self._batches, self.length)
         starts = self._starts[first : last + 1]
-        drawn = self._drawn(derive(self.seed, epoch, "members"), starts[0], starts[-1])
+        drawn = self._draw(derive(self.seed, epoch, "members"), starts[0], starts[-1])
         before = np.concatenate([[0], np.cumsum(starts[-1] - starts[0])[:-1]])  # draws of the classes before each
         place = _runs((starts[:-1] - starts[0] + before).ravel(), np.diff(starts, axis=0).ravel())
         rows = drawn[place].reshape(-1, self.batch_size)
         order = permutations(derive(self.seed, epoch, "rows"), self.batch_size, first, last)
         return np.take_along_axis(rows, order, axis=1)
 
-    def _drawn(self, key: int, low: Indices, high: Indices) -> Indices:
+    def _draw(self, key: int, low: Indices, high: Indices) -> Indices:
         spans = enumerate(zip(low.tolist(), high.tolist(), strict=True))
         return np.concatenate([self._classes.draws(key, c, start, stop) for c, (start, stop) in spans])
 
-    def fingerprint(self) -> str:
-        return describe(
-            self,
-            labels=self._classes.labels,
-            batch_size=self.batch_size,
-            seed=self.seed,
-            drop_last=self.drop_last,
-            shares=self.shares,
-        )
-
 
 def _weights(sizes: list[int], batch_size: int) -> tuple[list[int], int]:
-    """The weight of every class in what rare classes leave of a batch, and how much that is; a rare class has weight 0.
+    """The weight of each class, and the places per batch for them.
 
-    Rare is a class that would come less than once a batch; it gets one place in each, which makes others rarer.
+    A class that would come less than once per batch is rare: it has weight 0 and one place in each batch. This makes
+    other classes rarer, so the search is repeated until nothing changes.
     """
     weights, slots = list(sizes), batch_size
     while True:
         samples = sum(weights)
-        kept = [size if size * slots >= samples else 0 for size in weights]
-        if kept == weights:
+        frequent = [size if size * slots >= samples else 0 for size in weights]
+        if frequent == weights:
             return weights, slots
-        weights, slots = kept, batch_size - kept.count(0)
+        weights, slots = frequent, batch_size - frequent.count(0)
 
 
 def _totals(weights: list[int], slots: int, batches: int) -> list[int]:
-    """Draws of every class in an epoch: one a batch for weight 0, else by largest remainder of `slots` a batch."""
+    """Draws of every class in an epoch.
+
+    One per batch for weight 0; else `slots` per batch, shared out by largest remainder.
+    """
     whole, samples = batches * slots, sum(weights)
     totals = [whole * weight // samples for weight in weights]
     by_remainder = sorted(range(len(weights)), key=lambda c: -(whole * weights[c] % samples))
@@ -106,11 +103,13 @@ def _totals(weights: list[int], slots: int, batches: int) -> list[int]:
 
 
 def _starts(totals: list[int], batches: int) -> Indices:
-    """How often each class was drawn before each batch and in all: (batches + 1, classes).
+    """Draws of each class before each batch: (batches + 1, classes).
 
-    Every batch gets the rounded-down share of each class. The places left go round a circle on which the classes own
-    arcs as long as their remainders: batch after batch another turn of the circle, evenly spaced turns in golden order,
-    so every class gets exactly its total, spread evenly.
+    The last row holds the totals.
+
+    Every batch gets the rounded-down share of each class. To share out the remaining places evenly, the classes own
+    arcs of a circle as long as their remainders. Each batch puts its places on the circle at equal distances, at an
+    offset of its own; the offsets follow in golden-ratio order. Every class gets exactly its total.
     """
     shares, remainders = np.divmod(np.array(totals, np.int64), batches)
     counts = np.tile(shares, (batches, 1))
@@ -122,7 +121,7 @@ def _starts(totals: list[int], batches: int) -> Indices:
 
 
 def _runs(starts: Indices, lengths: Indices) -> Indices:
-    """`starts[0], starts[0] + 1, ...` for `lengths[0]` elements, then the run of `starts[1]`, and so on."""
+    """The runs `starts[i], starts[i] + 1, ...` of `lengths[i]` elements, concatenated."""
     before = np.cumsum(lengths) - lengths
     runs: Indices = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
     return runs

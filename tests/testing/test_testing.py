@@ -99,6 +99,8 @@ def test_what_is_wrong_is_named(dataset: Any, complaint: str) -> None:
         fl.samplers.Shuffled(100_000, seed=3),
         fl.samplers.Weighted([1.0, 2.0, 3.0], num_samples=50, seed=0),
         fl.samplers.Infinite(fl.samplers.Shuffled(7, seed=1)),
+        fl.samplers.LengthBuckets([3, 5, 2, 8, 8, 1, 4], max_tokens=16, seed=1),
+        fl.samplers.StratifiedBatches([0, 1, 1, 0, 1], 2, seed=1),
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
@@ -107,8 +109,8 @@ def test_feedlines_own_samplers_pass(sampler: Any) -> None:
 
 
 class Stateful(fl.samplers.Sequential):
-    def _take(self, epoch: int, start: int, stop: int) -> Any:
-        return super()._take(epoch, start, stop) + (stop - start == 1)
+    def indices(self, epoch: int, start: int, stop: int) -> Any:
+        return super().indices(epoch, start, stop) + (stop - start == 1)
 
 
 class Backwards(fl.samplers.Sequential):
@@ -121,9 +123,26 @@ class Listing(fl.samplers.Sequential):
         return list(range(start, stop))
 
 
+class Batches(fl.samplers.BatchIndexSampler):
+    def __init__(self, mistake: str) -> None:
+        self.mistake = mistake
+        self.length = 4
+
+    def batches(self, epoch: int, start: int, stop: int) -> Any:
+        shift = stop - start == 1 and self.mistake == "cut"
+        dtype = np.int32 if self.mistake == "dtype" else np.int64
+        return [np.array([2 * number + shift, 2 * number + 1], dtype) for number in range(start, stop)]
+
+
 @pytest.mark.parametrize(
     ("sampler", "complaint"),
-    [(Stateful(9), "how an epoch is cut"), (Backwards(9), "disagree, from position 0"), (Listing(9), "list")],
+    [
+        (Stateful(9), "how an epoch is cut"),
+        (Backwards(9), "disagree, from position 0"),
+        (Listing(9), "list"),
+        (Batches("cut"), "take_batches depends on how an epoch is cut"),
+        (Batches("dtype"), "must be an int64 array, but one is int32 array"),
+    ],
 )
 def test_what_is_wrong_with_a_sampler_is_named(sampler: Any, complaint: str) -> None:
     with pytest.raises(AssertionError, match=complaint):

@@ -1,0 +1,141 @@
+"""Conformance checks of map-style datasets."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from feedline import collate
+from feedline.collate.batch_reads import reader_of
+from feedline.core.dataset import BatchRead, has_traits, traits_of
+from feedline.core.rng import addressed, derive_each
+from feedline.core.tensors import allocate_tensor
+from feedline.loader.builder import many_at_once
+from feedline.loader.dataloader import DataLoader
+from feedline.testing.difference import check_same
+
+_SEED = 7
+
+
+_SAMPLES = 24
+
+
+def check_dataset(
+    dataset: Any, *, collate_fn: Callable[[Any], Any] | None = None, methods: Sequence[str] = ("process",)
+) -> None:
+    """AssertionError names the first promise that `dataset` breaks, and what to do about it.
+
+    Checked on a couple of dozen samples: lengths and index errors; that samples are the same whenever they are asked
+    for; that `__getitems__` and `read_batch` give what single samples give; that the dataset survives pickling and, if
+    its traits say `thread_safe`, threads; and that a loader with workers of these `methods` gives the batches of one without,
+    also when it is resumed in mid-epoch. `collate_fn` is what the loader needs for such samples, if anything.
+    """
+    length = len(dataset)
+    assert length > 0, "the dataset is empty: nothing can be checked"
+    indices = np.unique(np.linspace(0, length - 1, _SAMPLES).astype(np.int64))
+    expected = _one_by_one(dataset, indices)
+    _check_repeats(dataset, indices, expected)
+    _check_range(dataset, length)
+    _check_many(dataset, indices, expected)
+    _check_traits(dataset)
+    _check_read_batch(dataset, indices, expected)
+    _check_pickle(dataset, indices, expected)
+    if traits_of(dataset).thread_safe:
+        _check_threads(dataset, indices, expected)
+        methods = ("thread", *methods)
+    _check_loaders(dataset, collate_fn, methods)
+
+
+def _one_by_one(dataset: Any, indices: Any) -> list[Any]:
+    """The samples as a loader with a seed draws them, one after the other."""
+    samples = []
+    with addressed(_keys(indices).tolist()) as address:
+        for row, index in enumerate(indices.tolist()):
+            address.row = row
+            samples.append(dataset[index])
+    return samples
+
+
+def _keys(indices: Any) -> Any:
+    return derive_each((_SEED, 0), np.arange(len(indices)))
+
+
+def _check_repeats(dataset: Any, indices: Any, expected: Any) -> None:
+    promise = "the same index and the same random address must give the same sample (draw from fl.sample_rng())"
+    check_same(expected, _one_by_one(dataset, indices), promise)
+
+
+def _check_range(dataset: Any, length: int) -> None:
+    for index in (length, length + 1000):
+        try:
+            dataset[index]
+        except IndexError:
+            continue
+        raise AssertionError(f"index {index} of {length} samples must raise IndexError, and gave a sample")
+
+
+def _check_many(dataset: Any, indices: Any, expected: Any) -> None:
+    many = many_at_once(dataset)
+    if many is None:
+        return
+    with addressed(_keys(indices).tolist()) as address:
+        address.row = None
+        got = many(indices.tolist())
+    promise = "__getitems__ must give a list of the samples that __getitem__ gives (name the row: fl.sample_rng(row))"
+    check_same(expected, list(got), promise)
+
+
+def _check_traits(dataset: Any) -> None:
+    if not has_traits(dataset):
+        unread = [name for name in ("traits", "read_batch", "ranges") if hasattr(dataset, name)]
+        assert not unread, f"{unread[0]} is read only if traits is a fl.Traits: add traits = fl.Traits(), or rename it"
+
+
+def _check_read_batch(dataset: Any, indices: Any, expected: Any) -> None:
+    reader = reader_of(dataset)
+    if reader is not None:
+        promise = "read_batch must give what torch's default collate makes of the single samples"
+        batch = reader(BatchRead(indices, allocate_tensor, _keys(indices)))
+        check_same(collate.default(expected), batch, promise)
+
+
+def _check_pickle(dataset: Any, indices: Any, expected: Any) -> None:
+    try:
+        copy = pickle.loads(pickle.dumps(dataset))
+    except Exception as error:
+        raise AssertionError(f"the dataset must survive pickling, to reach worker processes: {error!r}") from error
+    check_same(expected, _one_by_one(copy, indices), "an unpickled dataset must give the same samples")
+    check_same(expected, _one_by_one(dataset, indices), "pickling must leave the dataset as it was")
+
+
+def _check_threads(dataset: Any, indices: Any, expected: Any) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        for got in threads.map(lambda _: _one_by_one(dataset, indices), range(8)):
+            check_same(expected, got, "Traits(thread_safe=True) promises that several threads may read at once")
+
+
+def _check_loaders(dataset: Any, collate_fn: Callable[[Any], Any] | None, methods: Sequence[str]) -> None:
+    batch_size = max(1, min(5, len(dataset) // 4))
+
+    def loader(method: str | None) -> Any:
+        workers = {"num_workers": 0} if method is None else {"num_workers": 2, "worker_method": method}
+        return DataLoader(dataset, batch_size, shuffle=True, seed=_SEED, collate_fn=collate_fn, **workers)
+
+    expected = _first(iter(loader(None)), 6)
+    for method in methods:
+        with loader(method) as worked:
+            check_same(expected, _first(iter(worked), 6), f"batches from {method} workers must equal those without")
+    with loader(None) as cut, loader(methods[0]) as resumed:
+        begun = _first(iter(cut), 2)
+        resumed.load_state_dict(cut.state_dict())
+        rest = _first(iter(resumed), len(expected) - len(begun))
+        check_same(expected, begun + rest, "a resumed loader must go on with the very next batch")
+
+
+def _first(batches: Any, count: int) -> list[Any]:
+    return list(islice(batches, count))

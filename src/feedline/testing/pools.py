@@ -1,0 +1,171 @@
+"""Conformance checks of worker pools."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from feedline.core.rng import sample_rng
+from feedline.loader.dataloader import DataLoader
+from feedline.testing.difference import check_same
+
+_SEED = 11
+_LENGTH = 60
+_BATCH_SIZE = 4
+_BROKEN = 37
+
+
+class _Outcome(NamedTuple):
+    """The batches of an epoch, and the exception that ended it."""
+
+    batches: list[Any]
+    error: BaseException | None
+
+
+class BrokenSampleError(ValueError):
+    """The exception of the datasets of `check_pool`, with arguments to compare."""
+
+
+class RandomSamples:
+    """Nested samples that depend on the index and on the random address."""
+
+    thread_safe = True
+
+    def __len__(self) -> int:
+        return _LENGTH
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rng = sample_rng()
+        noise = torch.from_numpy(rng.normal(size=(3, 200)))
+        return {"index": index, "noise": noise, "text": f"sample {index}", "pair": (np.float32(rng.random()), [index])}
+
+
+class BrokenSamples(RandomSamples):
+    """The same, but one sample raises."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == _BROKEN:
+            raise BrokenSampleError("broken on purpose", index)
+        return super().__getitem__(index)
+
+
+class Whereabouts:
+    """Samples that name the process and thread they were made in."""
+
+    thread_safe = True
+
+    def __len__(self) -> int:
+        return _LENGTH
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return os.getpid(), threading.get_ident()
+
+
+def check_pool(worker_method: str, *, num_workers: int = 2) -> None:
+    """Raise `AssertionError` for the first promise that the pools of this `worker_method` break.
+
+    Checks on loaders with a seeded random dataset that batches equal those without workers, over two epochs, with
+    `persistent_workers`, after a resume in mid-epoch, and with `on_error="skip"`; that an exception of the dataset
+    keeps its type, its arguments and the note with the sample's address, after all batches before it; and that
+    leaving an epoch early and closing a loader end every worker process and thread.
+    """
+    _check_batches(worker_method, num_workers)
+    _check_resume(worker_method, num_workers)
+    _check_errors(worker_method, num_workers)
+    _check_closing(worker_method, num_workers)
+
+
+def _loader(dataset: Any, method: str | None, num_workers: int, **options: Any) -> Any:
+    if method is not None:
+        options |= {"num_workers": num_workers, "worker_method": method}
+    return DataLoader(dataset, _BATCH_SIZE, shuffle=True, seed=_SEED, **options)
+
+
+def _check_batches(method: str, num_workers: int) -> None:
+    with _loader(RandomSamples(), None, 0) as inline:
+        expected = [list(inline), list(inline)]
+    for options in ({}, {"persistent_workers": True, "prefetch_factor": 7}):
+        with _loader(RandomSamples(), method, num_workers, **options) as loader:
+            for epoch in (0, 1):
+                _check_epoch(expected[epoch], list(loader), method, f"in epoch {epoch}, with {options or 'no options'}")
+
+
+def _check_epoch(expected: Sequence[Any], got: Sequence[Any], method: str, when: str) -> None:
+    promise = f"batches from {method!r} workers must equal those without workers, {when}"
+    assert len(expected) == len(got), f"{promise}: {len(got)} batches in place of {len(expected)}"
+    for number, (one, other) in enumerate(zip(expected, got, strict=True)):
+        check_same(one, other, f"{promise}, but batch {number} differs")
+
+
+def _check_resume(method: str, num_workers: int) -> None:
+    with _loader(RandomSamples(), None, 0) as inline:
+        expected = list(inline)
+    with _loader(RandomSamples(), method, num_workers) as cut, _loader(RandomSamples(), method, num_workers) as resumed:
+        iterator = iter(cut)
+        begun = [next(iterator) for _ in range(3)]
+        resumed.load_state_dict(cut.state_dict())
+        _check_epoch(expected, begun + list(resumed), method, "after a resume in mid-epoch")
+
+
+def _check_errors(method: str, num_workers: int) -> None:
+    with _loader(BrokenSamples(), None, 0) as inline:
+        expected = _outcome(inline)
+    with _loader(BrokenSamples(), method, num_workers) as loader:
+        got = _outcome(loader)
+    assert type(got.error) is type(expected.error), (
+        f"an exception from {method!r} workers must keep its type: {expected.error!r} became {got.error!r}"
+    )
+    _check_epoch(expected.batches, got.batches, method, "before an exception")
+    assert got.error.args == expected.error.args, (  # type: ignore[union-attr]
+        f"an exception from {method!r} workers must keep its arguments: {expected.error!r} became {got.error!r}"
+    )
+    notes, missing = getattr(got.error, "__notes__", []), getattr(expected.error, "__notes__", [])
+    assert all(note in notes for note in missing), (
+        f"an exception from {method!r} workers must keep the notes that give the sample's address, "
+        f"{missing}, but has {notes}"
+    )
+    with _loader(BrokenSamples(), None, 0, on_error="skip") as inline:
+        batches = list(inline)
+    with _loader(BrokenSamples(), method, num_workers, on_error="skip") as loader:
+        _check_epoch(batches, list(loader), method, 'with on_error="skip"')
+
+
+def _outcome(loader: Any) -> _Outcome:
+    batches: list[Any] = []
+    try:
+        batches.extend(loader)
+    except Exception as error:  # noqa: BLE001 - it is what is compared
+        return _Outcome(batches, error)
+    return _Outcome(batches, None)
+
+
+def _check_closing(method: str, num_workers: int) -> None:
+    for persistent in (False, True):
+        loader = _loader(Whereabouts(), method, num_workers, persistent_workers=persistent, collate_fn=list)
+        iterator = iter(loader)
+        places = {place for _ in range(5) for place in next(iterator)}
+        loader.close()
+        loader.close()
+        _check_ended(method, places)
+
+
+def _check_ended(method: str, places: set[tuple[int, int]]) -> None:
+    processes = {pid for pid, _ in places if pid != os.getpid()}
+    alive = sorted(pid for pid in processes if _is_alive(pid))
+    assert not alive, f"close() must join every worker, but {method!r} workers still run as processes {alive}"
+    idents = {ident for pid, ident in places if pid == os.getpid()} - {threading.get_ident()}
+    names = [thread.name for thread in threading.enumerate() if thread.ident in idents]
+    assert not names, f"close() must join every worker, but {method!r} workers still run as threads {names}"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

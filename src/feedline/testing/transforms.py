@@ -1,0 +1,118 @@
+"""Conformance checks of image transforms."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from feedline.core.rng import SampleRng, derive_each
+from feedline.core.tensors import allocate_tensor
+from feedline.testing.difference import check_same
+from feedline.transforms import Compose, Transform
+
+_SIZES = ((96, 128), (128, 96), (112, 112), (150, 97))
+
+
+def check_transform(transform: Any) -> None:
+    """Raise `AssertionError` for the first promise that a transform of images breaks.
+
+    `transform` is a `Transform`, or a callable that a `Compose` may hold. It gets RGB images of about 100 x 100 pixels.
+
+    Checks that the result depends on the image and the random key only, whatever came before and in whichever thread;
+    that the image it gets is left unchanged and does not share memory with the result; that arrays, PIL images
+    and PNG files of the same pixels give the same result; that it can be pickled; and that a batch, if its plan offers
+    one, equals the single samples.
+    """
+    transform = transform if isinstance(transform, Transform) else Compose([transform])
+    pictures = [_picture(number, size) for number, size in enumerate(_SIZES)]
+    keys = derive_each((5,), np.arange(len(pictures)))
+    expected = _apply(transform, pictures, keys)
+    _check_input(transform, pictures, keys)
+    _check_pure(transform, pictures, keys, expected)
+    _check_sources(transform, pictures, keys, expected)
+    _check_pickle(transform, pictures, keys, expected)
+    _check_threads(transform, pictures, keys, expected)
+    _check_batch(transform, pictures, keys, expected)
+
+
+def _picture(number: int, size: tuple[int, int]) -> Any:
+    """Soft shapes with grain, as in a photograph."""
+    rng = np.random.default_rng(number)
+    height, width = size
+    coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8))
+    soft = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(int)
+    return (soft + rng.integers(-16, 17, soft.shape)).clip(0, 255).astype(np.uint8)
+
+
+def _png(picture: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG")
+    return file.getvalue()
+
+
+def _apply(transform: Transform, sources: Any, keys: Any) -> list[Any]:
+    return [_as_tensor(transform(source, SampleRng(key))) for source, key in zip(sources, keys.tolist(), strict=True)]
+
+
+def _as_tensor(sample: Any) -> Any:
+    """Arrays and PIL images as tensors, so that they are compared by value."""
+    if isinstance(sample, (np.ndarray, Image.Image)):
+        return torch.from_numpy(np.array(sample))
+    return sample
+
+
+def _check_input(transform: Transform, pictures: list[Any], keys: Any) -> None:
+    for picture, key in zip(pictures, keys.tolist(), strict=True):
+        given = picture.copy()
+        result = transform(given, SampleRng(key))
+        assert np.array_equal(given, picture), "the image that a transform gets must be left unchanged"
+        if isinstance(result, (np.ndarray, torch.Tensor)):
+            shares = np.may_share_memory(given, np.asarray(result))
+            assert not shares, "the result of a transform must not share memory with the image that it gets"
+
+
+def _check_pure(transform: Transform, pictures: list[Any], keys: Any, expected: list[Any]) -> None:
+    torch.manual_seed(0)
+    backwards = _apply(transform, pictures[::-1], keys[::-1])[::-1]
+    promise = "the same image and the same key must give the same sample (draw from the rng of the call)"
+    check_same(expected, backwards, promise)
+
+
+def _check_sources(transform: Transform, pictures: list[Any], keys: Any, expected: list[Any]) -> None:
+    sources = {
+        "PIL images": [Image.fromarray(picture) for picture in pictures],
+        "PNG files": [_png(picture) for picture in pictures],
+    }
+    for name, each in sources.items():
+        check_same(expected, _apply(transform, each, keys), f"{name} must give the same samples as arrays")
+
+
+def _check_pickle(transform: Transform, pictures: list[Any], keys: Any, expected: list[Any]) -> None:
+    try:
+        copy = pickle.loads(pickle.dumps(transform))
+    except Exception as error:
+        raise AssertionError(f"the transform must survive pickling, to reach worker processes: {error!r}") from error
+    check_same(expected, _apply(copy, pictures, keys), "an unpickled transform must give the same samples")
+    check_same(expected, _apply(transform, pictures, keys), "pickling must leave the transform as it was")
+
+
+def _check_threads(transform: Transform, pictures: list[Any], keys: Any, expected: list[Any]) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        for got in threads.map(lambda _: _apply(transform, pictures, keys), range(8)):
+            check_same(expected, got, "several threads must be able to use a transform at once")
+
+
+def _check_batch(transform: Transform, pictures: list[Any], keys: Any, expected: list[Any]) -> None:
+    plan = transform.plan
+    if not plan.batchable:
+        return
+    for threads in (1, 3):
+        batch = plan.batch([_png(picture) for picture in pictures], keys, allocate_tensor, threads=threads)
+        promise = f"a batch made by {threads} thread(s) must hold what the samples are one by one"
+        check_same(expected, list(batch.unbind()), promise)
