@@ -1,4 +1,4 @@
-"""`feedline inspect` from what lies there to what is shown of it."""
+"""`feedline inspect`: survey, summary, and contact sheet."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """How many samples to look into (0: all), the sheet to write and its samples, window and batch size to judge."""
+class InspectOptions:
+    """Options of `feedline inspect`.
+
+    `limit` is the number of samples to examine, 0 for all; `order` is a window and a batch size.
+    """
 
     limit: int = 0
     sheet: Path | None = None
@@ -29,35 +32,38 @@ class Wanted:
     order: tuple[int, int] | None = None
 
 
-def run(sources: Sequence[str], wanted: Wanted, console: Console) -> tuple[dict[str, Any], bool]:
-    """Survey, show, and draw; gives the summary, and whether all that was looked at can be read."""
+def run(sources: Sequence[str], options: InspectOptions, console: Console) -> tuple[dict[str, Any], bool]:
+    """Inspect the sources, and print the result.
+
+    Returns the summary as a JSON object, and False if a shard or an image cannot be read.
+    """
     format_ = format_of(sources)
     if format_ in (InspectedFormat.FILES, InspectedFormat.TAR):
-        return _surveyed(sources, wanted, console)
-    if wanted.sheet is not None:
+        return _inspect_samples(sources, options, console)
+    if options.sheet is not None:
         raise ArgumentError(
-            f"--contact-sheet shows pictures of folders and .tar files; {', '.join(sources)}: {format_}"
+            f"--contact-sheet draws images of folders and .tar files only; {', '.join(sources)} contains {format_}"
         )
     shards = shards_in(format_, sources)
-    order = _ordered(shards, wanted)
-    console.print(show.shards_shown(shards, order))
+    order = _judge_order(shards, options)
+    console.print(show.render_shards(shards, order))
     return {**shards.summary(), "order": order.summary() if order else None}, True
 
 
-def _surveyed(sources: Sequence[str], wanted: Wanted, console: Console) -> tuple[dict[str, Any], bool]:
+def _inspect_samples(sources: Sequence[str], options: InspectOptions, console: Console) -> tuple[dict[str, Any], bool]:
     with bars(console) as step:
-        found = survey(sources, wanted.limit, step)
-    sizes = found.listing.shards
-    shards = of_tars(sizes, found.nbytes) if sizes else unsharded(InspectedFormat.FILES, len(found.listing.samples))
-    order = _ordered(shards, wanted)
-    if wanted.order and shards.note:
-        found.listing.notes.append(shards.note)
-    console.print(show.shown(found, order))
-    if wanted.sheet is not None:
-        number = contact_sheet.write(found.listing, wanted.sheet, wanted.sheet_samples)
-        console.print(f"{show.counted(number, 'sample')} on {wanted.sheet}", highlight=False)
-    return show.summary(found, order), found.healthy
+        result = survey(sources, options.limit, step)
+    sizes = result.listing.shards
+    shards = of_tars(sizes, result.nbytes) if sizes else unsharded(InspectedFormat.FILES, len(result.listing.samples))
+    order = _judge_order(shards, options)
+    if options.order and shards.note:
+        result.listing.notes.append(shards.note)
+    console.print(show.render(result, order))
+    if options.sheet is not None:
+        number = contact_sheet.write(result.listing, options.sheet, options.sheet_samples)
+        console.print(f"{show.count_noun(number, 'sample')} on {options.sheet}", highlight=False)
+    return show.summary(result, order), result.healthy
 
 
-def _ordered(shards: Shards, wanted: Wanted) -> Ordered | None:
-    return ordered(shards, *wanted.order) if wanted.order else None
+def _judge_order(shards: Shards, options: InspectOptions) -> Ordered | None:
+    return ordered(shards, *options.order) if options.order else None
