@@ -1,4 +1,4 @@
-# People and CI use the same commands. Each does whatever set-up is still missing; a second call goes straight to work.
+# People and CI use the same commands. Each target does the missing set-up first; later calls skip it.
 
 PYTHON ?= python3
 TORCH ?= 2.13.0
@@ -16,28 +16,29 @@ BENCHES := $(filter-out bench/harness.py $(TABLES),$(wildcard bench/*.py))
 .PHONY: help setup demo test test-reference lint format coverage bench bench-images clean
 
 help:
-	@echo "make demo      train a small model on real pictures, through torch's DataLoader and through feedline (DEMO_ARGS=--help)"
-	@echo "make test      ruff, mypy and the whole test suite (PYTEST_ARGS='-k words' for a part of it)"
-	@echo "make test-reference  the conformance tests on torch's own loader (after a change of them, or of torch's version)"
-	@echo "make lint      ruff and mypy; make format rewrites"
-	@echo "make bench     every measurement in bench/, tables printed, JSON written to bench/results/"
-	@echo "make bench-images  pictures only: feedline and its peers, each in an environment of its own (BENCH_ARGS=--quick)"
-	@echo "make coverage  the test suite with a table of what it did not reach"
-	@echo "make clean     remove what was built and the virtual environment"
+	@echo "make demo            train a small network on real images, with torch's DataLoader and with feedline's (DEMO_ARGS=--help)"
+	@echo "make test            run ruff, mypy and the whole test suite (PYTEST_ARGS='-k words' for a part of it)"
+	@echo "make test-reference  run the conformance tests on torch's own DataLoader (after a change of them, or of torch's version)"
+	@echo "make lint            run ruff and mypy"
+	@echo "make format          reformat with ruff"
+	@echo "make coverage        run the test suite, and list the lines that it did not reach"
+	@echo "make bench           run all benchmarks, print tables, write JSON to bench/results/"
+	@echo "make bench-images    run the image benchmarks only: feedline and its peers, each in its own environment (BENCH_ARGS=--quick)"
+	@echo "make clean           remove build files and the virtual environment"
 
 setup: $(DONE)/installed
 
 demo: $(DONE)/installed
 	@$(BIN)/python examples/demo/demo.py $(DEMO_ARGS)
 
-# First what can share the machine, on all cores; then what measures memory and moments, by itself. A selection of
-# PYTEST_ARGS may leave one of the two without tests, which pytest reports with exit code 5.
+# First the tests that can share the machine, on all cores; then those that measure time or memory, one by one. With
+# PYTEST_ARGS one of the two parts may be empty, which pytest reports with exit code 5.
 test: lint $(DONE)/services
 	@$(BIN)/python tests/helpers/peers.py
 	@$(BIN)/python -m pytest -n auto --dist loadfile -m 'not alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	@$(BIN)/python -m pytest -m 'alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
-# The conformance tests say what torch does. That this is true depends on torch alone, so it is not asked in every run.
+# The conformance tests state what torch does. Whether that is true depends on torch alone, so it is not part of `test`.
 test-reference: $(DONE)/installed
 	@$(BIN)/python -m pytest -n auto --dist loadfile --reference tests/conformance $(PYTEST_ARGS)
 
@@ -70,7 +71,7 @@ $(DONE)/system: scripts/system-packages
 	@scripts/system-packages $(PYTHON)
 	@mkdir -p $(DONE) && touch $@
 
-# The servers that the tests and one bench run against.
+# The servers for the tests and for the remote benchmarks.
 $(DONE)/services: scripts/system-packages
 	@scripts/system-packages --test
 	@mkdir -p $(DONE) && touch $@
@@ -79,8 +80,8 @@ $(DONE)/environment: $(DONE)/system
 	@$(PYTHON) -m venv .venv
 	@touch $@
 
-# torch comes first and alone: what depends on it would bring its newest build with all of CUDA. Once there, it is
-# pinned, so that nothing that is installed later replaces it.
+# torch is installed first and alone: packages that depend on it would bring its newest build with all of CUDA. It is then
+# pinned, so that no later package replaces it.
 $(DONE)/torch.txt: $(DONE)/environment
 	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' \
 		|| $(PIP) install 'torch==$(TORCH)'
@@ -90,7 +91,7 @@ $(DONE)/build-tools: $(DONE)/torch.txt
 	@$(PIP) install --quiet cmake ninja nanobind scikit-build-core
 	@touch $@
 
-# Built with the tools of the environment, not in isolation: seconds in place of a minute when native/ has changed.
+# Built with the tools of the environment, not in isolation: a rebuild of native/ takes seconds instead of a minute.
 $(DONE)/installed: $(DONE)/build-tools pyproject.toml CMakeLists.txt $(wildcard native/* native/*/*)
 	@$(PIP) install --quiet --no-build-isolation --constraint $(DONE)/torch.txt --editable '.[dev]'
 	@touch $@

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from feedline import images
-from feedline.cli.pack.encode import Lengths, rewritten
+from feedline.cli.pack.encode import Lengths, rewrite_with_grid
 from feedline.images import RandomBox, Recipe
 from harness import Contest
 from images.corpus import CORPORA, drawn, encoded, pictures
@@ -32,7 +32,7 @@ class Gridded(NamedTuple):
 def gridded(corpus_name: str) -> Gridded:
     corpus = CORPORA[corpus_name]
     plain = [encoded(drawn(corpus, picture)) for picture in pictures(corpus)[: PICTURES[corpus_name]]]
-    made = [rewritten(jpeg) for jpeg in plain]
+    made = [rewrite_with_grid(jpeg) for jpeg in plain]
     lengths = [one.lengths for one in made if one.lengths is not None]
     assert len(lengths) == len(plain), next(one.reason for one in made if one.lengths is None)
     return Gridded(plain, [one.jpeg for one in made], lengths)
@@ -62,7 +62,7 @@ def crops(title: str, corpus: Gridded, crop: RandomBox) -> None:
 
 def rewriting(corpus_name: str, corpus: Gridded) -> None:
     contest = Contest(f"grid rewriting {corpus_name}, one core", unit="images/s", baseline="rewrite")
-    contest.add("rewrite", lambda: [rewritten(jpeg) for jpeg in corpus.plain], len(corpus.plain))
+    contest.add("rewrite", lambda: [rewrite_with_grid(jpeg) for jpeg in corpus.plain], len(corpus.plain))
     contest.run(rounds=3).publish()
 
 

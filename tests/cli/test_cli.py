@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from feedline.cli import app
@@ -15,6 +17,20 @@ def test_only_commands_that_work_are_listed() -> None:
     commands = {command.name or command.callback.__name__ for command in app.app.registered_commands}
     assert commands == {"doctor", "index", "inspect", "pack"}
     assert all(command in listed.stdout for command in commands)
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("command", [None, "doctor", "index", "inspect", "pack"])
+def test_help_is_complete_in_terminals_of_any_width(command: str | None, columns: int) -> None:
+    runner = CliRunner(env={"COLUMNS": str(columns)})
+    text = runner.invoke(app.app, [*([command] if command else []), "--help"]).stdout
+    assert max(map(len, text.splitlines())) <= columns
+    assert "…" not in text
+    group = get_command(app.app)
+    assert isinstance(group, TyperGroup)
+    parameters = group.commands[command].params if command else group.params
+    for name in [name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)]:
+        assert not name.startswith("--") or name in text
 
 
 def test_the_version_is_printed() -> None:

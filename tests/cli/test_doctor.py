@@ -16,10 +16,10 @@ from feedline.cli.app import app
 from feedline.cli.doctor import Finding, Severity
 
 
-def test_cpus_that_the_cgroup_does_not_pay_for_are_noted() -> None:
+def test_cpus_beyond_the_quota_of_the_cgroup_are_noted() -> None:
     finding = doctor.cpus(affinity=16, usable=3)
     assert finding.verdict is Severity.NOTE
-    assert "16 visible, 3 paid for" in finding.value
+    assert "16 visible, 3 within" in finding.value
     assert "3 workers" in finding.remedy
     assert doctor.cpus(affinity=3, usable=3).verdict is Severity.GOOD
 
@@ -57,7 +57,7 @@ def test_a_low_limit_of_open_files_is_noted_with_the_command() -> None:
     assert doctor.open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY) == Finding("open files", "no limit")
 
 
-def test_shared_memory_is_told_but_never_needed(tmp_path: Path) -> None:
+def test_shared_memory_is_reported_but_never_needed(tmp_path: Path) -> None:
     assert "does not need it" in doctor.shared_memory(tmp_path).value
     assert doctor.shared_memory(tmp_path / "none").verdict is Severity.GOOD
 
@@ -72,12 +72,12 @@ def test_the_exit_code_is_1_only_when_something_is_bad(
     assert json.loads(result.stdout) == [{"name": "one", "value": "two", "verdict": verdict.value, "remedy": "three"}]
 
 
-@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("columns", [40, 60, 80])
 def test_this_machine_is_examined_and_shown_in_narrow_terminals(columns: int) -> None:
     findings = doctor.examine()
     assert {"feedline", "python", "torch", "CPUs", "memory", "memfd", "pidfd"} <= {finding.name for finding in findings}
     screen = StringIO()
-    Console(width=columns, file=screen).print(doctor.shown(findings))
+    Console(width=columns, file=screen).print(doctor.render(findings))
     lines = screen.getvalue().splitlines()
     assert max(map(len, lines)) <= columns
     assert any("memfd" in line for line in lines)

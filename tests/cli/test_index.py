@@ -1,4 +1,4 @@
-"""`feedline index`: indexes are made where they are missing, kept where they fit, and checked."""
+"""`feedline index`: missing indexes are built, valid ones kept, all checked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def states(*arguments: object) -> tuple[int, list[str]]:
     return result.exit_code, [one["state"] for one in json.loads(result.stdout)]
 
 
-def test_indexes_that_fit_stay_and_missing_ones_are_made(shards: Path) -> None:
+def test_valid_indexes_stay_and_missing_ones_are_built(shards: Path) -> None:
     (shards / "shard-000001.tar.index").unlink()
     assert states(shards) == (0, ["fits", "made", "fits"])
     assert states(shards, "--rebuild") == (0, ["made", "made", "made"])
@@ -81,7 +81,7 @@ def test_a_changed_tar_is_found_without_a_checksum(tmp_path: Path) -> None:
     assert states(tar, "--check") == (0, ["checked"])
 
 
-def test_what_is_bad_is_told_and_the_others_are_done(tmp_path: Path) -> None:
+def test_bad_tars_are_reported_and_the_others_are_indexed(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {"0.txt": b"one"})
     (tmp_path / "b.tar").write_bytes(b"no tar at all" * 100)
     (tmp_path / "c.tar").write_bytes(b"")
@@ -89,9 +89,9 @@ def test_what_is_bad_is_told_and_the_others_are_done(tmp_path: Path) -> None:
     os.truncate(cut, 2500)
     result = feedline("index", tmp_path)
     assert result.exit_code == 1
-    told = "".join(result.output.split())
+    text = "".join(result.output.split())
     for name in ("b.tar", "c.tar", "d.tar"):
-        assert str(tmp_path / name) in told
+        assert str(tmp_path / name) in text
     assert max(map(len, result.output.splitlines())) <= 60
     assert states(tmp_path, "--allow-truncated")[1] == ["fits", "bad", "bad", "made"]
 
@@ -100,16 +100,16 @@ def test_a_missing_index_fails_the_check_with_the_command(tmp_path: Path) -> Non
     tar = write_tar(tmp_path / "a.tar", {"0.txt": b"one"})
     result = feedline("index", tar, "--check")
     assert result.exit_code == 1
-    assert "has no index. Make it: feedline index" in " ".join(result.output.split())
+    assert "has no index. Build it: feedline index" in " ".join(result.output.split())
     assert not tar.with_name("a.tar.index").exists()
 
 
 def test_no_tars_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"hold no \.tar files"):
+    with pytest.raises(ArgumentError, match=r"no \.tar files in"):
         feedline("index", tmp_path)
 
 
-class TestFar:
+class TestRemote:
     """Tars in stores, and folders for indexes."""
 
     @pytest.fixture
@@ -121,10 +121,10 @@ class TestFar:
 
     def put(self, memory: Any, folder: Path) -> str:
         for path in folder.glob("*.tar"):
-            memory.pipe(f"/far/{path.name}", path.read_bytes())
-        return "memory://far"
+            memory.pipe(f"/remote/{path.name}", path.read_bytes())
+        return "memory://remote"
 
-    def test_indexes_go_into_a_folder_and_from_there_beside_the_objects(
+    def test_indexes_go_into_a_folder_and_from_there_next_to_the_objects(
         self, memory: Any, shards: Path, tmp_path: Path
     ) -> None:
         address, into = self.put(memory, shards), tmp_path / "indexes"
@@ -136,12 +136,12 @@ class TestFar:
         assert not (tmp_path / "xdg").exists()
         with_grids = TarShards(address, ("jpg", "cls"), index_dir=into)
         assert with_grids._shards[0].index.has_grids
-        for path in (into / "far").iterdir():
-            memory.pipe(f"/far/{path.name}", path.read_bytes())
+        for path in (into / "remote").iterdir():
+            memory.pipe(f"/remote/{path.name}", path.read_bytes())
         before = statistics().nbytes
         assert states(address) == (0, ["fits", "fits", "fits"])
         assert TarShards(address)._shards[0].index.has_grids
-        assert statistics().nbytes - before < sum(path.stat().st_size for path in (into / "far").iterdir()) + 100
+        assert statistics().nbytes - before < sum(path.stat().st_size for path in (into / "remote").iterdir()) + 100
 
     def test_without_a_folder_they_are_kept_for_datasets(
         self, memory: Any, shards: Path, monkeypatch: pytest.MonkeyPatch
@@ -149,12 +149,12 @@ class TestFar:
         address = self.put(memory, shards)
         result = feedline("index", address, "--check")
         assert result.exit_code == 1
-        assert f"hasnoindex.Makeit:feedlineindex{address}/shard-000000.tar" in "".join(result.output.split())
+        assert f"hasnoindex.Buildit:feedlineindex{address}/shard-000000.tar" in "".join(result.output.split())
         assert states(f"{address}/shard-00000[01].tar") == (0, ["made", "made"])
         monkeypatch.setattr(index_files, "made", None)
         assert TarShards(f"{address}/shard-00000[01].tar")._shards[0].index.has_grids
 
-    def test_what_is_bad_is_told(self, memory: Any, tmp_path: Path) -> None:
+    def test_bad_tars_are_reported(self, memory: Any, tmp_path: Path) -> None:
         write_tar(tmp_path / "a.tar", {"0.txt": b"one"})
         (tmp_path / "b.tar").write_bytes(b"no tar at all" * 100)
         address = self.put(memory, tmp_path)
@@ -172,5 +172,5 @@ class TestFar:
         assert states(shards, "--into", into, "--check") == (0, ["checked"] * 3)
 
     def test_nothing_there(self, memory: Any) -> None:
-        with pytest.raises(ObjectNotFoundError, match=r"memory://far"):
-            feedline("index", "memory://far")
+        with pytest.raises(ObjectNotFoundError, match=r"memory://remote"):
+            feedline("index", "memory://remote")

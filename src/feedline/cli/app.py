@@ -1,61 +1,115 @@
-"""The commands and their options."""
+"""The commands of `feedline` and their options."""
 
 from __future__ import annotations
 
 import enum
 import json
+import shutil
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
 
 from feedline.cli import doctor as checks
 from feedline.cli import index as indexing
 from feedline.cli.inspect import command as inspecting
 from feedline.cli.pack import PackOptions, ShardSize
-from feedline.cli.pack import command as packer
+from feedline.cli.pack import command as packing
 from feedline.errors import FeedlineError
 from feedline.loader.resources import usable_cpus
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_LEAST_COLUMNS = 60
+"""Width of a terminal from which help is shown in panels."""
+
+
+class _NarrowFormatter(typer.Context.formatter_class):  # type: ignore[misc,valid-type] # no other public name
+    """Plain help text with long option names on lines of their own."""
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Write two columns, the first at most a third of the width."""
+        super().write_dl(rows, min(col_max, self.width // 3), col_spacing)
+
+
+class _Command(TyperCommand):
+    """A command whose help also fits a terminal of 40 columns."""
+
+    def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
+        """Return plain help for a narrow terminal, or else print panels."""
+        return _narrow_help(self, ctx) or super().get_help(ctx)
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The first sentence of the help, unabbreviated."""
+        return super().get_short_help_str(max(limit, 1000))
+
+
+class _Group(TyperGroup):
+    """The list of commands; its help fits a narrow terminal, too."""
+
+    def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
+        """Return plain help for a narrow terminal, or else print panels."""
+        return _narrow_help(self, ctx) or super().get_help(ctx)
+
+
+def _narrow_help(command: _Command | _Group, ctx: typer.Context) -> str:
+    """Plain help for the width of the terminal; empty where panels fit."""
+    columns = shutil.get_terminal_size().columns
+    if columns >= _LEAST_COLUMNS:
+        return ""
+    # Panels abbreviate option names when space is short, and the usual formatter is at least 50 columns wide.
+    command.rich_markup_mode = None
+    formatter = _NarrowFormatter(width=columns - 1)
+    command.format_help(ctx, formatter)
+    return str(formatter.getvalue()).rstrip("\n")
+
+
 app = typer.Typer(
-    help="Pack, index and inspect training data, and check what this machine gives a loader.",
+    cls=_Group,
+    help="Pack, index and inspect training data, and check the machine.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
-Workers = Annotated[int | None, typer.Option(min=1, help="Threads; default: one per CPU.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Number of threads. Default: one per CPU.")]
 
 
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object to standard output, and the rest to standard error.")
+    bool,
+    typer.Option("--json", help="Print one JSON object to standard output, and everything else to standard error."),
 ]
 
 
 class OnError(enum.StrEnum):
-    """What a bad sample does to `feedline pack`."""
+    """Actions of `feedline pack` for a sample that cannot be read."""
 
     RAISE = "raise"
     SKIP = "skip"
 
 
 def main() -> None:
-    """Run the command line; an error that feedline explains is printed without a traceback, exit code 2."""
+    """Run the command line.
+
+    An error with an explanation of feedline's or of the operating system is printed without a traceback; exit code 2.
+    """
     try:
         app()
     except (FeedlineError, OSError) as error:
-        told = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        Console(stderr=True).print(Text.assemble(("feedline: ", "bold red"), told), soft_wrap=True)
+        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        Console(stderr=True).print(Text.assemble(("feedline: ", "bold red"), message), soft_wrap=True)
         sys.exit(2)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"feedline {installed_version('feedline')}")
         raise typer.Exit
 
@@ -63,62 +117,66 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def feedline(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and leave.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """What every command shares."""
+    """Options of all commands."""
 
 
-@app.command()
+@app.command(cls=_Command)
 def doctor(as_json: AsJson = False) -> None:
-    """Say what this machine gives feedline, and what to do where that is too little.
+    """Check this machine: versions, CPUs, memory, limits and devices, with advice.
 
-    Exit code 1 when something is bad.
+    Exit code 1 if a finding is bad.
     """
     findings = checks.examine()
     if as_json:
         typer.echo(json.dumps([finding.summary() for finding in findings], indent=2))
     else:
-        Console().print(checks.shown(findings))
+        Console().print(checks.render(findings))
     raise typer.Exit(1 if any(finding.verdict is checks.Severity.BAD for finding in findings) else 0)
 
 
-@app.command()
+@app.command(cls=_Command)
 def pack(
     paths: Annotated[
-        list[str], typer.Argument(metavar="SOURCE... DEST", help="Folders or tar shards; last, where the shards go.")
+        list[str],
+        typer.Argument(metavar="SOURCE... DEST", help="Folders or tar shards, then the folder for the new shards."),
     ],
-    shard_size: Annotated[str, typer.Option(help="Bytes (256MB, 1GiB) or samples (10000) of a shard.")] = "256MB",
+    shard_size: Annotated[
+        str, typer.Option(help="Largest shard, in bytes (256MB, 1GiB) or samples (10000).")
+    ] = "256MB",
     grid: Annotated[
-        bool, typer.Option("--grid", help="Rewrite JPEGs, losslessly, so that a crop reads and decodes its part only.")
+        bool, typer.Option("--grid", help="Rewrite JPEGs losslessly, so that a crop reads and decodes only its part.")
     ] = False,
     shorter_side: Annotated[
-        int | None, typer.Option(min=1, help="Shrink pictures to this shorter side, in pixels.")
+        int | None, typer.Option(min=1, help="Shrink larger images to this shorter side, in pixels.")
     ] = None,
-    quality: Annotated[int | None, typer.Option(min=1, max=100, help="Re-encode pictures as JPEG.")] = None,
+    quality: Annotated[int | None, typer.Option(min=1, max=100, help="Re-encode images as JPEG.")] = None,
     decoded: Annotated[
-        bool, typer.Option("--decoded", help="Store pixels, ready to be mapped: several times the disk, no decoding.")
+        bool, typer.Option("--decoded", help="Store pixels: no decoding in training, several times the disk space.")
     ] = False,
     field: Annotated[
-        list[str] | None, typer.Option(help="The pictures to change, where samples have several; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Image field to change, if samples have several. Repeat it for more fields."),
     ] = None,
     shuffle: Annotated[
-        bool | None, typer.Option("--shuffle/--no-shuffle", help="Default: shuffle folders of classes only.")
+        bool | None, typer.Option("--shuffle/--no-shuffle", help="Default: shuffle class folders only.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides the shuffled order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the shuffled order.")] = 0,
     on_error: Annotated[
         OnError,
-        typer.Option(help="Samples that cannot be read: stop, or leave them out and list them."),
+        typer.Option(help="If a sample cannot be read: stop, or leave it out and list it."),
     ] = OnError.RAISE,
     workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pack folders of files, or existing shards, as tar shards that any WebDataset reader reads.
+    """Pack folders of files, or existing shards, into WebDataset tar shards.
 
-    A run that was interrupted goes on where it stopped when it is started again.
+    Run the same command again to continue an interrupted run.
     """
     options = PackOptions(
-        ShardSize.parsed(shard_size),
+        ShardSize.parse(shard_size),
         shorter_side=shorter_side,
         quality=quality,
         grid=grid,
@@ -128,72 +186,74 @@ def pack(
         seed=seed,
         skip=on_error is OnError.SKIP,
     )
-    outcome = packer.run(paths, options, workers or usable_cpus(), Console(stderr=as_json))
+    result = packing.run(paths, options, workers or usable_cpus(), Console(stderr=as_json))
     if as_json:
-        typer.echo(json.dumps(packer.summary(outcome), indent=2))
+        typer.echo(json.dumps(packing.summary(result), indent=2))
 
 
-@app.command()
+@app.command(cls=_Command)
 def index(
     paths: Annotated[
-        list[str], typer.Argument(metavar="SHARDS...", help="Tar shards, or folders of them; addresses, too.")
+        list[str], typer.Argument(metavar="SHARDS...", help="Tar shards or folders of them, as paths or URLs.")
     ],
     into: Annotated[
         Path | None,
         typer.Option(
-            help="Write indexes into this folder: that of s3://bucket/a/0.tar as bucket/a/0.tar.index. Put it beside "
-            "the object, or give the folder to TarShards as index_dir=."
+            help="Write indexes into this folder: the index of s3://bucket/a/0.tar as bucket/a/0.tar.index. Upload it "
+            "next to the object, or pass the folder to TarShards as index_dir=."
         ),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Only compare tars with their indexes.")] = False,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Make indexes anew, even those that fit.")] = False,
-    checksum: Annotated[bool, typer.Option("--checksum", help="Store a checksum of the tar in its index.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare shards with their indexes, and write nothing.")
+    ] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Rebuild all indexes, even valid ones.")] = False,
+    checksum: Annotated[bool, typer.Option("--checksum", help="Store a checksum of the shard in its index.")] = False,
     allow_truncated: Annotated[
-        bool, typer.Option("--allow-truncated", help="Index the samples before the end of a tar that was cut off.")
+        bool, typer.Option("--allow-truncated", help="Index the complete samples of a truncated shard.")
     ] = False,
     workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make the index beside each tar shard, where there is none that fits.
+    """Build the index of each tar shard that has no valid one.
 
-    Tars in stores (s3://, gs://, az://, https://, ...) are read once, with credentials from the environment; their
-    indexes are written into --into FOLDER, or else kept for datasets on this machine.
+    Shards in object stores (s3://, gs://, az://, https://, ...) are read once, with credentials from the environment.
+    Their indexes go to --into FOLDER, or else to the user's cache folder, where datasets find them.
 
-    Exit code 1 when a shard cannot be indexed, or its index does not fit.
+    Exit code 1 if a shard cannot be indexed, or if its index is not valid.
     """
     settings = indexing.IndexSettings(check, rebuild, checksum, allow_truncated, into)
-    judged = indexing.run(paths, settings, workers, Console(stderr=as_json))
+    results = indexing.run(paths, settings, workers, Console(stderr=as_json))
     if as_json:
-        typer.echo(json.dumps([one.summary() for one in judged], indent=2))
-    raise typer.Exit(1 if any(one.state == indexing.BAD for one in judged) else 0)
+        typer.echo(json.dumps([result.summary() for result in results], indent=2))
+    raise typer.Exit(1 if any(result.state == indexing.BAD for result in results) else 0)
 
 
-@app.command()
+@app.command(cls=_Command)
 def inspect(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH...", help="Folders, tar shards, or files and folders of other formats; addresses, too."
+            metavar="PATH...", help="Folders, tar shards, or files and folders of other formats, as paths or URLs."
         ),
     ],
-    limit: Annotated[int, typer.Option(min=0, help="How many samples to look into, spread evenly; 0: all.")] = 20_000,
+    limit: Annotated[int, typer.Option(min=0, help="Number of samples to examine, evenly spaced. 0: all.")] = 20_000,
     contact_sheet: Annotated[
-        Path | None, typer.Option(help="Write a picture of samples with their classes here (.png).")
+        Path | None, typer.Option(help="Draw samples with their classes into this image file (.png).")
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, max=600, help="How many samples the contact sheet shows.")] = 24,
+    samples: Annotated[int, typer.Option(min=1, max=600, help="Number of samples on the contact sheet.")] = 24,
     order: Annotated[
-        bool, typer.Option("--order", help="Say how well windows of shards mix samples, and what is read.")
+        bool, typer.Option("--order", help="Show how well windows of shards mix samples, and what they read.")
     ] = False,
-    window: Annotated[int, typer.Option(min=1, help="The window, in shards, for --order.")] = 16,
-    batch_size: Annotated[int, typer.Option(min=1, help="The batch size for --order.")] = 256,
+    window: Annotated[int, typer.Option(min=1, help="Window for --order, in shards.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Batch size for --order.")] = 256,
     as_json: AsJson = False,
 ) -> None:
-    """Say what folders or shards hold: samples, fields, classes, sizes, formats, and what is broken.
+    """Summarize folders or shards: samples, fields, classes, sizes, formats, errors.
 
-    Exit code 1 when a shard or a picture cannot be read.
+    Exit code 1 if a shard or an image cannot be read.
     """
-    wanted = inspecting.Wanted(limit, contact_sheet, samples, (window, batch_size) if order else None)
-    told, healthy = inspecting.run(paths, wanted, Console(stderr=as_json))
+    options = inspecting.InspectOptions(limit, contact_sheet, samples, (window, batch_size) if order else None)
+    summary, healthy = inspecting.run(paths, options, Console(stderr=as_json))
     if as_json:
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(summary, indent=2))
     raise typer.Exit(0 if healthy else 1)

@@ -1,4 +1,4 @@
-"""`feedline doctor`: what this machine gives a loader, judged, with a remedy where it is too little."""
+"""`feedline doctor`: checks of the machine, with verdicts and remedies."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 FILES_NEEDED = 1024
-"""Descriptors that a loader with dozens of workers stays well below."""
+"""File descriptors that suffice for dozens of workers."""
 
 
 class Severity(enum.Enum):
-    """How good a finding is; the value is the word that is shown."""
+    """Verdict of a finding; the value is the word that is printed."""
 
     GOOD = "good"
     NOTE = "note"
@@ -39,7 +39,7 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `remedy` is empty when nothing needs to change."""
+    """Result of one check. `remedy` is empty if nothing needs to change."""
 
     name: str
     value: str
@@ -47,12 +47,12 @@ class Finding:
     remedy: str = ""
 
     def summary(self) -> dict[str, str]:
-        """The finding as JSON would hold it."""
+        """The finding as a JSON object."""
         return {"name": self.name, "value": self.value, "verdict": self.verdict.value, "remedy": self.remedy}
 
 
 def examine() -> list[Finding]:
-    """Everything, in the order in which it is shown."""
+    """Run all checks, in the order of the output."""
     return [
         Finding("feedline", version("feedline")),
         python(),
@@ -61,49 +61,51 @@ def examine() -> list[Finding]:
         cpus(len(os.sched_getaffinity(0)), usable_cpus()),
         memory(),
         shared_memory(),
-        available("memfd", lambda: os.close(os.memfd_create("feedline-doctor")), "batches cross process borders in it"),
-        available("pidfd", lambda: os.close(os.pidfd_open(os.getpid())), "a worker's death is seen through it at once"),
+        available(
+            "memfd", lambda: os.close(os.memfd_create("feedline-doctor")), "it carries batches between processes"
+        ),
+        available("pidfd", lambda: os.close(os.pidfd_open(os.getpid())), "it reports the death of a worker at once"),
         open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
         *cuda(),
     ]
 
 
-def shown(findings: list[Finding]) -> Table:
-    """One row per finding; it reads in 60 columns."""
+def render(findings: list[Finding]) -> Table:
+    """A table with one row per finding; it fits 40 columns."""
     table = Table(box=box.ROUNDED)
-    table.add_column("")
-    table.add_column("found", overflow="fold", ratio=1)
-    table.add_column("verdict")
-    table.add_column("what to do", overflow="fold", ratio=1)
+    table.add_column("check", overflow="fold")
+    table.add_column("", no_wrap=True)
+    table.add_column("result", overflow="fold", ratio=1)
     for finding in findings:
-        table.add_row(finding.name, Text(finding.value), _word(finding.verdict), Text(finding.remedy))
+        remedy = Text(f"\n→ {finding.remedy}", style="yellow") if finding.remedy else Text()
+        table.add_row(finding.name, _render_verdict(finding.verdict), Text(finding.value).append_text(remedy))
     return table
 
 
 def python() -> Finding:
-    """The interpreter; without a GIL, threads are as good as processes."""
+    """Version of the interpreter, and the absence of the GIL."""
     free = "" if getattr(sys, "_is_gil_enabled", lambda: True)() else " without a GIL"
     return Finding("python", platform.python_version() + free)
 
 
 def kernels() -> Finding:
-    """Whether the compiled kernels are here, or only their NumPy forms."""
+    """Presence of the compiled kernels; NumPy replaces missing ones."""
     if find_spec("feedline._native") is not None:
         return Finding("native kernels", "built")
-    remedy = "results are the same, but slower: install a C++ compiler, then: pip install --force-reinstall feedline"
+    remedy = "same results, but slower. Install a C++ compiler, then run: pip install --force-reinstall feedline"
     return Finding("native kernels", "not built", Severity.NOTE, remedy)
 
 
 def cpus(affinity: int, usable: int) -> Finding:
-    """The CPUs that affinity leaves, and those that the cgroup pays for."""
+    """CPUs in the affinity mask, and the quota of the cgroup."""
     if usable >= affinity:
         return Finding("CPUs", f"{usable} of {os.cpu_count()}")
-    remedy = f"use about {usable} workers, or raise the limit (docker run --cpus, Kubernetes limits.cpu)"
-    return Finding("CPUs", f"{affinity} visible, {usable} paid for by the cgroup", Severity.NOTE, remedy)
+    remedy = f"use about {usable} workers, or raise the quota (docker run --cpus, Kubernetes limits.cpu)"
+    return Finding("CPUs", f"{affinity} visible, {usable} within the cgroup's quota", Severity.NOTE, remedy)
 
 
 def cgroup_memory(root: Path = CGROUP) -> int | None:
-    """The bytes that the cgroup (version 2 or 1) allows; None without a limit."""
+    """Memory limit of the cgroup, version 2 or 1, in bytes."""
     for file in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
         if file.is_file():
             limit = file.read_text().strip()
@@ -112,16 +114,16 @@ def cgroup_memory(root: Path = CGROUP) -> int | None:
 
 
 def memory() -> Finding:
-    """The memory of the machine or of the container, whichever is less; batches in flight count towards it."""
+    """Memory of the machine or of the container, whichever is less."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = cgroup_memory()
     if limit is None or limit >= machine:
         return Finding("memory", _gib(machine))
-    return Finding("memory", f"{_gib(limit)}, the cgroup's limit (machine: {_gib(machine)})")
+    return Finding("memory", f"{_gib(limit)}, limited by the cgroup (machine: {_gib(machine)})")
 
 
 def shared_memory(directory: Path = Path("/dev") / "shm") -> Finding:
-    """The size of /dev/shm, which torch's loader needs and feedline does not."""
+    """Size of /dev/shm, which torch's loader needs and feedline does not."""
     if not directory.is_dir():
         return Finding("shared memory", "no /dev/shm; feedline does not need it")
     return Finding(
@@ -130,27 +132,30 @@ def shared_memory(directory: Path = Path("/dev") / "shm") -> Finding:
 
 
 def available(name: str, use: Callable[[], object], purpose: str) -> Finding:
-    """Whether a service of the kernel answers."""
+    """Availability of a system call.
+
+    `use` makes the call; `purpose` says why feedline needs it.
+    """
     try:
         use()
     except (AttributeError, OSError) as error:
-        remedy = f"{purpose}: needs Linux 5.3 or later and a seccomp profile that allows it; threads work without"
+        remedy = f"{purpose}. Needs Linux 5.3 or later, and a seccomp profile that allows it. Threads work without it"
         return Finding(name, f"not available ({error})", Severity.BAD, remedy)
     return Finding(name, "available")
 
 
 def open_files(soft: int, hard: int) -> Finding:
-    """The limit on file descriptors of one process."""
+    """Limit on the open files of one process."""
     if soft == resource.RLIM_INFINITY or soft >= FILES_NEEDED:
         return Finding("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft:,}")
-    remedy = f"many workers and open shards may need more: ulimit -n {min(hard, 65_536) if hard > 0 else 65_536}"
+    remedy = f"many workers and shards may need more: ulimit -n {min(hard, 65_536) if hard > 0 else 65_536}"
     return Finding("open files", f"at most {soft:,}", Severity.NOTE, remedy)
 
 
 def cuda() -> Iterator[Finding]:
-    """Each CUDA device."""
+    """CUDA devices, one finding each."""
     if not torch.cuda.is_available():
-        yield Finding("CUDA", "no device", Severity.NOTE, "batches stay on the CPU; device='cuda' would be refused")
+        yield Finding("CUDA", "no device", Severity.NOTE, "batches stay on the CPU; device='cuda' raises an error")
     for i in range(torch.cuda.device_count()):
         yield Finding(f"CUDA {i}", torch.cuda.get_device_name(i))
 
@@ -159,6 +164,6 @@ def _gib(nbytes: int) -> str:
     return f"{nbytes / (1 << 30):.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.0f} MiB"
 
 
-def _word(verdict: Severity) -> Text:
+def _render_verdict(verdict: Severity) -> Text:
     colors = {Severity.GOOD: "green", Severity.NOTE: "yellow", Severity.BAD: "bold red"}
     return Text(verdict.value, style=colors[verdict])

@@ -1,7 +1,4 @@
-"""`feedline index`: the side-car indexes of tar shards, made where they are missing, or checked.
-
-Tars that a command is given, on this machine or in stores, and their indexes.
-"""
+"""`feedline index`: build and check side-car indexes of tar shards."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from feedline.cli.pack import measured, tars_of
+from feedline.cli.pack import find_tars, measure_intervals
 from feedline.cli.progress import bars
 from feedline.core.paths import made
 from feedline.core.threads import WorkAhead
@@ -33,36 +30,39 @@ if TYPE_CHECKING:
 
 
 class TarTarget(Protocol):
-    """One tar, and its index on this machine."""
+    """A tar shard and its local index."""
 
     name: str
-    """Its path or address."""
+    """Path or URL of the tar."""
     place: str
-    """Where its index is kept."""
+    """Path of the index."""
 
     def head(self) -> Head | None:
-        """What the index that is there tells; None if there is none that fits."""
+        """Header of the existing index; None without a valid one."""
         ...
 
     def make(self, *, checksum: bool) -> TarIndex:
-        """Make the index anew, grids included, and write it to its place."""
+        """Build the index, including grids of JPEGs, and write it to `place`."""
         ...
 
     def index(self) -> TarIndex | None:
-        """The index that is there; None if there is none."""
+        """The existing index, or None without one.
+
+        One that is not valid raises ShardError for a file, and is None for an object.
+        """
         ...
 
-    def built(self) -> TarIndex:
-        """The index, made anew in memory."""
+    def build(self) -> TarIndex:
+        """Build the index in memory, without grids."""
         ...
 
     def verify(self, index: TarIndex) -> None:
-        """ShardError if the tar has not the checksum that its index tells."""
+        """Raise ShardError if the tar does not match the checksum in `index`."""
         ...
 
 
 class LocalTar:
-    """A file, whose index lies beside it, or in the folder."""
+    """A tar file. Its index is next to it, or in `folder`."""
 
     def __init__(self, path: str, folder: Path | None, *, allow_truncated: bool) -> None:
         self.name = path
@@ -71,33 +71,33 @@ class LocalTar:
         self._allow_truncated = allow_truncated
 
     def head(self) -> Head | None:
-        """What the index that is there tells; None if there is none that fits."""
         path = str(Path(self.name).absolute())
         return glance(path, index_dir=self._folder, allow_truncated=self._allow_truncated)
 
     def make(self, *, checksum: bool) -> TarIndex:
-        """Make the index anew, grids included, and write it to its place."""
         made(Path(self.place).parent, "the folder of the index")
-        write_index(self.name, self.place, measure=measured, checksum=checksum, allow_truncated=self._allow_truncated)
+        write_index(
+            self.name, self.place, measure=measure_intervals, checksum=checksum, allow_truncated=self._allow_truncated
+        )
         return open_index(self.name, self.place, allow_truncated=self._allow_truncated)
 
     def index(self) -> TarIndex | None:
-        """The index that is there; None if there is none, ShardError if it does not fit."""
         if not Path(self.place).is_file():
             return None
         return open_index(self.name, self.place, allow_truncated=self._allow_truncated)
 
-    def built(self) -> TarIndex:
-        """The index, made anew in memory."""
+    def build(self) -> TarIndex:
         return build_index(self.name, allow_truncated=self._allow_truncated)
 
     def verify(self, index: TarIndex) -> None:
-        """ShardError if the tar has not the checksum that its index tells."""
         index.verify()
 
 
 class RemoteTar:
-    """An object, whose index lies in the folder, else where datasets look for it on this machine, or beside it."""
+    """A tar in an object store.
+
+    Its index is in `folder`, or else in the user's cache folder. An index next to the object is found, too.
+    """
 
     def __init__(self, blob: RemoteBlob, folder: Path | None, *, allow_truncated: bool) -> None:
         self.name = blob.name
@@ -106,41 +106,44 @@ class RemoteTar:
         self._allow_truncated = allow_truncated
 
     def head(self) -> Head | None:
-        """What the index that is there tells, which is kept at its place; None if there is none that fits."""
+        """Header of the existing index; None without a valid one.
+
+        An index next to the object is copied to `place`.
+        """
         head = head_at(self.place, ObjectSource(self.blob).version)
         if head is None:
             index = index_files.looked_up(self.blob, self.place)
-            head = None if index is None else self._written(index).head
+            head = None if index is None else self._write(index).head
         return head if head is None or head.cut is None or self._allow_truncated else None
 
     def make(self, *, checksum: bool) -> TarIndex:
-        """Make the index anew, grids included, and write it to its place."""
-        index = index_files.made(self.blob, measure=measured, checksum=checksum, allow_truncated=self._allow_truncated)
-        return self._written(index)
+        index = index_files.made(
+            self.blob, measure=measure_intervals, checksum=checksum, allow_truncated=self._allow_truncated
+        )
+        return self._write(index)
 
     def index(self) -> TarIndex | None:
-        """The index that is there; None if there is none that fits."""
         index = index_files.looked_up(self.blob, self.place)
         return None if index is None else whole(index, self._allow_truncated)
 
-    def built(self) -> TarIndex:
-        """The index, made anew in memory."""
+    def build(self) -> TarIndex:
         return index_files.made(self.blob, allow_truncated=self._allow_truncated)
 
     def verify(self, index: TarIndex) -> None:
-        """ShardError if the object has not the checksum that its index tells."""
         index.verify(ObjectSource(self.blob))
 
-    def _written(self, index: TarIndex) -> TarIndex:
+    def _write(self, index: TarIndex) -> TarIndex:
         made(Path(self.place).parent, "the folder of the index")
         array_container.write(self.place, index.written(ObjectSource(self.blob).version))
         return index
 
 
-def tars_at(sources: Sequence[str], folder: Path | None = None, *, allow_truncated: bool = False) -> list[TarTarget]:
-    """The tars that paths, addresses and patterns mean; ArgumentError if there are none. Indexes lie in `folder`."""
-    if not is_far(sources):
-        return [LocalTar(path, folder, allow_truncated=allow_truncated) for path in _files(sources)]
+def find_tar_targets(
+    sources: Sequence[str], folder: Path | None = None, *, allow_truncated: bool = False
+) -> list[TarTarget]:
+    """The tars of paths, URLs and patterns; ArgumentError if there are none."""
+    if not has_urls(sources):
+        return [LocalTar(path, folder, allow_truncated=allow_truncated) for path in _find_files(sources)]
     blobs = find(sources, "*.tar")
     return [
         RemoteTar(blob, folder, allow_truncated=allow_truncated)
@@ -150,20 +153,20 @@ def tars_at(sources: Sequence[str], folder: Path | None = None, *, allow_truncat
     ]
 
 
-def is_far(sources: Sequence[str]) -> bool:
-    """Whether there are addresses among the sources."""
+def has_urls(sources: Sequence[str]) -> bool:
+    """True if any source is a URL."""
     return any("://" in source for source in sources)
 
 
-def _files(sources: Sequence[str]) -> list[str]:
-    tars = tars_of(sources)
+def _find_files(sources: Sequence[str]) -> list[str]:
+    tars = find_tars(sources)
     if not tars:
-        raise ArgumentError(f"{', '.join(sources)} hold no .tar files")
+        raise ArgumentError(f"no .tar files in {', '.join(sources)}")
     return tars
 
 
-_FAR_AT_ONCE = 8
-"""Objects are waited for: there is no use in as few threads as there are CPUs."""
+_REMOTE_THREADS = 8
+"""Threads that read objects: they mostly wait, so their number does not depend on the CPUs."""
 
 
 BAD = "bad"
@@ -171,9 +174,10 @@ BAD = "bad"
 
 @dataclass(frozen=True, slots=True)
 class IndexSettings:
-    """`check` only looks; `rebuild` makes indexes anew that fit; `checksum` stores that of the tar in them.
+    """Options of `feedline index`.
 
-    They lie in the folder `into`; by default beside files, and for objects where datasets look on this machine.
+    `check` writes nothing; `rebuild` replaces valid indexes; `checksum` stores one in each index. Indexes go to the
+    folder `into`. By default they go next to files; for objects, to the user's cache folder.
     """
 
     check: bool = False
@@ -184,8 +188,11 @@ class IndexSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One tar and where its index is: `state` is "made", "fits", "checked" or "bad"; then `problem` says why."""
+class IndexResult:
+    """Result for one tar.
+
+    `state` is "made", "fits", "checked", or "bad" with a `problem`.
+    """
 
     tar: str
     state: str
@@ -194,54 +201,58 @@ class Judged:
     index: str = ""
 
     def summary(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The result as a JSON object."""
         return asdict(self)
 
 
-def run(sources: Sequence[str], settings: IndexSettings, workers: int | None, console: Console) -> list[Judged]:
-    """Index or check the tars, or those in folders; a tar that cannot be read is told, and the others are done."""
-    tars = tars_at(sources, settings.into, allow_truncated=settings.allow_truncated)
-    threads = workers or (_FAR_AT_ONCE if is_far(sources) else usable_cpus())
-    judged = list[Judged]()
-    with bars(console) as step, WorkAhead(lambda tar: judge(tar, settings), tars, threads) as results:
-        for result in results:
-            judged.append(result)
-            step("checking" if settings.check else "indexing", len(judged), len(tars))
-    console.print(shown(judged))
-    return judged
+def run(sources: Sequence[str], settings: IndexSettings, workers: int | None, console: Console) -> list[IndexResult]:
+    """Index or check all tars, and print a summary.
+
+    A tar that cannot be read gives a bad result; the others are processed.
+    """
+    tars = find_tar_targets(sources, settings.into, allow_truncated=settings.allow_truncated)
+    threads = workers or (_REMOTE_THREADS if has_urls(sources) else usable_cpus())
+    results = list[IndexResult]()
+    with bars(console) as step, WorkAhead(lambda tar: process(tar, settings), tars, threads) as work:
+        for result in work:
+            results.append(result)
+            step("checking" if settings.check else "indexing", len(results), len(tars))
+    console.print(render(results))
+    return results
 
 
-def judge(tar: TarTarget, settings: IndexSettings) -> Judged:
-    """Make the index of one tar, or check it."""
+def process(tar: TarTarget, settings: IndexSettings) -> IndexResult:
+    """Build the index of one tar, or check it."""
     try:
-        return _checked(tar) if settings.check else _made(tar, settings)
+        return _check(tar) if settings.check else _make(tar, settings)
     except (SampleError, OSError) as error:
-        return Judged(tar.name, BAD, problem=str(error))
+        return IndexResult(tar.name, BAD, problem=str(error))
 
 
-def _made(tar: TarTarget, settings: IndexSettings) -> Judged:
+def _make(tar: TarTarget, settings: IndexSettings) -> IndexResult:
     head = None if settings.rebuild else tar.head()
     if head is not None and (head.blake2b or not settings.checksum):
-        return Judged(tar.name, "fits", head.samples, index=tar.place)
-    return Judged(tar.name, "made", len(tar.make(checksum=settings.checksum)), index=tar.place)
+        return IndexResult(tar.name, "fits", head.samples, index=tar.place)
+    return IndexResult(tar.name, "made", len(tar.make(checksum=settings.checksum)), index=tar.place)
 
 
-def _checked(tar: TarTarget) -> Judged:
-    """By the checksum, if the index holds one; else by making the index again and comparing."""
+def _check(tar: TarTarget) -> IndexResult:
+    """Compare the tar with its index, if possible by its checksum.
+
+    Without a checksum the index is built again in memory.
+    """
     index = tar.index()
     if index is None:
-        return Judged(tar.name, BAD, problem=f"{tar.name} has no index. Make it: feedline index {tar.name}")
+        return IndexResult(tar.name, BAD, problem=f"{tar.name} has no index. Build it: feedline index {tar.name}")
     if index.head.blake2b is not None:
         tar.verify(index)
-    elif not _same(index, tar.built()):
-        problem = (
-            f"the index of {tar.name} is not what the tar holds. Make it anew: feedline index --rebuild {tar.name}"
-        )
-        return Judged(tar.name, BAD, problem=problem)
-    return Judged(tar.name, "checked", len(index), index=index.path or "")
+    elif not _is_same(index, tar.build()):
+        problem = f"the index of {tar.name} does not match the tar. Rebuild it: feedline index --rebuild {tar.name}"
+        return IndexResult(tar.name, BAD, problem=problem)
+    return IndexResult(tar.name, "checked", len(index), index=index.path or "")
 
 
-def _same(index: TarIndex, other: TarIndex) -> bool:
+def _is_same(index: TarIndex, other: TarIndex) -> bool:
     return (
         index.fields == other.fields
         and list(index.keys) == list(other.keys)
@@ -250,18 +261,18 @@ def _same(index: TarIndex, other: TarIndex) -> bool:
     )
 
 
-def shown(judged: Sequence[Judged]) -> Table:
-    """How many tars of each state, then each bad one with its remedy."""
+def render(results: Sequence[IndexResult]) -> Table:
+    """A table of counts per state, followed by each problem."""
     table = Table(box=box.ROUNDED)
     table.add_column("")
     table.add_column("shards", justify="right")
     table.add_column("samples", justify="right")
-    for state in dict.fromkeys(one.state for one in judged if one.state != BAD):
-        group = [one.samples for one in judged if one.state == state]
-        table.add_row(state, f"{len(group):,}", f"{sum(group):,}")
-    bad = [one for one in judged if one.state == BAD]
+    for state in dict.fromkeys(result.state for result in results if result.state != BAD):
+        samples = [result.samples for result in results if result.state == state]
+        table.add_row(state, f"{len(samples):,}", f"{sum(samples):,}")
+    bad = [result for result in results if result.state == BAD]
     if bad:
         table.add_row(Text(BAD, style="bold red"), f"{len(bad):,}", "")
-        table.caption = Text("\n".join(one.problem for one in bad), style="red", overflow="fold")
+        table.caption = Text("\n".join(result.problem for result in bad), style="red", overflow="fold")
         table.caption_justify = "left"
     return table

@@ -1,4 +1,4 @@
-"""The bars of long work, and sizes as people read them."""
+"""Progress bars, and sizes in decimal units."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 Step = Callable[[str, int, int], None]
-"""`step(phase, done, total)`: a bar for each phase."""
+"""`step(phase, done, total)`: the progress of one phase."""
 
 
 @contextmanager
 def bars(console: Console) -> Iterator[Step]:
-    """One bar for each phase that is told of, in the order in which they are; nothing is drawn before that."""
+    """Draw one bar per phase, from its first report on."""
     columns = (
         TextColumn("{task.description:<8}"),
         BarColumn(bar_width=None),
@@ -39,8 +39,8 @@ def bars(console: Console) -> Iterator[Step]:
         yield step
 
 
-def told_bytes(nbytes: float) -> str:
-    """`1.5 GB`; decimal units, as `ls --si` and shops have them."""
+def format_bytes(nbytes: float) -> str:
+    """A size such as `1.5 GB`, in decimal units like `ls --si`."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.0f} {unit}" if unit == "bytes" or nbytes >= 100 else f"{nbytes:.1f} {unit}"

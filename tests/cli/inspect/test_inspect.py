@@ -52,7 +52,7 @@ def test_shards_tell_the_same_and_more(pictures: Path, tmp_path: Path) -> None:
     found, folder = told(tmp_path / "shards"), told(pictures)
     assert found["shards"] == [5, 5, 4]
     assert found["fields"] == {"cls": 14, "jpg": 13, "png": 1}
-    for same in ("classes", "headers", "samples", "picture_nbytes"):
+    for same in ("classes", "headers", "samples", "image_nbytes"):
         assert found[same] == folder[same]
 
 
@@ -60,7 +60,7 @@ def test_pictures_with_a_grid_are_counted(tmp_path: Path) -> None:
     packed(class_folders(tmp_path / "pictures", size=400), tmp_path / "shards", "--grid")
     assert told(tmp_path / "shards")["with_grid"] == 12
     result = feedline("inspect", tmp_path / "shards")
-    assert "12 of 12 pictures" in result.output
+    assert "12 of 12 images" in result.output
 
 
 def test_labels_come_from_cls_or_json(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_large_headers_are_read_whole(tmp_path: Path) -> None:
 def test_only_some_samples_are_looked_into_when_told_so(pictures: Path) -> None:
     found = told(pictures, "--limit", 4)
     assert (found["samples"], found["looked_at"], sum(found["headers"]["formats"].values())) == (14, 4, 4)
-    assert "4 samples, spread evenly" in feedline("inspect", pictures, "--limit", 4).output
+    assert "4 samples, evenly spaced" in feedline("inspect", pictures, "--limit", 4).output
 
 
 def test_places_are_spread_evenly() -> None:
@@ -137,14 +137,14 @@ def test_a_contact_sheet_shows_the_pictures(pictures: Path, tmp_path: Path) -> N
 
 def test_a_sheet_of_nothing_is_an_error(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "a.tar", {"0.txt": b""})
-    with pytest.raises(ArgumentError, match="no picture to put on a contact sheet"):
+    with pytest.raises(ArgumentError, match="no image for a contact sheet"):
         feedline("inspect", tar, "--contact-sheet", tmp_path / "sheet.png")
 
 
 def test_long_texts_are_cut_to_the_width_of_a_tile() -> None:
-    assert contact_sheet._fitting("short", 14) == "short"
+    assert contact_sheet._shorten("short", 14) == "short"
     for from_end in (False, True):
-        cut = contact_sheet._fitting("a very long name of a class " * 5, 14, from_end=from_end)
+        cut = contact_sheet._shorten("a very long name of a class " * 5, 14, from_end=from_end)
         assert contact_sheet._font(14).getlength(cut) <= 176
         assert cut.startswith("…") if from_end else cut.endswith("…")
 
@@ -173,7 +173,13 @@ def test_one_of_something_is_told_in_the_singular(tmp_path: Path) -> None:
     write_tar(tmp_path / "b.tar", {"0.cls": b"1", "0.jpg": jpeg(64, 64)})
     (tmp_path / "c.tar").write_bytes(b"no tar" * 500)
     output = " ".join(feedline("inspect", tmp_path, "--limit", 1).output.split())
-    for told_ in ("2, of 1 sample", "1 sample, spread", "1 shard that cannot", "1 key that came more than", "1 class"):
+    for told_ in (
+        "2, of 1 sample",
+        "1 sample, evenly spaced",
+        "1 shard that cannot",
+        "1 key that came more than",
+        "1 class",
+    ):
         assert told_ in output
     for wrong in ("1 samples", "1 shards", "1 keys", "1 classes"):
         assert wrong not in output
@@ -298,5 +304,5 @@ class TestFar:
             assert len(image.getcolors(1 << 24)) > 500
 
     def test_pack_takes_files(self, tmp_path: Path) -> None:
-        with pytest.raises(ArgumentError, match=r"s3://b/x.tar is an address, and this reads files of this machine"):
+        with pytest.raises(ArgumentError, match=r"s3://b/x.tar is a URL, but this command reads local files only"):
             feedline("pack", "s3://b/x.tar", tmp_path / "out")

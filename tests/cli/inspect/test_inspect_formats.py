@@ -219,7 +219,7 @@ def test_a_missing_package_is_named_with_its_command(folder: Path) -> None:
 
 def test_no_sheet_of_tables(folder: Path) -> None:
     parquet(folder)
-    with pytest.raises(ArgumentError, match="--contact-sheet shows pictures"):
+    with pytest.raises(ArgumentError, match="--contact-sheet draws images"):
         feedline("inspect", folder, "--contact-sheet", folder / "sheet.png")
 
 

@@ -24,7 +24,9 @@ from tar_cases import write_tar
 
 from feedline.cli import pack
 from feedline.cli.pack import PackOptions, ShardSize
+from feedline.cli.pack.run import lock_folder
 from feedline.cli.pack.sources import Sample, SampleList
+from feedline.core import kernels
 from feedline.datasets.webdataset import open_index
 from feedline.errors import ArgumentError, SampleError, StateError
 
@@ -115,13 +117,13 @@ def test_shards_stay_below_the_size_in_bytes(pictures: Path, out: Path) -> None:
     ],
 )
 def test_sizes_are_read(text: str, size: ShardSize) -> None:
-    assert ShardSize.parsed(text) == size
+    assert ShardSize.parse(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "0", "many", "1kb", "-5", "5 TBs", "1.5"])
 def test_a_size_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match="--shard-size"):
-        ShardSize.parsed(text)
+        ShardSize.parse(text)
 
 
 def test_files_that_belong_to_a_picture_come_with_it_and_others_are_named(tmp_path: Path, out: Path) -> None:
@@ -225,7 +227,7 @@ def test_what_an_interrupted_run_leaves_is_cleared(pictures: Path, out: Path) ->
     whole = contents(out)
     manifest = pack.Manifest.load(out)
     assert manifest is not None
-    manifest.cut(1).save(out)
+    manifest.truncate(1).save(out)
     (out / ".shard-000001.tar.part").write_bytes(b"half")
     (out / "shard-000007.tar").write_bytes(b"of a run that came further")
     (out / "shard-000001.tar.index.partial-77").write_bytes(b"half")
@@ -242,14 +244,14 @@ def test_other_options_are_named(pictures: Path, out: Path) -> None:
 def test_other_sources_are_refused(pictures: Path, out: Path) -> None:
     packed(pictures, out)
     (pictures / "cat" / "000.jpg").unlink()
-    with pytest.raises(StateError, match="begun from other files: then 12 samples, now 11"):
+    with pytest.raises(StateError, match="started from other files: 12 samples then, 11 now"):
         feedline("pack", pictures, out)
 
 
 def test_a_folder_with_other_things_in_it_is_refused(pictures: Path, out: Path) -> None:
     out.mkdir()
     (out / "thesis.tex").touch()
-    with pytest.raises(ArgumentError, match=r"holds thesis\.tex"):
+    with pytest.raises(ArgumentError, match=r"contains thesis\.tex"):
         feedline("pack", pictures, out)
     assert (out / "thesis.tex").exists()
 
@@ -263,12 +265,12 @@ def test_a_manifest_that_cannot_be_read_is_named(pictures: Path, out: Path) -> N
 
 def test_the_folder_of_the_sources_is_no_place_for_shards(pictures: Path) -> None:
     for inside in (pictures, pictures / "shards"):
-        with pytest.raises(ArgumentError, match="which is packed; choose a folder elsewhere"):
+        with pytest.raises(ArgumentError, match=r"is inside the source .*; choose a folder elsewhere"):
             feedline("pack", pictures, inside)
 
 
 def test_two_runs_at_once_are_refused(pictures: Path, out: Path) -> None:
-    with pack.destination.held(out), pytest.raises(ArgumentError, match="another feedline pack writes into"):
+    with lock_folder(out), pytest.raises(ArgumentError, match="another feedline pack is writing into"):
         feedline("pack", pictures, out)
     packed(pictures, out)
 
@@ -306,7 +308,7 @@ def test_bad_files_are_left_out_and_listed(pictures: Path, out: Path) -> None:
 
 
 def test_a_file_that_shrinks_meanwhile_is_named(pictures: Path, out: Path) -> None:
-    listing = pack.listed([str(pictures)])
+    listing = pack.list_samples([str(pictures)])
     part = listing.samples[0].parts[0]
     os.truncate(part.path, 10)
     with pytest.raises(SampleError, match=r"000\.jpg became shorter while it was packed"):
@@ -340,8 +342,8 @@ def compressed(root: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (empty, "holds neither pictures"),
-        (empty_class, r"the class folder .*cat holds no picture; remove it"),
+        (empty, "contains neither images"),
+        (empty_class, r"the class folder .*cat contains no image; remove it"),
         (lambda root: root / "nowhere", "does not exist"),
         (lambda root: Path(__file__), r"is neither a folder nor a \.tar file"),
         (compressed, "compressed with gzip"),
@@ -354,7 +356,7 @@ def test_sources_that_cannot_be_are_explained(tmp_path: Path, out: Path, make: A
 
 def test_sources_of_two_kinds_are_refused(pictures: Path, tmp_path: Path, out: Path) -> None:
     tar = write_tar(tmp_path / "a.tar", {"0.txt": b""})
-    with pytest.raises(ArgumentError, match="partly tar shards, partly folders"):
+    with pytest.raises(ArgumentError, match="some sources are tar shards, others folders of files"):
         feedline("pack", pictures, tar, out)
     with pytest.raises(ArgumentError, match=r"SOURCE\.\.\. DEST"):
         feedline("pack", pictures)
@@ -390,7 +392,7 @@ def test_a_full_disk_leaves_what_is_finished_and_says_how_to_go_on(
     monkeypatch.setattr(os, "fsync", full)  # of the manifest, of a shard, of the manifest; of the second shard
     with pytest.raises(OSError, match="No space left") as error:
         feedline("pack", pictures, out, "--shard-size", 5)
-    assert "the same command goes on there" in error.value.__notes__[0]
+    assert "the same command continues there" in error.value.__notes__[0]
     assert [path.name for path in out.glob("*.tar")] == ["shard-000000.tar"]
     assert not list(out.glob(".*.part"))
     assert packed(pictures, out, "--shard-size", 5)["kept_shards"] == 1
@@ -398,7 +400,7 @@ def test_a_full_disk_leaves_what_is_finished_and_says_how_to_go_on(
 
 
 def test_grids_need_the_native_kernels(pictures: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack.grids._kernels, "native", None)
+    monkeypatch.setattr(kernels, "native", None)
     with pytest.raises(ImportError, match="libjpeg62-turbo-dev"):
         feedline("pack", pictures, out, "--grid")
     assert not out.exists()

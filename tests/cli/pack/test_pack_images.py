@@ -15,7 +15,7 @@ from tar_cases import write_tar
 
 from feedline import images
 from feedline.cli.pack import PackOptions
-from feedline.cli.pack.encode import changed
+from feedline.cli.pack.encode import encode_image
 from feedline.errors import ArgumentError, SampleError
 
 
@@ -24,7 +24,7 @@ def opened(data: bytes) -> Image.Image:
 
 
 def made(data: bytes, field: str = "jpg", **options: Any) -> tuple[str, Image.Image]:
-    picture = changed(data, field, PackOptions(**options))
+    picture = encode_image(data, field, PackOptions(**options))
     return picture.field, opened(picture.data)
 
 
@@ -39,7 +39,7 @@ def test_the_shorter_side_is_bounded_and_the_shape_stays(size: tuple[int, int], 
 
 def test_pictures_that_are_small_enough_stay_as_they_are() -> None:
     data = jpeg(120, 100)
-    assert changed(data, "jpg", PackOptions(shorter_side=100)).data == data
+    assert encode_image(data, "jpg", PackOptions(shorter_side=100)).data == data
 
 
 def test_resizing_is_pillows_antialiased_bicubic() -> None:
@@ -49,7 +49,7 @@ def test_resizing_is_pillows_antialiased_bicubic() -> None:
 
 
 def test_quality_makes_every_picture_a_jpeg() -> None:
-    small, large = (changed(encoded(photo(200, 150), "PNG"), "png", PackOptions(quality=q)) for q in (30, 95))
+    small, large = (encode_image(encoded(photo(200, 150), "PNG"), "png", PackOptions(quality=q)) for q in (30, 95))
     assert small.field == large.field == "jpg"
     assert opened(small.data).format == "JPEG"
     assert len(small.data) < len(large.data) / 3
@@ -91,25 +91,25 @@ def test_orientation_and_color_profile_stay_and_thumbnails_go() -> None:
 
 def test_pixels_are_those_of_the_decoder() -> None:
     data = jpeg(150, 100)
-    picture = changed(data, "jpg", PackOptions(decoded=True))
+    picture = encode_image(data, "jpg", PackOptions(decoded=True))
     assert picture.field == "npy"
     assert np.array_equal(np.load(io.BytesIO(picture.data), allow_pickle=False), images.decode(data))
 
 
 def test_a_grid_comes_with_its_lengths_or_with_a_reason() -> None:
-    good = changed(jpeg(400, 300, quality=95), "jpg", PackOptions(grid=True))
+    good = encode_image(jpeg(400, 300, quality=95), "jpg", PackOptions(grid=True))
     assert good.lengths is not None
     assert not good.reason
     small, foreign = jpeg(40, 30), encoded(photo(40, 30), "PNG")
-    assert changed(small, "jpg", PackOptions(grid=True)) == ("jpg", small, None, "Too small for a grid")
-    assert changed(foreign, "jpg", PackOptions(grid=True)) == ("jpg", foreign, None, "PNG, not JPEG")
+    assert encode_image(small, "jpg", PackOptions(grid=True)) == ("jpg", small, None, "Too small for a grid")
+    assert encode_image(foreign, "jpg", PackOptions(grid=True)) == ("jpg", foreign, None, "PNG, not JPEG")
 
 
 def test_a_grid_can_be_had_of_what_was_encoded_again() -> None:
     data = jpeg(800, 600, quality=98)
-    picture = changed(data, "jpg", PackOptions(grid=True, shorter_side=300, quality=90))
+    picture = encode_image(data, "jpg", PackOptions(grid=True, shorter_side=300, quality=90))
     assert picture.lengths is not None
-    plain = changed(data, "jpg", PackOptions(shorter_side=300, quality=90))
+    plain = encode_image(data, "jpg", PackOptions(shorter_side=300, quality=90))
     assert apart(opened(picture.data), opened(plain.data)) == 0
 
 
@@ -118,7 +118,7 @@ MASKED = {"0.jpg": jpeg(200, 150, quality=95), "0.seg.png": encoded(photo(200, 1
 
 def test_masks_are_not_touched_unless_named(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "a.tar", MASKED)
-    with pytest.raises(ArgumentError, match=r"has 2 pictures \(jpg, seg\.png\).*--field jpg"):
+    with pytest.raises(ArgumentError, match=r"has 2 images \(jpg, seg\.png\).*--field jpg"):
         feedline("pack", tar, tmp_path / "out", "--shorter-side", 50)
     packed(tar, tmp_path / "one", "--shorter-side", 50, "--field", "jpg")
     found = members(tmp_path / "one")

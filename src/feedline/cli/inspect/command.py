@@ -1,4 +1,4 @@
-"""`feedline inspect` from what lies there to what is shown of it."""
+"""`feedline inspect`: survey, summary, and contact sheet."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """How many samples to look into (0: all), the sheet to write and its samples, window and batch size to judge."""
+class InspectOptions:
+    """Options of `feedline inspect`.
+
+    `limit` is the number of samples to examine, 0 for all; `order` is a window and a batch size.
+    """
 
     limit: int = 0
     sheet: Path | None = None
@@ -30,35 +33,40 @@ class Wanted:
     order: tuple[int, int] | None = None
 
 
-def run(sources: Sequence[str], wanted: Wanted, console: Console) -> tuple[dict[str, Any], bool]:
-    """Survey, show, and draw; gives the summary, and whether all that was looked at can be read."""
+def run(sources: Sequence[str], options: InspectOptions, console: Console) -> tuple[dict[str, Any], bool]:
+    """Inspect the sources, and print the result.
+
+    Returns the summary as a JSON object, and False if a shard or an image cannot be read.
+    """
     format_ = format_of(sources)
     if format_.lists_samples:
-        return _surveyed(format_, sources, wanted, console)
-    if wanted.sheet is not None:
+        return _inspect_samples(format_, sources, options, console)
+    if options.sheet is not None:
         raise ArgumentError(
-            f"--contact-sheet shows pictures of folders and .tar files; {', '.join(sources)}: {format_.label}"
+            f"--contact-sheet draws images of folders and .tar files only; {', '.join(sources)} contains {format_.label}"
         )
     shards = summarize(format_, sources)
-    order = _ordered(shards, wanted)
-    console.print(show.shards_shown(format_.label, shards, order))
+    order = _judge_order(shards, options)
+    console.print(show.render_shards(format_.label, shards, order))
     return show.shards_summary(format_.label, shards, order), True
 
 
-def _surveyed(format_: Format, sources: Sequence[str], wanted: Wanted, console: Console) -> tuple[dict[str, Any], bool]:
+def _inspect_samples(
+    format_: Format, sources: Sequence[str], options: InspectOptions, console: Console
+) -> tuple[dict[str, Any], bool]:
     with bars(console) as step:
-        found = survey(sources, wanted.limit, step)
-    sizes = found.listing.shards
-    shards = tar_summary(sizes, found.nbytes) if sizes else unsharded(len(found.listing.samples))
-    order = _ordered(shards, wanted)
-    if wanted.order and shards.note:
-        found.listing.notes.append(shards.note)
-    console.print(show.shown(found, order))
-    if wanted.sheet is not None:
-        number = contact_sheet.write(found.listing, wanted.sheet, wanted.sheet_samples)
-        console.print(f"{show.counted(number, 'sample')} on {wanted.sheet}", highlight=False)
-    return show.summary(format_.label, found, order), found.healthy
+        result = survey(sources, options.limit, step)
+    sizes = result.listing.shards
+    shards = tar_summary(sizes, result.nbytes) if sizes else unsharded(len(result.listing.samples))
+    order = _judge_order(shards, options)
+    if options.order and shards.note:
+        result.listing.notes.append(shards.note)
+    console.print(show.render(result, order))
+    if options.sheet is not None:
+        number = contact_sheet.write(result.listing, options.sheet, options.sheet_samples)
+        console.print(f"{show.count_noun(number, 'sample')} on {options.sheet}", highlight=False)
+    return show.summary(format_.label, result, order), result.healthy
 
 
-def _ordered(shards: ShardSummary, wanted: Wanted) -> Ordered | None:
-    return ordered(shards, *wanted.order) if wanted.order else None
+def _judge_order(shards: ShardSummary, options: InspectOptions) -> Ordered | None:
+    return ordered(shards, *options.order) if options.order else None

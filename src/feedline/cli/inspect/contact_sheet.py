@@ -1,4 +1,4 @@
-"""A contact sheet: pictures of a few samples, with their classes and keys."""
+"""A contact sheet: images of samples with their classes and keys."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ _PAPER, _INK, _FAINT, _WARNING = (250, 250, 248), (28, 28, 30), (120, 120, 126),
 
 
 def write(listing: SampleList, path: Path, number: int, columns: int = 6) -> int:
-    """Write the sheet of up to `number` samples, spread evenly; gives how many are on it."""
-    shown = [sample for sample in listing.samples if _picture(sample) is not None]
-    if not shown:
-        raise ArgumentError("there is no picture to put on a contact sheet")
-    chosen = [shown[at] for at in spread(len(shown), number)]
+    """Draw up to `number` evenly spaced samples, and return their number."""
+    drawable = [sample for sample in listing.samples if _find_image(sample) is not None]
+    if not drawable:
+        raise ArgumentError("no image for a contact sheet: no sample contains an image file or pixels (.npy)")
+    chosen = [drawable[i] for i in spread(len(drawable), number)]
     columns = min(columns, len(chosen))
     rows = -(-len(chosen) // columns)
-    sheet = Image.new("RGB", (_edge(columns, _TILE), _edge(rows, _TILE + _TEXT)), _PAPER)
+    sheet = Image.new("RGB", (_offset(columns, _TILE), _offset(rows, _TILE + _TEXT)), _PAPER)
     for place, sample in enumerate(chosen):
         row, column = divmod(place, columns)
-        _draw(sheet, sample, listing.classes, _edge(column, _TILE), _edge(row, _TILE + _TEXT))
+        _draw(sheet, sample, listing.classes, _offset(column, _TILE), _offset(row, _TILE + _TEXT))
     sheet.save(path)
     return len(chosen)
 
 
-def _edge(number: int, step: int) -> int:
+def _offset(number: int, step: int) -> int:
     return _GAP + number * (step + _GAP)
 
 
-def _picture(sample: Sample) -> MemberSource | None:
-    """The first picture of a sample: an encoded one, or pixels."""
+def _find_image(sample: Sample) -> MemberSource | None:
+    """The first image of a sample, encoded or as pixels."""
     return next((part for part in sample.parts if is_image(part.field) or part.field == "npy"), None)
 
 
 def _draw(sheet: Image.Image, sample: Sample, classes: Sequence[str] | None, left: int, top: int) -> None:
-    part = _picture(sample)
+    part = _find_image(sample)
     assert part is not None
     pen = ImageDraw.Draw(sheet)
     try:
@@ -57,9 +57,9 @@ def _draw(sheet: Image.Image, sample: Sample, classes: Sequence[str] | None, lef
         pen.rectangle((left, top, left + _TILE - 1, top + _TILE - 1), outline=_WARNING)
         pen.text((left + _TILE // 2, top + _TILE // 2), "cannot be read", _WARNING, _font(13), anchor="mm")
     below = top + _TILE + 2
-    with suppress(SampleError, ValueError, OSError):  # the survey tells of it
-        pen.text((left, below), _fitting(label_of(sample, classes) or "", 14), _INK, _font(14))
-    pen.text((left, below + 17), _fitting(sample.key, 11, from_end=True), _FAINT, _font(11))
+    with suppress(SampleError, ValueError, OSError):  # the survey reports it
+        pen.text((left, below), _shorten(label_of(sample, classes) or "", 14), _INK, _font(14))
+    pen.text((left, below + 17), _shorten(sample.key, 11, from_end=True), _FAINT, _font(11))
 
 
 def _tile(part: MemberSource) -> Image.Image:
@@ -70,12 +70,12 @@ def _tile(part: MemberSource) -> Image.Image:
     return tile.convert("RGB")
 
 
-def _fitting(text: str, size: int, *, from_end: bool = False) -> str:
-    """The text, cut until it is no wider than a tile."""
-    font, whole = _font(size), text
-    while text and font.getlength(text if text == whole else f"{text}…") > _TILE:
+def _shorten(text: str, size: int, *, from_end: bool = False) -> str:
+    """The text, cut to the width of a tile."""
+    font, full = _font(size), text
+    while text and font.getlength(text if text == full else f"{text}…") > _TILE:
         text = text[1:] if from_end else text[:-1]
-    if text == whole:
+    if text == full:
         return text
     return f"…{text}" if from_end else f"{text}…"
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from feedline import images
-from feedline.cli.index import RemoteTar, TarTarget, is_far, tars_at
-from feedline.cli.pack import listed, tars_of
+from feedline.cli.index import RemoteTar, TarTarget, find_tar_targets, has_urls
+from feedline.cli.pack import find_tars, list_samples
 from feedline.cli.pack.sources import CLASSES, MemberSource, Readable, Sample, SampleList, samples_in
 from feedline.cli.pack.sources import list_tars as tars_listed
 from feedline.core.threads import DaemonPool, WorkAhead
@@ -50,7 +50,7 @@ _SAMPLES_AT_ONCE = 1024
 
 def list_remote_tars(sources: Sequence[str], step: Step) -> tuple[SampleList, list[str]]:
     """The samples of the tars that can be read, and what is wrong with those that cannot."""
-    tars, groups, unreadable = tars_at(sources), list[list[Sample]](), list[str]()
+    tars, groups, unreadable = find_tar_targets(sources), list[list[Sample]](), list[str]()
     with WorkAhead(_samples_in, tars, _INDEXED_AT_ONCE) as results:
         for number, result in enumerate(results, 1):
             if isinstance(result, str):
@@ -232,11 +232,11 @@ def _counted(sources: Sequence[str], step: Step) -> Survey:
 
 def _listing(sources: Sequence[str], step: Step) -> tuple[SampleList, list[str]]:
     """The samples of all that can be read, and what is wrong with the tars that cannot."""
-    if is_far(sources):
+    if has_urls(sources):
         return list_remote_tars(sources, step)
-    tars, groups, unreadable = tars_of(sources), list[SampleList](), list[str]()
+    tars, groups, unreadable = find_tars(sources), list[SampleList](), list[str]()
     if not tars:
-        return listed(sources), []
+        return list_samples(sources), []
     for number, tar in enumerate(tars, 1):
         try:
             groups.append(tars_listed([tar]))

@@ -1,15 +1,14 @@
-"""From files to tar shards: `pack` writes them, resumable and with the same bytes each time.
+"""`pack`: samples to tar shards, resumable and with reproducible bytes.
 
-`options` says what is wanted, `listing` finds the samples (with `folders` and `tars`), `contents` makes the members of
-one (with `pictures`), `writing` puts them into a tar, `manifest` remembers what is finished, `destination` guards the
-folder, `run` drives it all. `grids` knows the lengths of restart intervals (native/image/grid.h).
+`options` configures a run, `sources` lists the samples, `encode` builds the members of one sample, `writer` writes
+them into a tar, `manifest` records finished shards, and `run` drives the work.
 """
 
-from feedline.cli.pack.encode import measured
+from feedline.cli.pack.encode import measure_intervals
 from feedline.cli.pack.manifest import MANIFEST, Manifest
 from feedline.cli.pack.options import PackOptions, ShardSize
 from feedline.cli.pack.run import PackProgress, PackResult, pack
-from feedline.cli.pack.sources import listed, tars_of
+from feedline.cli.pack.sources import find_tars, list_samples
 
 __all__ = [
     "MANIFEST",
@@ -18,8 +17,8 @@ __all__ = [
     "PackProgress",
     "PackResult",
     "ShardSize",
-    "listed",
-    "measured",
+    "find_tars",
+    "list_samples",
+    "measure_intervals",
     "pack",
-    "tars_of",
 ]

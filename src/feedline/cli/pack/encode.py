@@ -1,8 +1,7 @@
-"""The members of one sample, made from its parts.
+"""Encoding of one sample as members of a tar.
 
-One picture, changed as the options say.
-
-JPEGs with restart markers on a grid: rewriting without loss, and finding the lengths again.
+A JPEG with a *grid* has restart markers at regular places. The lengths of the intervals between them go into the index
+of the shard, and let a reader decode a part of the image (see native/image/grid.h).
 """
 
 from __future__ import annotations
@@ -26,35 +25,41 @@ from feedline.images import ImageError
 from feedline.images.errors import REMEDY
 
 Lengths = NDArray[np.uint16]
-"""Bytes of each restart interval, its marker included, in scan order."""
+"""Bytes of each restart interval including its marker, in scan order."""
 
 
-class Rewritten(NamedTuple):
-    """A JPEG with a grid and the lengths of its intervals; or as it was, without lengths, and the reason."""
+class GridJPEG(NamedTuple):
+    """A JPEG with a grid, or the unchanged JPEG with a reason."""
 
     jpeg: bytes
     lengths: Lengths | None
     reason: str
 
 
-def rewritten(jpeg: bytes) -> Rewritten:
-    """The JPEG with a grid, the same pixels bit for bit. Holds no lock of the interpreter."""
+def rewrite_with_grid(jpeg: bytes) -> GridJPEG:
+    """Rewrite a JPEG with a grid and exactly the same pixels.
+
+    Releases the GIL.
+    """
     answer = _native().grid_rewrite(jpeg)
     if isinstance(answer, str):
-        return Rewritten(jpeg, None, answer)
-    return Rewritten(answer[0], np.frombuffer(answer[1], np.uint16), "")
+        return GridJPEG(jpeg, None, answer)
+    return GridJPEG(answer[0], np.frombuffer(answer[1], np.uint16), "")
 
 
-def measured(jpeg: memoryview) -> Lengths | None:
-    """The lengths of a JPEG's intervals, found by reading all of it; None for one without a grid."""
+def measure_intervals(jpeg: memoryview) -> Lengths | None:
+    """Lengths of the intervals of a JPEG, or None without a grid.
+
+    Reads the whole JPEG. Without native kernels the result is None.
+    """
     if not hasattr(kernels.native, "grid_measure"):
         return None
     lengths = _native().grid_measure(jpeg)
     return None if lengths is None else np.frombuffer(lengths, np.uint16)
 
 
-def require() -> None:
-    """MissingExtraError where the native kernels, which alone can rewrite, are not there."""
+def check_native() -> None:
+    """Raise MissingExtraError if the native kernels, which `--grid` needs, were not built."""
     _native()
 
 
@@ -62,7 +67,7 @@ def _native() -> Any:
     if not hasattr(kernels.native, "grid_rewrite"):
         raise MissingExtraError(
             "--grid needs feedline's native image kernels, which were not built: install a C++ compiler and the headers"
-            " of libjpeg-turbo (Debian: libjpeg62-turbo-dev), then: pip install --force-reinstall feedline"
+            " of libjpeg-turbo (Debian: libjpeg62-turbo-dev), then run: pip install --force-reinstall feedline"
         )
     return kernels.native
 
@@ -70,11 +75,14 @@ def _native() -> Any:
 _DEFAULT_QUALITY = 90
 
 
-_PILLOWS_MODES = {"JPEG": ("L", "RGB"), "PNG": ("L", "LA", "RGB", "RGBA")}
+_SAVED_MODES = {"JPEG": ("L", "RGB"), "PNG": ("L", "LA", "RGB", "RGBA")}
 
 
 class EncodedImage(NamedTuple):
-    """The contents of a member that is a picture: field, bytes, grid, and why it has none where one was wanted."""
+    """An image as a member: field, contents, lengths of its grid.
+
+    `reason` says why there is no grid although the options ask for one.
+    """
 
     field: str
     data: bytes
@@ -82,27 +90,31 @@ class EncodedImage(NamedTuple):
     reason: str = ""
 
 
-def changed(data: bytes, field: str, options: PackOptions) -> EncodedImage:
-    """The picture as the shard will hold it. ImageError or OSError where it cannot be read.
+def encode_image(data: bytes, field: str, options: PackOptions) -> EncodedImage:
+    """Encode an image as the options say.
 
-    What stays as it is has its header checked only. Resized pictures keep their format if it is JPEG (at quality 90
-    unless the options name one) or PNG, and become PNG otherwise; orientation and color profile stay.
+    Of an unchanged image only the header is checked. A resized JPEG (quality 90, unless the options name one) or PNG
+    keeps its format; other formats become PNG. Orientation and color profile are kept. ImageError or OSError if it
+    cannot be read.
     """
     header = images.probe(data)
-    shrunk = _shrunk(header.width, header.height, options.shorter_side)
+    smaller = _smaller_size(header.width, header.height, options.shorter_side)
     if options.decoded:
-        return EncodedImage(_renamed(field, "npy"), _npy(_pixels(data, shrunk)))
-    if options.quality is not None or shrunk is not None:
-        wanted = "JPEG" if options.quality is not None or header.format == "JPEG" else "PNG"
-        data = _encoded(data, wanted, shrunk, options.quality or _DEFAULT_QUALITY, header.orientation)
-        field = _renamed(field, "jpg" if wanted == "JPEG" else "png")
+        return EncodedImage(_with_extension(field, "npy"), _npy(_pixels(data, smaller)))
+    if options.quality is not None or smaller is not None:
+        format_ = "JPEG" if options.quality is not None or header.format == "JPEG" else "PNG"
+        data = _reencode(data, format_, smaller, options.quality or _DEFAULT_QUALITY, header.orientation)
+        field = _with_extension(field, "jpg" if format_ == "JPEG" else "png")
     elif header.format != "JPEG":
         return EncodedImage(field, data, None, f"{header.format}, not JPEG" if options.grid else "")
-    return EncodedImage(field, *rewritten(data)) if options.grid else EncodedImage(field, data)
+    return EncodedImage(field, *rewrite_with_grid(data)) if options.grid else EncodedImage(field, data)
 
 
-def _shrunk(width: int, height: int, shorter_side: int | None) -> tuple[int, int] | None:
-    """Width and height with the shorter side bounded, None where it is short enough; rounded as torchvision does."""
+def _smaller_size(width: int, height: int, shorter_side: int | None) -> tuple[int, int] | None:
+    """Width and height after shrinking, or None if small enough.
+
+    Rounded as torchvision does.
+    """
     if shorter_side is None or min(width, height) <= shorter_side:
         return None
     if width <= height:
@@ -110,55 +122,60 @@ def _shrunk(width: int, height: int, shorter_side: int | None) -> tuple[int, int
     return int(shorter_side * width / height), shorter_side
 
 
-def _renamed(field: str, extension: str) -> str:
+def _with_extension(field: str, extension: str) -> str:
     name, dot, _ = field.rpartition(".")
     return f"{name}{dot}{extension}"
 
 
-def _pixels(data: bytes, shrunk: tuple[int, int] | None) -> NDArray[np.uint8]:
+def _pixels(data: bytes, size: tuple[int, int] | None) -> NDArray[np.uint8]:
     pixels = images.decode(data)
-    if shrunk is None:
+    if size is None:
         return pixels
-    return np.asarray(Image.fromarray(pixels).resize(shrunk, Image.Resampling.BICUBIC))
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
 
 
 def _npy(pixels: NDArray[np.uint8]) -> bytes:
-    """A `.npy` file; in a tar its numbers begin at a multiple of 64 bytes: they are used where they are mapped."""
+    """A `.npy` file."""
+    # The header is padded so that the array begins at a multiple of 64 bytes. Tar blocks have 512 bytes, so the array
+    # stays aligned in the shard, and readers use it where it is mapped.
     file = io.BytesIO()
     np.lib.format.write_array(file, np.ascontiguousarray(pixels), version=(1, 0), allow_pickle=False)
     return file.getvalue()
 
 
-def _encoded(data: bytes, wanted: str, shrunk: tuple[int, int] | None, quality: int, orientation: int) -> bytes:
+def _reencode(data: bytes, format_: str, size: tuple[int, int] | None, quality: int, orientation: int) -> bytes:
     with Image.open(io.BytesIO(data)) as image:
-        kept = _kept(image, orientation)
-        plain = image if image.mode in _PILLOWS_MODES[wanted] else image.convert(_mode(image, wanted))
-        plain = plain if shrunk is None else plain.resize(shrunk, Image.Resampling.BICUBIC)
+        metadata = _image_metadata(image, orientation)
+        plain = image if image.mode in _SAVED_MODES[format_] else image.convert(_saved_mode(image, format_))
+        plain = plain if size is None else plain.resize(size, Image.Resampling.BICUBIC)
         file = io.BytesIO()
-        plain.save(file, wanted, **({"quality": quality} if wanted == "JPEG" else {}), **kept)
+        plain.save(file, format_, **({"quality": quality} if format_ == "JPEG" else {}), **metadata)
     return file.getvalue()
 
 
-def _mode(image: Image.Image, wanted: str) -> str:
-    return "RGBA" if wanted == "PNG" and (image.mode in {"PA", "La", "RGBa"} or "transparency" in image.info) else "RGB"
+def _saved_mode(image: Image.Image, format_: str) -> str:
+    transparent = image.mode in {"PA", "La", "RGBa"} or "transparency" in image.info
+    return "RGBA" if format_ == "PNG" and transparent else "RGB"
 
 
-def _kept(image: Image.Image, orientation: int) -> dict[str, Any]:
-    """What a reader needs to show the pixels rightly; a thumbnail of the old picture would be dead weight."""
-    kept: dict[str, Any] = {}
+def _image_metadata(image: Image.Image, orientation: int) -> dict[str, Any]:
+    """Orientation and color profile, as arguments of `Image.save`."""
+    # All other metadata is dropped: a thumbnail of the original, for one, would only cost space.
+    metadata: dict[str, Any] = {}
     if orientation != 1:
         exif = Image.Exif()
         exif[ExifTags.Base.Orientation] = orientation
-        kept["exif"] = exif
+        metadata["exif"] = exif
     profile = image.info.get("icc_profile")
-    return kept if not profile or image.mode == "CMYK" else {**kept, "icc_profile": profile}
+    # A CMYK image is stored as RGB, to which its profile does not apply.
+    return metadata if not profile or image.mode == "CMYK" else {**metadata, "icc_profile": profile}
 
 
 _REMEDY = "Replace or remove it, or pass --on-error skip to leave it out."
 
 
 class TarEntry(NamedTuple):
-    """A file of the tar to be."""
+    """A member of the tar, with the lengths of its grid."""
 
     name: str
     data: bytes
@@ -166,77 +183,80 @@ class TarEntry(NamedTuple):
 
 
 class EncodedSample(NamedTuple):
-    """The members of a sample, or why there are none; `plain` are the reasons of pictures that got no grid."""
+    """The members of a sample, or the error that prevents them.
+
+    `without_grid` holds a reason for each image without a grid. `nbytes_read` are bytes of the sources.
+    """
 
     members: tuple[TarEntry, ...]
-    plain: tuple[str, ...] = ()
+    without_grid: tuple[str, ...] = ()
     error: SampleError | None = None
     nbytes_read: int = 0
 
 
-def made(sample: Sample, options: PackOptions) -> EncodedSample:
-    """The members of a sample; a part that cannot be read or decoded is told as an error, not raised."""
+def encode_sample(sample: Sample, options: PackOptions) -> EncodedSample:
+    """Encode a sample; an unreadable part gives a result with `error`."""
     try:
-        return _made(sample, options)
+        return _encode_sample(sample, options)
     except SampleError as error:
         return EncodedSample((), error=error)
 
 
-def _made(sample: Sample, options: PackOptions) -> EncodedSample:
-    chosen = _chosen(sample, options)
-    members, plain = list[TarEntry](), list[str]()
+def _encode_sample(sample: Sample, options: PackOptions) -> EncodedSample:
+    fields = _fields_to_change(sample, options)
+    members, without_grid = list[TarEntry](), list[str]()
     for part in sample.parts:
         data = _read(part)
-        picture = EncodedImage(part.field, data)
+        member = EncodedImage(part.field, data)
         if is_image(part.field):
-            picture = _changed(part, data, options if part.field in chosen else PackOptions())
-        members.append(TarEntry(f"{sample.key}.{picture.field}", picture.data, picture.lengths))
-        plain += [picture.reason] if picture.reason else []
+            member = _encode_part(part, data, options if part.field in fields else PackOptions())
+        members.append(TarEntry(f"{sample.key}.{member.field}", member.data, member.lengths))
+        without_grid += [member.reason] if member.reason else []
     if sample.label is not None:
         members.append(TarEntry(f"{sample.key}.cls", b"%d" % sample.label))
-    _refuse_doubles(sample, members)
-    return EncodedSample(tuple(members), tuple(plain), nbytes_read=sum(part.size for part in sample.parts))
+    _check_unique_names(sample, members)
+    return EncodedSample(tuple(members), tuple(without_grid), nbytes_read=sum(part.size for part in sample.parts))
 
 
-def _chosen(sample: Sample, options: PackOptions) -> Sequence[str]:
-    """The fields to change: those named, or the only picture; a grid changes nothing, so all get one."""
-    pictures = [part.field for part in sample.parts if is_image(part.field)]
+def _fields_to_change(sample: Sample, options: PackOptions) -> Sequence[str]:
+    """The fields that the options name, or else the only image."""
+    # A grid leaves the pixels as they are, so all images get one unless fields are named.
+    fields = [part.field for part in sample.parts if is_image(part.field)]
     if options.fields or not options.changes_pixels:
-        return options.fields or pictures
-    if len(pictures) > 1:
+        return options.fields or fields
+    if len(fields) > 1:
         raise ArgumentError(
-            f"{sample.parts[0].name}: sample {sample.key!r} has {len(pictures)} pictures ({', '.join(pictures)}), and "
-            f"changing a mask or a label map would spoil it. Name those to change with --field, such as --field "
-            f"{pictures[0]}"
+            f"{sample.parts[0].name}: sample {sample.key!r} has {len(fields)} images ({', '.join(fields)}), and "
+            f"changing a mask or a label map would spoil it. Name the images to change, such as --field {fields[0]}"
         )
-    return pictures
+    return fields
 
 
 def _read(part: MemberSource) -> bytes:
     try:
         return part.read()
     except OSError as error:
-        raise _bad(part, error.strerror or str(error)) from error
+        raise _pack_error(part, error.strerror or str(error)) from error
 
 
-def _changed(part: MemberSource, data: bytes, options: PackOptions) -> EncodedImage:
+def _encode_part(part: MemberSource, data: bytes, options: PackOptions) -> EncodedImage:
     try:
-        return changed(data, part.field, options)
+        return encode_image(data, part.field, options)
     except ImageError as error:
-        raise _bad(part, str(error).partition("could not be read: ")[2].removesuffix(f". {REMEDY}")) from error
-    except (OSError, ValueError, SyntaxError, DecompressionBombError) as error:  # what Pillow raises for bad files
-        raise _bad(part, str(error)) from error
+        raise _pack_error(part, str(error).partition("could not be read: ")[2].removesuffix(f". {REMEDY}")) from error
+    except (OSError, ValueError, SyntaxError, DecompressionBombError) as error:  # errors of Pillow for damaged files
+        raise _pack_error(part, str(error)) from error
 
 
-def _bad(part: MemberSource, reason: str) -> SampleError:
+def _pack_error(part: MemberSource, reason: str) -> SampleError:
     return SampleError(f"{part.name} could not be packed: {reason}. {_REMEDY}")
 
 
-def _refuse_doubles(sample: Sample, members: Sequence[TarEntry]) -> None:
+def _check_unique_names(sample: Sample, members: Sequence[TarEntry]) -> None:
     names = [member.name for member in members]
     for name in names:
         if names.count(name) > 1:
             raise SampleError(
                 f"{sample.parts[0].name}: two parts of sample {sample.key!r} would both be {name!r}. Name fewer "
-                f"pictures with --field, or pass --on-error skip"
+                f"images with --field, or pass --on-error skip"
             )

@@ -1,4 +1,4 @@
-"""What is wanted of the shards."""
+"""Options of `feedline pack`."""
 
 from __future__ import annotations
 
@@ -13,35 +13,39 @@ _LEAST_NBYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ShardSize:
-    """How large a shard may become: in samples, or in bytes of its tar; one sample is always allowed."""
+    """Largest size of a shard, in samples or in bytes.
+
+    A shard with a single sample may be larger.
+    """
 
     samples: int | None = None
     nbytes: int | None = None
 
     @classmethod
-    def parsed(cls, text: str) -> ShardSize:
-        """`256MB`, `1GiB` (bytes) or `10000` (samples)."""
+    def parse(cls, text: str) -> ShardSize:
+        """Read bytes (`256MB`, `1GiB`) or samples (`10000`); ArgumentError for other texts."""
         if text.strip().isdecimal() and int(text) >= 1:
             return cls(samples=int(text))
         nbytes = nbytes_of(text) if text.strip().lower().endswith("b") else None
         if nbytes is not None and nbytes >= _LEAST_NBYTES:
             return cls(nbytes=nbytes)
         raise ArgumentError(
-            f"--shard-size {text!r} is no size: give bytes (256MB, 1GiB; at least 64KiB) or a number of samples (10000)"
+            f"--shard-size {text!r} is not a size: pass bytes (256MB, 1GiB; at least 64KiB) or samples (10000)"
         )
 
-    def exceeded(self, samples: int, nbytes: int) -> bool:
-        """Whether a shard of so much is too large."""
+    def is_exceeded(self, samples: int, nbytes: int) -> bool:
+        """True if a shard of these samples and bytes is too large."""
         return samples > (self.samples or samples) or nbytes > (self.nbytes or nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class PackOptions:
-    """Everything but the sources that decides on the bytes of the shards.
+    """Everything but the sources that determines the bytes of the shards.
 
-    `shorter_side` shrinks pictures whose shorter side is longer; `quality` re-encodes all as JPEG; `grid` rewrites
-    JPEGs losslessly for decoding in part; `decoded` stores pixels. `fields` names the pictures to change where a sample
-    has several. `shuffle` None: folders of classes are shuffled, all else keeps its order.
+    `shorter_side` shrinks larger images to this shorter side, in pixels. `quality` re-encodes all images as JPEG.
+    `grid` rewrites JPEGs losslessly for partial decoding. `decoded` stores pixels. `fields` names the images to change
+    in samples with several. `shuffle=None` shuffles class folders, and keeps the order of all other sources. `skip`
+    leaves out samples that cannot be read.
     """
 
     shard_size: ShardSize = ShardSize(nbytes=256 * 10**6)
@@ -56,17 +60,17 @@ class PackOptions:
 
     def __post_init__(self) -> None:
         if self.decoded and (self.grid or self.quality is not None):
-            raise ArgumentError("--decoded stores pixels, so --grid and --quality, which are about JPEG, do not apply")
+            raise ArgumentError("--decoded stores pixels, and --grid and --quality apply to JPEG: pass only one kind")
         if self.quality is not None and not 1 <= self.quality <= 100:
-            raise ArgumentError(f"--quality {self.quality} is not between 1 and 100")
+            raise ArgumentError(f"--quality {self.quality} is out of range; pass 1 to 100")
         if self.shorter_side is not None and self.shorter_side < 1:
-            raise ArgumentError(f"--shorter-side {self.shorter_side} is not a number of pixels")
+            raise ArgumentError(f"--shorter-side {self.shorter_side} is not a number of pixels; pass 1 or more")
 
     @property
     def changes_pixels(self) -> bool:
-        """Whether pictures come out as other than they were."""
+        """True if an option changes the pixels of an image."""
         return self.decoded or self.quality is not None or self.shorter_side is not None
 
     def record(self) -> dict[str, Any]:
-        """As the manifest holds them."""
+        """The options as a JSON object, for the manifest."""
         return {**asdict(self), "fields": list(self.fields)}

@@ -1,7 +1,4 @@
-"""`pack`: from sources to shards, on all cores, going on where an earlier run stopped.
-
-The folder that shards are written into: held by one run at a time, cleared of what an interrupted run left.
-"""
+"""A run of `pack`, on all cores, which continues an interrupted one."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,29 +16,33 @@ from typing import NamedTuple
 
 from feedline.cli.pack import encode
 from feedline.cli.pack import writer as writing
-from feedline.cli.pack.encode import EncodedSample, made
+from feedline.cli.pack.encode import EncodedSample, encode_sample
 from feedline.cli.pack.manifest import MANIFEST, FinishedShard, Manifest
 from feedline.cli.pack.options import PackOptions
-from feedline.cli.pack.sources import CLASSES, Sample, SampleList, listed
+from feedline.cli.pack.sources import CLASSES, Sample, SampleList, list_samples
 from feedline.cli.pack.writer import partial
 from feedline.core.rng import derive, permuted
 from feedline.core.threads import WorkAhead
 from feedline.datasets.webdataset import glance, write_index
-from feedline.errors import ArgumentError, note
+from feedline.errors import ArgumentError, SampleError, note
 
-_LEFTOVER = re.compile(r"\..*\.part|shard-\d{6,}\.tar\.index\.partial-\d+")
+_TEMPORARY = re.compile(r"\..*\.part|shard-\d{6,}\.tar\.index\.partial-\d+")
 
 
 _SHARD = re.compile(r"shard-(\d{6,})\.tar(\.index)?")
 
 
 def shard_name(number: int) -> str:
+    """File name of a shard."""
     return f"shard-{number:06}.tar"
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """The folder, made if need be, for this run alone; ArgumentError while another one packs into it."""
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Create the folder, and lock it for the block.
+
+    ArgumentError if another run holds the lock.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -53,41 +54,45 @@ def held(folder: Path) -> Iterator[None]:
 
 def _lock(descriptor: int, folder: Path) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go by the kernel however the process ends
+        # The kernel releases this lock however the process ends, so that a killed run leaves none behind.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno == errno.EWOULDBLOCK:
-            raise ArgumentError(f"another feedline pack writes into {folder}; wait for it, or stop it") from None
+            raise ArgumentError(f"another feedline pack is writing into {folder}; wait for it, or stop it") from None
+        # Other errors: a file system without locks, where two runs are not detected.
 
-        # A file system without locks: nothing is guarded there.
 
-
-def refuse_inside(folder: Path, sources: Sequence[str]) -> None:
-    """ArgumentError if the folder lies in a source: the next run would find its own shards among the samples."""
+def check_outside(folder: Path, sources: Sequence[str]) -> None:
+    """Raise ArgumentError if the folder is inside a source."""
+    # The next run would find its own shards among the samples.
     for source in map(Path, sources):
         place = (source if source.is_dir() else source.parent).resolve()
         if folder.resolve().is_relative_to(place) and (source.is_dir() or folder.resolve() == place):
-            raise ArgumentError(f"{folder} lies in {place}, which is packed; choose a folder elsewhere")
+            raise ArgumentError(f"{folder} is inside the source {place}; choose a folder elsewhere")
 
 
-def begun(folder: Path) -> Manifest | None:
-    """The manifest in the folder; ArgumentError if there is none, but other files."""
-    found = Manifest.load(folder)
-    others = [] if found else sorted(e.name for e in folder.iterdir() if not _LEFTOVER.fullmatch(e.name))
+def load_manifest(folder: Path) -> Manifest | None:
+    """The manifest of an earlier run, or None in an empty folder.
+
+    ArgumentError in a folder of other files.
+    """
+    manifest = Manifest.load(folder)
+    others = [] if manifest else sorted(e.name for e in folder.iterdir() if not _TEMPORARY.fullmatch(e.name))
     if others:
-        raise ArgumentError(f"{folder} is not empty (it holds {others[0]}), and has no {MANIFEST}; choose a new folder")
-    return found
+        raise ArgumentError(f"{folder} is not empty (it contains {others[0]}) without {MANIFEST}; choose a new folder")
+    return manifest
 
 
-def clear(folder: Path, shards: int) -> None:
-    """Remove what an interrupted run left behind its first `shards` shards."""
+def remove_leftovers(folder: Path, shards: int) -> None:
+    """Remove temporary files, and all shards after the first `shards`."""
     for entry in folder.iterdir():
         match = _SHARD.fullmatch(entry.name)
-        if _LEFTOVER.fullmatch(entry.name) or (match and int(match[1]) >= shards):
+        if _TEMPORARY.fullmatch(entry.name) or (match and int(match[1]) >= shards):
             entry.unlink()
 
 
 def write_classes(folder: Path, classes: Sequence[str]) -> None:
-    """`classes.json`: a list, in which a label is an index."""
+    """Write `classes.json`, a list that labels index."""
     place, text = folder / CLASSES, json.dumps(list(classes), indent=1, ensure_ascii=False) + "\n"
     if not place.is_file() or place.read_text(encoding="utf-8") != text:
         partial(place).write_text(text, encoding="utf-8")
@@ -95,7 +100,11 @@ def write_classes(folder: Path, classes: Sequence[str]) -> None:
 
 
 class PackProgress(NamedTuple):
-    """How far a phase ("checking" shards of an earlier run, "packing" samples) has come; bytes are those of sources."""
+    """Progress of a phase.
+
+    The phases are "checking", of the shards of an earlier run, and "packing", of samples. `nbytes` are bytes read
+    from the sources.
+    """
 
     phase: str
     done: int
@@ -108,7 +117,7 @@ Report = Callable[[PackProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class PackResult:
-    """What lies in the folder now; `kept` of its shards are from an earlier run."""
+    """The finished folder. The first `kept` shards are from an earlier run."""
 
     folder: Path
     manifest: Manifest
@@ -118,37 +127,37 @@ class PackResult:
 
     @property
     def skipped(self) -> list[dict[str, str]]:
-        """The samples that were left out: their files, and why."""
+        """Skipped samples, as objects with key, file and error."""
         return [skip for shard in self.manifest.shards for skip in shard.skipped]
 
     @property
-    def plain(self) -> Counter[str]:
-        """How many pictures got no grid, by reason."""
-        return sum((Counter(shard.plain) for shard in self.manifest.shards), Counter())
+    def without_grid(self) -> Counter[str]:
+        """Number of images without a grid, by reason."""
+        return sum((Counter(shard.without_grid) for shard in self.manifest.shards), Counter())
 
 
 def pack(sources: Sequence[str], folder: Path, options: PackOptions, workers: int, report: Report) -> PackResult:
-    """Write the samples of folders or tars as tar shards with their indexes into `folder`, and say what is there.
+    """Write samples as tar shards with indexes into `folder`.
 
-    The bytes of the tars depend on sources and options alone. A folder that an earlier run did not finish is
-    completed: its shards are checked against their checksums, and the work goes on behind the last one that is intact.
-    Bad samples raise SampleError, or are left out and listed, as the options say.
+    The bytes of the tars depend on sources and options alone. The folder of an interrupted run is completed: its
+    shards are compared with their checksums, and the work continues after the last intact one. A sample that cannot be
+    read raises SampleError, or is skipped and listed, as the options say. `report` is called in this thread.
     """
     if options.grid:
-        encode.require()
-    refuse_inside(folder, sources)
-    listing = _in_order(listed(sources), options)
-    with held(folder):
-        wanted = Manifest(options.record(), listing.fingerprint(), len(listing.samples))
-        manifest = _intact(begun(folder), wanted, folder, workers, report)
-        clear(folder, len(manifest.shards))
+        encode.check_native()
+    check_outside(folder, sources)
+    listing = _shuffle(list_samples(sources), options)
+    with lock_folder(folder):
+        new = Manifest(options.record(), listing.fingerprint(), len(listing.samples))
+        manifest = _keep_intact(load_manifest(folder), new, folder, workers, report)
+        remove_leftovers(folder, len(manifest.shards))
         manifest.save(folder)
         if listing.classes is not None:
             write_classes(folder, listing.classes)
         return _Run(folder, options, report, manifest, listing).run(workers)
 
 
-def _in_order(listing: SampleList, options: PackOptions) -> SampleList:
+def _shuffle(listing: SampleList, options: PackOptions) -> SampleList:
     if not (listing.in_classes if options.shuffle is None else options.shuffle):
         return listing
     number = len(listing.samples)
@@ -156,27 +165,30 @@ def _in_order(listing: SampleList, options: PackOptions) -> SampleList:
     return replace(listing, samples=[listing.samples[i] for i in order])
 
 
-def _intact(found: Manifest | None, wanted: Manifest, folder: Path, workers: int, report: Report) -> Manifest:
-    """What an earlier run has finished and nothing has damaged since, indexes included."""
-    if found is None:
-        return wanted
-    found.refuse_others(wanted, folder)
+def _keep_intact(old: Manifest | None, new: Manifest, folder: Path, workers: int, report: Report) -> Manifest:
+    """The manifest of an earlier run up to its first damaged shard.
+
+    Lost indexes are rebuilt.
+    """
+    if old is None:
+        return new
+    old.check_same_run(new, folder)
     intact = 0
-    with WorkAhead(lambda shard: shard.is_intact(folder), found.shards, workers) as checks:
+    with WorkAhead(lambda shard: shard.is_intact(folder), old.shards, workers) as checks:
         for number, good in enumerate(checks, 1):
-            report(PackProgress("checking", number, len(found.shards)))
+            report(PackProgress("checking", number, len(old.shards)))
             intact += good and intact == number - 1
-    for shard in found.shards[:intact]:
+    for shard in old.shards[:intact]:
         tar = str(folder / shard.name)
         if glance(tar) is None:
-            write_index(tar, measure=encode.measured, checksum=True)
-    return found.cut(intact)
+            write_index(tar, measure=encode.measure_intervals, checksum=True)
+    return old.truncate(intact)
 
 
-class _Made(NamedTuple):
+class _Item(NamedTuple):
     sample: Sample
-    contents: EncodedSample
-    pieces: list[bytes]
+    encoded: EncodedSample
+    blocks: list[bytes]
 
 
 @dataclass
@@ -190,65 +202,69 @@ class _Run:
 
     def run(self, workers: int) -> PackResult:
         kept = len(self.manifest.shards)
-        self._tell()
-        with WorkAhead(self._made, self._left(), workers) as made:
-            while made:
-                self._advance(made)
+        self._report_progress(self.manifest.done)
+        with WorkAhead(self._encode, self.listing.samples[self.manifest.done :], workers) as items:
+            while items:
+                self._add_shard(items)
         if not self.manifest.finished:
             self.manifest = replace(self.manifest, finished=True)
             self.manifest.save(self.folder)
         return PackResult(self.folder, self.manifest, kept, self.nbytes_read, self._notes())
 
-    def _advance(self, made: WorkAhead[Sample, _Made]) -> None:
+    def _add_shard(self, items: WorkAhead[Sample, _Item]) -> None:
+        # The shard has its final name before the manifest lists it; the next run removes a shard that is not listed.
         try:
-            self.manifest = self.manifest.with_shard(self._shard(made))
+            self.manifest = self.manifest.with_shard(self._write_shard(items))
             self.manifest.save(self.folder)
         except OSError as error:
-            note(error, f"Finished shards stay in {self.folder}: when this is mended, the same command goes on there.")
+            note(error, f"Finished shards stay in {self.folder}. Fix this error, and the same command continues there.")
             raise
 
     def _notes(self) -> list[str]:
         renamed = len(self.listing.renamed)
-        told = f"renamed: {renamed:,} samples, whose keys came before; a number is behind them now"
-        return self.listing.notes + [told] * bool(renamed)
+        note_ = f"renamed: {renamed:,} samples with a repeated key; the new key ends in a number"
+        return self.listing.notes + [note_] * bool(renamed)
 
-    def _left(self) -> Iterable[Sample]:
-        return self.listing.samples[self.manifest.done :]
+    def _encode(self, sample: Sample) -> _Item:
+        encoded = encode_sample(sample, self.options)
+        return _Item(sample, encoded, writing.tar_blocks(encoded))
 
-    def _made(self, sample: Sample) -> _Made:
-        contents = made(sample, self.options)
-        return _Made(sample, contents, writing.encoded(contents))
-
-    def _shard(self, made: WorkAhead[Sample, _Made]) -> FinishedShard:
-        """The next shard, up to the first sample that does not fit."""
+    def _write_shard(self, items: WorkAhead[Sample, _Item]) -> FinishedShard:
+        """Write the next shard, up to the first sample beyond its size."""
         start = stop = self.manifest.done
-        plain, skipped = Counter[str](), list[dict[str, str]]()
+        without_grid, skipped = Counter[str](), list[dict[str, str]]()
         path = self.folder / shard_name(len(self.manifest.shards))
         with writing.ShardWriter(path) as writer:
-            for sample, contents, pieces in made:
-                if contents.error is not None:
-                    skipped.append(self._skip(sample, contents))
-                elif writer.samples and self.options.shard_size.exceeded(*writer.size_with(pieces)):
-                    break
+            for sample, encoded, blocks in items:
+                if encoded.error is not None:
+                    skipped.append(self._skip(sample, encoded.error))
+                elif writer.samples and self.options.shard_size.is_exceeded(*writer.size_with(blocks)):
+                    break  # the sample stays at the head of `items`, and begins the next shard
                 else:
-                    writer.add(contents, pieces)
-                    plain.update(contents.plain)
+                    writer.add(encoded, blocks)
+                    without_grid.update(encoded.without_grid)
                 stop += 1
-                self.nbytes_read += contents.nbytes_read
-                self._tell(stop)
+                self.nbytes_read += encoded.nbytes_read
+                self._report_progress(stop)
             if not writer.samples:
                 raise ArgumentError(f"none of {stop:,} samples could be packed; the first: {skipped[0]['error']}")
-            written = writer.finish()
-        write_index(path, grids=written.grids, checksum=True)
-        told = (written.samples, written.nbytes, written.sha256)
-        return FinishedShard(path.name, *told, start, stop, dict(sorted(plain.items())), skipped)
+            shard = writer.finish()
+        write_index(path, grids=shard.grids, checksum=True)
+        return FinishedShard(
+            path.name,
+            shard.samples,
+            shard.nbytes,
+            shard.sha256,
+            start,
+            stop,
+            dict(sorted(without_grid.items())),
+            skipped,
+        )
 
-    def _skip(self, sample: Sample, contents: EncodedSample) -> dict[str, str]:
-        assert contents.error is not None
+    def _skip(self, sample: Sample, error: SampleError) -> dict[str, str]:
         if not self.options.skip:
-            raise contents.error
-        return {"key": sample.key, "file": sample.parts[0].name, "error": str(contents.error)}
+            raise error
+        return {"key": sample.key, "file": sample.parts[0].name, "error": str(error)}
 
-    def _tell(self, done: int | None = None) -> None:
-        done = self.manifest.done if done is None else done
+    def _report_progress(self, done: int) -> None:
         self.report(PackProgress("packing", done, self.manifest.positions, self.nbytes_read))

@@ -1,4 +1,4 @@
-"""One tar shard: the same members give the same bytes, and it appears under its name only when it is whole."""
+"""Writing one tar shard, reproducibly and atomically."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _END = bytes(2 * _BLOCK)
 
 
 _MODIFIED_S = 946_684_800
-"""2000-01-01; tar warns of times that are "implausibly old"."""
+"""Modification time of all members: 2000-01-01. tar warns of "implausibly old" times."""
 
 
-class Written(NamedTuple):
-    """A finished shard: size and checksum of its tar, how many samples, the grids by member name."""
+class WrittenShard(NamedTuple):
+    """A finished shard, with the grids of JPEGs by member name."""
 
     nbytes: int
     sha256: str
@@ -31,26 +31,33 @@ class Written(NamedTuple):
 
 
 def partial(path: Path) -> Path:
-    """The name under which a file is written until it is whole."""
+    """Temporary name of a file that is not complete."""
     return path.with_name(f".{path.name}.part")
 
 
-def encoded(contents: EncodedSample) -> list[bytes]:
-    """The members of a sample as pieces of a tar: ustar, with pax headers for names that do not fit."""
-    pieces = list[bytes]()
-    for member in contents.members:
-        pieces += [_header(member.name, len(member.data)), member.data, bytes(-len(member.data) % _BLOCK)]
-    return pieces
+def tar_blocks(sample: EncodedSample) -> list[bytes]:
+    """Headers, contents and padding of all members of a sample.
+
+    The format is ustar, with pax headers for long names.
+    """
+    blocks = list[bytes]()
+    for member in sample.members:
+        blocks += [_header(member.name, len(member.data)), member.data, bytes(-len(member.data) % _BLOCK)]
+    return blocks
 
 
 def _header(name: str, nbytes: int) -> bytes:
-    told = tarfile.TarInfo(name)
-    told.size, told.mtime, told.mode = nbytes, _MODIFIED_S, 0o644
-    return told.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    # The defaults of TarInfo have no owner and no group; the bytes must not depend on who packs, or when.
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime, info.mode = nbytes, _MODIFIED_S, 0o644
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 class ShardWriter:
-    """Writes a shard under a temporary name; `finish` gives it its own. A context that is left earlier removes it."""
+    """Writes a shard under a temporary name, until `finish` renames it.
+
+    Leaving the block without `finish` removes the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,30 +66,30 @@ class ShardWriter:
         self._digest = hashlib.sha256()
         self._file = partial(path).open("wb", buffering=1 << 20)
 
-    def add(self, contents: EncodedSample, pieces: list[bytes]) -> None:
-        """Append a sample; `pieces` are `encoded(contents)`."""
-        self._write(pieces)
+    def add(self, sample: EncodedSample, blocks: list[bytes]) -> None:
+        """Append a sample; `blocks` are `tar_blocks(sample)`."""
+        self._write(blocks)
         self.samples += 1
-        self._grids.update((member.name, member.lengths) for member in contents.members if member.lengths is not None)
+        self._grids.update((member.name, member.lengths) for member in sample.members if member.lengths is not None)
 
-    def size_with(self, pieces: list[bytes]) -> tuple[int, int]:
-        """Samples and bytes of the tar if these pieces were its last."""
-        return self.samples + 1, self.nbytes + sum(map(len, pieces)) + len(_END)
+    def size_with(self, blocks: list[bytes]) -> tuple[int, int]:
+        """Samples and bytes of the tar if one more sample ended it."""
+        return self.samples + 1, self.nbytes + sum(map(len, blocks)) + len(_END)
 
-    def finish(self) -> Written:
-        """End the tar, and let it appear when it is safely on the disk."""
+    def finish(self) -> WrittenShard:
+        """End the tar, and rename it once its data is durable."""
         self._write([_END])
         with self._file as file:
             file.flush()
             os.fsync(file.fileno())
         partial(self.path).replace(self.path)
-        return Written(self.nbytes, self._digest.hexdigest(), self.samples, self._grids)
+        return WrittenShard(self.nbytes, self._digest.hexdigest(), self.samples, self._grids)
 
-    def _write(self, pieces: list[bytes]) -> None:
-        for piece in pieces:
-            self._file.write(piece)
-            self._digest.update(piece)
-            self.nbytes += len(piece)
+    def _write(self, blocks: list[bytes]) -> None:
+        for block in blocks:
+            self._file.write(block)
+            self._digest.update(block)
+            self.nbytes += len(block)
 
     def __enter__(self) -> Self:
         return self
