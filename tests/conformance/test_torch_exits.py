@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from preloaded import Preloaded
 
 SCRIPT = Path(__file__).with_name("leaving.py")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from process_cases import Gate
 
 import feedline
-from process_cases import Gate
 
 
 class Staying:

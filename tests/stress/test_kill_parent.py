@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import pytest
-
 from process_cases import GONE_WITHIN_S, Gate, gone
 
 pytestmark = [pytest.mark.stress, pytest.mark.alone]
