@@ -35,6 +35,11 @@ class BatchRequest(NamedTuple):
         """None: any worker may build it."""
         return
 
+    @property
+    def turn(self) -> int:
+        """Number that decides, modulo the number of workers, whose batch it is where torch's workers take turns."""
+        return self.number
+
     def part(self, rows: Sequence[int]) -> BatchRequest:
         """The same request with these rows only."""
         indices, positions = self.indices, self.positions
@@ -61,6 +66,11 @@ class PartitionRequest(NamedTuple):
     partitions: int
     mark: PartitionOffset
     seed: int | None
+
+    @property
+    def turn(self) -> int:
+        """Number that decides, modulo the number of workers, whose batch it is: that of its partition."""
+        return self.partition
 
     def advance(self, cursor: PartitionCursor, mark: PartitionOffset | None) -> tuple[PartitionCursor, int]:
         """The cursor once this batch, with `mark` behind it, was delivered, and how many samples it has."""

@@ -18,7 +18,7 @@ from feedline.core.batch import EMPTY_BATCH, BatchResult
 from feedline.core.cursor import PartitionOffset
 from feedline.core.dataset import forgets
 from feedline.core.rng import Address, addressed, derive
-from feedline.core.rng_globals import seed_globals
+from feedline.core.rng_globals import restore_globals, seed_globals
 from feedline.core.schedule import PartitionRequest
 from feedline.core.telemetry import SpanTuple, recording, span
 from feedline.core.tensors import Allocator, allocate_tensor
@@ -64,6 +64,8 @@ class PartitionBuilder:
     drop_last: bool = False
     reseeds: bool = True
     progress: Callable[[int], None] | None = field(default=None, compare=False)
+    resumed_generators: bytes | None = field(default=None, compare=False)
+    """States of the process's generators behind the last batch of the worker whose place this one takes."""
     _hosts: bool = field(init=False, default=False, compare=False)
     _open: dict[tuple[int, int], _OpenPartition] = field(init=False, default_factory=dict, compare=False)
 
@@ -111,8 +113,11 @@ class PartitionBuilder:
             partition = self._open[key] = self._opened(request, address)
         # batches between the mark and the request: built before a worker was replaced, and not needed again
         while partition.mark.batches < request.number:
-            if self._draw(partition, request, address, self.batch_size or 1) is EMPTY_BATCH:
+            if self._replay(partition, request, address, self.batch_size or 1) is EMPTY_BATCH:
                 break
+        if self.resumed_generators is not None:
+            restore_globals(self.resumed_generators)
+            self.resumed_generators = None
         return partition
 
     def _opened(self, request: PartitionRequest, address: Address) -> _OpenPartition:
@@ -135,7 +140,7 @@ class PartitionBuilder:
         partition = _OpenPartition(samples, stateful, PartitionOffset())
         while (left := request.mark.samples - partition.mark.samples) > 0:
             with suppress(Exception):  # raised in the first run as well, and told there
-                if self._draw(partition, request, address, min(left, self.batch_size or 1)) is EMPTY_BATCH:
+                if self._replay(partition, request, address, min(left, self.batch_size or 1)) is EMPTY_BATCH:
                     break
         partition.mark = replace(partition.mark, batches=request.mark.batches)
         return partition
@@ -166,6 +171,14 @@ class PartitionBuilder:
             number + 1, partition.mark.samples + len(drawn), self._state(partition), ended=len(drawn) < size
         )
         return drawn
+
+    def _replay(self, partition: _OpenPartition, request: PartitionRequest, address: Address, size: int) -> Any:
+        """Draw samples again, and collate them where the collate function may draw from the same generators."""
+        samples = self._draw(partition, request, address, size)
+        if samples is not EMPTY_BATCH and self.resumed_generators is not None and self.collate_fn is not None:
+            with suppress(Exception):  # raised in the first run as well
+                self._collate(samples if self.batch_size is not None else samples[0], allocate_tensor)
+        return samples
 
     @staticmethod
     def _state(partition: _OpenPartition) -> Any:

@@ -194,9 +194,13 @@ class LoaderPools:
             return ThreadPool(
                 builder, workers, empty=self._recycled, pinned=partitions, timeout_s=loader.timeout, stall_s=stall_s,
             )  # fmt: skip
+        # Without a seed random values come from the workers' own generators. For them to be torch's, batch b belongs to
+        # worker b modulo n, as there. Otherwise the first idle worker takes it, which waits less for slow batches.
+        unseeded = loader.seed is None and builder.draws and not loader.adapts
         return ProcessPool(
             self._launching(loader, builder), loader.num_workers, base_seed=base_seed, timeout_s=loader.timeout,
-            recovery=loader.recovery, partitions=partitions, new_inbox=self._new_inbox(),
+            recovery=loader.recovery, pinned=partitions or unseeded, reports_generators=unseeded,
+            new_inbox=self._new_inbox(),
         )  # fmt: skip
 
     def _new_inbox(self) -> Callable[[], Inbox]:

@@ -229,7 +229,7 @@ def test_worker_init_fn(open_pool: OpenPool, tmp_path: Path, kind: str) -> None:
 
 
 def test_partitions_stay_with_their_worker(open_pool: OpenPool) -> None:
-    pool = open_pool(PartitionBuilder(Counting(), batch_size=5), 2, partitions=True)
+    pool = open_pool(PartitionBuilder(Counting(), batch_size=5), 2, pinned=True)
     tickets = [pool.submit(partition_request(partition, number)) for number in range(5) for partition in range(3)]
     batches: dict[int, list[Any]] = {0: [], 1: [], 2: []}
     workers: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
@@ -244,7 +244,7 @@ def test_partitions_stay_with_their_worker(open_pool: OpenPool) -> None:
 
 
 def test_partitions_survive_another_number_of_workers(open_pool: OpenPool) -> None:
-    pool = open_pool(PartitionBuilder(Counting(), batch_size=5), 1, partitions=True)
+    pool = open_pool(PartitionBuilder(Counting(), batch_size=5), 1, pinned=True)
     seen = []
     for number, size in enumerate((3, 2, 1, 2)):
         tickets = [pool.submit(partition_request(partition, number)) for partition in range(3)]

@@ -110,7 +110,7 @@ def test_partitions_go_on_where_they_were(open_pool: OpenPool, tmp_path: Path) -
                     kill_self()
                 yield value
 
-    pool = open_pool(PartitionBuilder(Dying(), batch_size=5), 2, partitions=True)
+    pool = open_pool(PartitionBuilder(Dying(), batch_size=5), 2, pinned=True)
     tickets = [
         pool.submit(PartitionRequest(0, n, partition, 2, PartitionOffset(), None))
         for n in range(5)
@@ -206,7 +206,7 @@ def test_a_partition_that_kills(open_pool: OpenPool) -> None:
             yield 1
             kill_self()
 
-    pool = open_pool(PartitionBuilder(Dying(), batch_size=5), 1, partitions=True)
+    pool = open_pool(PartitionBuilder(Dying(), batch_size=5), 1, pinned=True)
     with pytest.raises(WorkerDiedError, match=r"batch 0 of partition 0 of 1.*at its sample 1"):
         pool.submit(PartitionRequest(0, 0, 0, 1, PartitionOffset(), None)).result()
 

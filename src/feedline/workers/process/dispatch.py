@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import count
 from time import monotonic_ns
 from typing import Any, NamedTuple
@@ -29,6 +30,30 @@ class News(NamedTuple):
     deaths: list[Death]
 
 
+@dataclass(slots=True)
+class WorkerGenerators:
+    """States of one worker's random generators: behind its last answered batch, and where its epoch began.
+
+    A partition of an iterable dataset may be replayed from its beginning, which draws again what was drawn.
+    """
+
+    latest: bytes | None = None
+    epoch_began: bytes | None = None
+    epoch: int | None = None
+    replays: bool = False
+
+    @property
+    def opening(self) -> bytes | None:
+        """States that a successor starts from; None for those that the base seed gives."""
+        return self.epoch_began if self.replays else self.latest
+
+    def add(self, request: Any, states: bytes) -> None:
+        """Take in an answer; without `states` nothing was drawn since the answer before."""
+        if request.epoch != self.epoch:
+            self.epoch, self.epoch_began, self.replays = request.epoch, self.latest, request.partition is not None
+        self.latest = states or self.latest
+
+
 class Dispatch:
     """The open requests of one pool. Not thread-safe.
 
@@ -36,14 +61,23 @@ class Dispatch:
     nobody is known to work on are sent anew. One may so be built twice; the second answer finds no ticket.
     """
 
-    def __init__(self, launcher: Launcher, base_seed: int, partitions: bool, new_inbox: Callable[[], Inbox]) -> None:
-        self._base_seed, self._partitions = base_seed, partitions
+    def __init__(
+        self,
+        launcher: Launcher,
+        base_seed: int,
+        new_inbox: Callable[[], Inbox],
+        *,
+        pinned: bool,
+        reports_generators: bool,
+    ) -> None:
+        self._base_seed, self._pinned = base_seed, pinned
+        self._generators: dict[int, WorkerGenerators] | None = {} if reports_generators else None
         self._num_workers = 0
         self.open: dict[int, ProcessFuture] = {}
         self.dropped: deque[ProcessFuture] = deque()
-        self._outlets: list[RequestQueue] = [] if partitions else [RequestQueue()]
+        self._outlets: list[RequestQueue] = [] if pinned else [RequestQueue()]
         self._heard: list[int] = []
-        self._stale = False
+        self._stale = self._resized = False
         self.roster = WorkerSet(launcher, new_inbox)
 
     def send(self, ticket: ProcessFuture) -> None:
@@ -79,25 +113,30 @@ class Dispatch:
     def resize(self, num_workers: int) -> None:
         """Hire, or let go after what they have in hand."""
         surplus, self._num_workers = self._num_workers - num_workers, num_workers
-        if self._partitions:
-            self._resize_partitions()
+        if self._pinned:
+            self._resize_pinned()
         else:
             for _ in range(surplus):
                 self._outlets[0].leave()
-        self._stale = True
+        self._stale = self._resized = True
         self.mend()
 
     def mend(self) -> None:
         """Put right what deaths, cancelled tickets and interrupts have left: hire, and send anew."""
         while self.dropped:
-            self._stale |= self.open.pop(self.dropped.popleft().task, None) is not None
+            ticket = self.dropped.popleft()
+            # Workers with generators of their own build it all the same, as torch's do: it may draw from them.
+            if self._generators is None:
+                self._stale |= self.open.pop(ticket.task, None) is not None
         if self._heard:
             self.roster.expel(self._heard)
             self._heard, self._stale = [], True
         if self._stale:
-            self._hire_missing()
-            self._send_anew()
-            self._stale = False
+            hired = self._hire_missing()
+            # A living worker with generators of its own must not build a request twice, as it might if what it has just
+            # taken were sent again: only the queues of new workers are filled again.
+            self._send_anew(range(len(self._outlets)) if self._generators is None or self._resized else hired)
+            self._stale = self._resized = False
 
     def try_on_probe(self, ticket: ProcessFuture) -> Callable[[], bool]:
         """Give a ticket to a worker of its own; the function tells whether that worker is gone."""
@@ -119,7 +158,10 @@ class Dispatch:
     def _settle(self, answer: WorkerAnswer) -> None:
         ticket = self.open.get(answer.task)
         inbox, worker_id = answer.member.inbox, answer.member.worker_id
-        if ticket is None:
+        if self._generators is not None and ticket is not None and worker_id != PROBE:
+            self._generators[worker_id].add(ticket.work, answer.generators)
+        if ticket is None or ticket.settled:  # cancelled meanwhile
+            self.open.pop(answer.task, None)
             inbox.discard(answer.payload, answer.fds)
             return
         began_ns = monotonic_ns()
@@ -137,34 +179,45 @@ class Dispatch:
                 ticket.fail(exceptions.revive(value, f"in DataLoader worker process {worker_id}"))
         del self.open[answer.task]
 
-    def _hire_missing(self) -> None:
+    def _hire_missing(self) -> list[int]:
+        """Start the workers that are missing; their ids."""
+        hired = []
         members = self.roster.members
         staying = sum(not member.leaving for member in members.values())
-        # A partition's worker keeps its number, and so waits for one that is still on its way out.
-        numbers = range(self._num_workers) if self._partitions else count()
+        # A worker with requests of its own keeps its number, and so waits for one that is still on its way out.
+        numbers = range(self._num_workers) if self._pinned else count()
         for worker_id in numbers:
             if staying >= self._num_workers:
                 break
             if worker_id not in members:
-                self._hire(worker_id, self._outlets[worker_id if self._partitions else 0])
+                self._hire(worker_id, self._outlets[worker_id if self._pinned else 0])
+                hired.append(worker_id)
                 staying += 1
+        return hired
 
     def _hire(self, worker_id: int, outlet: RequestQueue) -> WorkerHandle:
-        return self.roster.hire(WorkerSetup(worker_id, self._num_workers, self._base_seed), outlet)
+        setup = WorkerSetup(worker_id, self._num_workers, self._base_seed)
+        if self._generators is not None and worker_id != PROBE:
+            states = self._generators.setdefault(worker_id, WorkerGenerators())
+            setup = setup._replace(
+                reports_generators=True, opening_generators=states.opening, latest_generators=states.latest
+            )
+        return self.roster.hire(setup, outlet)
 
-    def _send_anew(self) -> None:
-        """Send all requests that nobody works on, oldest first."""
-        for outlet in self._outlets:
+    def _send_anew(self, queues: Iterable[int]) -> None:
+        """Fill these queues again with the requests that no worker is known to work on, oldest first."""
+        outlets = [self._outlets[number] for number in queues]
+        for outlet in outlets:
             outlet.withdraw()
         running = {self.roster.board.task(worker_id) for worker_id in self.roster.members}
         for task, ticket in list(self.open.items()):
-            if task not in running and not ticket.trial:
-                self._outlet(ticket.work).put(task, pickle.dumps(ticket.work, 5))
+            if task not in running and not ticket.trial and (outlet := self._outlet(ticket.work)) in outlets:
+                outlet.put(task, pickle.dumps(ticket.work, 5))
 
     def _outlet(self, request: Any) -> RequestQueue:
-        return self._outlets[request.partition % len(self._outlets) if self._partitions else 0]
+        return self._outlets[request.turn % len(self._outlets) if self._pinned else 0]
 
-    def _resize_partitions(self) -> None:
+    def _resize_pinned(self) -> None:
         while len(self._outlets) < self._num_workers:
             self._outlets.append(RequestQueue())
         for outlet in self._outlets[self._num_workers :]:

@@ -49,6 +49,7 @@ class WorkerAnswer(NamedTuple):
     task: int
     began_ns: int
     ended_ns: int
+    generators: bytes
     payload: bytes
     fds: tuple[int, ...]
 
@@ -164,11 +165,23 @@ class WorkerSet:
             if not member.leaving:  # it is dead, or, with its descriptors closed, of no use
                 self._crew.kill(member.process)
             return False
-        kind, task, began_ns, ended_ns = HEADER.unpack_from(message)
+        kind, task, began_ns, ended_ns, states = HEADER.unpack_from(message)
         if kind == LEFT:
             member.leaving = True
         else:
-            events.append(WorkerAnswer(member, kind, task, began_ns, ended_ns, message[HEADER.size :], tuple(fds)))
+            payload = HEADER.size + states
+            events.append(
+                WorkerAnswer(
+                    member,
+                    kind,
+                    task,
+                    began_ns,
+                    ended_ns,
+                    message[HEADER.size : payload],
+                    message[payload:],
+                    tuple(fds),
+                )
+            )
         return True
 
     def _hear_of_deaths(self, events: list[WorkerAnswer | Death]) -> None:

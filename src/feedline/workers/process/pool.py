@@ -42,7 +42,8 @@ STRIKES = 2
 class ProcessPool:
     """`num_workers` processes over the builder of `launcher`, which the pool does not close.
 
-    With `partitions`, requests of a partition go to one worker, in order: partition modulo `num_workers`.
+    With `pinned` a request belongs to one worker: that of its `turn`, modulo `num_workers`. With `reports_generators` a
+    worker that takes the place of a dead one continues with its random generators.
     `timeout_s` (0: none) is torch's `timeout`. Calls from several threads wait for each other.
     """
 
@@ -54,7 +55,8 @@ class ProcessPool:
         base_seed: int = 0,
         timeout_s: float = 0,
         recovery: Recovery | None = None,
-        partitions: bool = False,
+        pinned: bool = False,
+        reports_generators: bool = False,
         new_inbox: Callable[[], Inbox] = Inbox,
     ) -> None:
         self._builder = launcher.builder
@@ -67,7 +69,7 @@ class ProcessPool:
         self._poisoned: list[tuple[ProcessFuture, Death]] = []
         self._error: BaseException | None = None
         self._closed = True
-        self._dispatch = Dispatch(launcher, base_seed, partitions, new_inbox)
+        self._dispatch = Dispatch(launcher, base_seed, new_inbox, pinned=pinned, reports_generators=reports_generators)
         self._closed = False
         fork_server.close_at_exit(self)
         try:

@@ -20,6 +20,7 @@ import torch
 import torch.utils.data._utils.worker as torch_worker
 
 from feedline.core import store_metrics, telemetry
+from feedline.core.rng_globals import global_states, restore_globals
 from feedline.workers.process import channels, exceptions
 from feedline.workers.process.channels import LEAVE, RequestReader, StatusRow, StatusTable
 from feedline.workers.transport import Arena, Message
@@ -28,8 +29,8 @@ STACK_SIGNAL = signal.SIGRTMAX - 7
 """Makes a worker write its Python stacks; not one of the signals that users' code takes."""
 
 
-HEADER = struct.Struct("<bqqq")
-"""Of an answer: its kind, the task, and when its encoding began and ended, in ns on CLOCK_MONOTONIC."""
+HEADER = struct.Struct("<bqqqi")
+"""Of an answer: kind, task, begin and end of its encoding (ns, CLOCK_MONOTONIC), bytes of generator states."""
 
 
 BUILT, FAILED, LEFT = range(3)
@@ -41,6 +42,12 @@ class WorkerSetup(NamedTuple):
     worker_id: int
     num_workers: int
     base_seed: int
+    reports_generators: bool = False
+    """Whether each answer carries the states of the worker's random generators, for a successor to continue from."""
+    opening_generators: bytes | None = None
+    """States to start from instead of those that `base_seed` gives."""
+    latest_generators: bytes | None = None
+    """States behind the last answered batch, once what came before it has been replayed."""
 
 
 class WorkerChannels(NamedTuple):
@@ -62,6 +69,7 @@ def run_worker(
     name_process(f"feedline-{setup.worker_id}")
     _seed(setup)
     builder.progress = line.progress
+    builder.resumed_generators = setup.latest_generators
     telemetry.work_as(setup.worker_id)
     dataset = builder.dataset
     torch_worker._worker_info = torch_worker.WorkerInfo(
@@ -75,7 +83,7 @@ def run_worker(
         RequestReader(lines.outlet) as intake,
         suppress(ConnectionError),
     ):  # closed while a batch was being built
-        _answer_all(build, line, intake, answers)
+        _answer_all(build, line, intake, answers, reports_generators=setup.reports_generators)
 
 
 def name_process(name: str) -> None:
@@ -84,16 +92,26 @@ def name_process(name: str) -> None:
         Path("/proc/self/comm").write_text(name)
 
 
-def _answer_all(build: Callable[..., Any], line: StatusRow, intake: RequestReader, answers: socket.socket) -> None:
+def _answer_all(
+    build: Callable[..., Any],
+    line: StatusRow,
+    intake: RequestReader,
+    answers: socket.socket,
+    *,
+    reports_generators: bool,
+) -> None:
     arena = Arena()
+    reported = b""
     while (order := intake.take()) is not None:
         if order.task == LEAVE:
-            answers.send(HEADER.pack(LEFT, LEAVE, 0, 0))
+            answers.send(HEADER.pack(LEFT, LEAVE, 0, 0, 0))
             return
         line.begin(order.task)
         kind, message, began_ns = _answer(build, order.payload, arena)
-        header = HEADER.pack(kind, order.task, began_ns, monotonic_ns())
-        channels.send(answers, [header, message.payload], message.fds)
+        states = global_states() if reports_generators else b""
+        news, reported = (b"" if states == reported else states), states
+        header = HEADER.pack(kind, order.task, began_ns, monotonic_ns(), len(news))
+        channels.send(answers, [header, news, message.payload], message.fds)
         message.sent()
         line.end()
         del order, message
@@ -144,3 +162,5 @@ def _seed(setup: WorkerSetup) -> None:
     torch.manual_seed(setup.base_seed + setup.worker_id)
     seeds: list[int] = torch_worker._generate_state(setup.base_seed, setup.worker_id)  # type: ignore[no-untyped-call]
     np.random.seed(seeds)  # noqa: NPY002 - the generator that users' transforms draw from
+    if setup.opening_generators is not None:
+        restore_globals(setup.opening_generators)

@@ -1,0 +1,175 @@
+"""Without `seed`, batches are torch's bit for bit, random values included, for every number of workers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+import feedline as fl
+
+LENGTH = 23
+
+
+def draws() -> list[float]:
+    """One number from each generator that transforms draw from."""
+    return [torch.rand(()).item(), random.random(), float(np.random.rand())]  # noqa: NPY002 - as users do
+
+
+class Drawing(Dataset[Any]):
+    """Samples that differ with each draw; some draw more often than others."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> list[float]:
+        for _ in range(index % 3):
+            draws()
+        return [float(index), float(worker()), *draws()]
+
+
+class Stream(IterableDataset[Any]):
+    """Each worker's own samples, of which some workers have more."""
+
+    def __iter__(self) -> Iterator[list[float]]:
+        for index in range(5 + 3 * worker()):
+            yield [float(index), float(worker()), *draws()]
+
+
+def worker() -> int:
+    info = get_worker_info()
+    return 0 if info is None else info.id + 1
+
+
+def drawing_collate(samples: list[Any]) -> torch.Tensor:
+    return torch.tensor([[*sample, *draws()] for sample in samples], dtype=torch.float64)
+
+
+def seed_everything() -> None:
+    torch.manual_seed(5)
+    random.seed(6)
+    np.random.seed(7)  # noqa: NPY002 - as users do
+
+
+def epochs(loader: Any, number: int = 2) -> list[Any]:
+    return [[torch.as_tensor(np.asarray(batch, dtype=np.float64)) for batch in loader] for _ in range(number)]
+
+
+def run(loader_class: Any, dataset: Callable[[], Any], **arguments: Any) -> list[Any]:
+    seed_everything()
+    loader = loader_class(dataset(), batch_size=3, **arguments)
+    batches = epochs(loader)
+    after = draws()  # what the training process itself draws next
+    if isinstance(loader, fl.DataLoader):
+        loader.close()
+    return [batches, after]
+
+
+def same(first: list[Any], second: list[Any]) -> bool:
+    return (
+        first[1] == second[1]
+        and [len(epoch) for epoch in first[0]] == [len(epoch) for epoch in second[0]]
+        and all(
+            torch.equal(a, b)
+            for one, two in zip(first[0], second[0], strict=True)
+            for a, b in zip(one, two, strict=True)
+        )
+    )
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shuffle": {"shuffle": True},
+    "drop_last": {"drop_last": True},
+    "collate": {"collate_fn": drawing_collate},
+    "persistent": {"persistent_workers": True},
+    "prefetch": {"prefetch_factor": 4},
+    "init": {"worker_init_fn": lambda worker_id: random.seed(worker_id)},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*will create .* worker processes:UserWarning")
+@pytest.mark.parametrize(
+    ("case", "workers"),
+    [(case, workers) for case in CASES for workers in range(5) if workers or case not in {"persistent", "prefetch"}],
+)
+def test_batches_are_torchs(case: str, workers: int) -> None:
+    arguments = {**CASES[case], "num_workers": workers}
+    theirs = run(torch.utils.data.DataLoader, Drawing, **arguments)
+    assert same(run(fl.DataLoader, Drawing, **arguments), theirs)
+    assert same(run(fl.DataLoader, Drawing, **arguments), theirs)
+
+
+@pytest.mark.filterwarnings("ignore:.*will create .* worker processes:UserWarning")
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("case", ["plain", "collate", "init"])
+def test_streams_are_torchs(case: str, workers: int) -> None:
+    arguments = {**CASES[case], "num_workers": workers}
+    theirs = run(torch.utils.data.DataLoader, Stream, **arguments)
+    assert same(run(fl.DataLoader, Stream, **arguments), theirs)
+    assert same(run(fl.DataLoader, Stream, **arguments), theirs)
+
+
+class Deadly(Drawing):
+    """Kills its worker at one sample, the first time only."""
+
+    def __init__(self, once: Path, at: int) -> None:
+        self.once, self.at = once, at
+
+    def __getitem__(self, index: int) -> list[float]:
+        if index == self.at and worker() and not self.once.exists():
+            self.once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("at", [0, 4, 10, 22])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_killed_worker_changes_nothing(tmp_path: Path, at: int, persistent: bool) -> None:
+    arguments = {"num_workers": 2, "shuffle": True, "persistent_workers": persistent}
+    once = tmp_path / "once"
+    once.touch()
+    whole = run(fl.DataLoader, lambda: Deadly(once, at), **arguments)
+    once.unlink()
+    killed = run(fl.DataLoader, lambda: Deadly(once, at), **arguments)
+    assert once.exists()
+    assert same(killed, whole)
+
+
+class DeadlyStream(Stream):
+    """Shuffles through a buffer, and kills its worker at one sample, the first time only."""
+
+    def __init__(self, once: Path, at: int) -> None:
+        self.once, self.at = once, at
+
+    def __iter__(self) -> Iterator[list[float]]:
+        buffer: list[list[float]] = []
+        for number, sample in enumerate(super().__iter__()):
+            if number == self.at and worker() and not self.once.exists():
+                self.once.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            buffer.append(sample)
+            if len(buffer) == 4:
+                yield buffer.pop(random.randrange(4))
+        yield from buffer
+
+
+@pytest.mark.parametrize("at", [0, 4, 7])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_killed_worker_of_a_stream_changes_nothing(tmp_path: Path, at: int, persistent: bool) -> None:
+    arguments = {"num_workers": 2, "collate_fn": drawing_collate, "persistent_workers": persistent}
+    once = tmp_path / "once"
+    once.touch()
+    whole = run(fl.DataLoader, lambda: DeadlyStream(once, at), **arguments)
+    once.unlink()
+    killed = run(fl.DataLoader, lambda: DeadlyStream(once, at), **arguments)
+    assert once.exists()
+    assert same(killed, whole)
