@@ -74,12 +74,8 @@ class BatchBuilder:
     reseeds: bool = True
     threads: int = field(default=1, compare=False)
     progress: Callable[[int], None] | None = field(default=None, compare=False)
-<<<<<<< HEAD
-    _reader: BatchReader | None = field(init=False, default=None, compare=False)
-=======
     resumed_generators: bytes | None = field(default=None, compare=False)
-    _gather: BatchReader | None = field(init=False, default=None, compare=False)
->>>>>>> exact
+    _reader: BatchReader | None = field(init=False, default=None, compare=False)
     _many: Callable[..., Any] | None = field(init=False, default=None, compare=False)
     _size: int | None = field(init=False, default=None, compare=False)
 

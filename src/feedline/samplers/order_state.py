@@ -180,7 +180,7 @@ def _check_script(script: dict[str, Any]) -> dict[str, Any]:
     unknown = script.keys() - {"epochs", "states", "draws"}
     if unknown:
         raise StateError(
-            f"the order of this sampler has no entry {min(unknown)!r}: the saved order is that of another kind of sampler"
+            f"the order of this sampler has no entry {min(unknown)!r}: the state is of another kind of sampler"
         )
     for name, kind in (("epochs", dict), ("states", dict), ("draws", list)):
         if not isinstance(script.get(name, kind()), kind):

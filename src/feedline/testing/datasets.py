@@ -32,8 +32,8 @@ def check_dataset(
 
     Checked on a couple of dozen samples: lengths and index errors; that samples are the same whenever they are asked
     for; that `__getitems__` and `read_batch` give what single samples give; that the dataset survives pickling and, if
-    its traits say `thread_safe`, threads; and that a loader with workers of these `methods` gives the batches of one without,
-    also when it is resumed in mid-epoch. `collate_fn` is what the loader needs for such samples, if anything.
+    its traits say `thread_safe`, threads; and that a loader with workers of these `methods` gives the batches of one
+    without, also after a resume in mid-epoch. `collate_fn` is what the loader needs for such samples, if anything.
     """
     length = len(dataset)
     assert length > 0, "the dataset is empty: nothing can be checked"

@@ -43,7 +43,7 @@ def run(sources: Sequence[str], options: InspectOptions, console: Console) -> tu
         return _inspect_samples(format_, sources, options, console)
     if options.sheet is not None:
         raise ArgumentError(
-            f"--contact-sheet draws images of folders and .tar files only; {', '.join(sources)} contains {format_.label}"
+            f"--contact-sheet draws images of folders and .tar files only; {', '.join(sources)}: {format_.label}"
         )
     shards = summarize(format_, sources)
     order = _judge_order(shards, options)
