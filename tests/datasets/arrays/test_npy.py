@@ -186,7 +186,9 @@ class TestTransform:
 class TestBadInput:
     def test_a_truncated_file(self, folder: Path) -> None:
         os.truncate(folder / "images.npy", 150)
-        with pytest.raises(SampleError, match=r"images.npy is truncated: the file has 150 bytes, its header requires 188"):
+        with pytest.raises(
+            SampleError, match=r"images.npy is truncated: the file has 150 bytes, its header requires 188"
+        ):
             ArrayFile(folder / "images.npy")
 
     def test_a_file_that_is_not_npy(self, folder: Path) -> None:
