@@ -251,7 +251,7 @@ class TestLMDB:
         [index] = (tmp_path / "xdg/feedline/indexes").iterdir()
         assert index.name.endswith("-data.mdb.main.keys")
         with monkeypatch.context() as patched:
-            patched.setattr("feedline.datasets.lmdb.dataset._enumerated", lambda _: pytest.fail("enumerated again"))
+            patched.setattr("feedline.datasets.lmdb.dataset._enumerate_keys", lambda _: pytest.fail("enumerated again"))
             assert LMDB(address, cache=small_pieces(tmp_path, 4 << 20))[-1] == b"text 59"
         LMDB(address, cache=small_pieces(tmp_path, 4 << 20), index_dir=tmp_path / "own.keys")
         assert (tmp_path / "own.keys").exists()
@@ -268,5 +268,5 @@ class TestLMDB:
             LMDB("memory://far/junk", cache=cache)
         with pytest.raises(SampleError, match=r"memory://far/cut is truncated: the file has 8192 bytes"):
             LMDB("memory://far/cut", cache=cache)
-        with pytest.raises(ArgumentError, match=r"LMDB reads one environment; memory://far/\* stands for 4"):
+        with pytest.raises(ArgumentError, match=r"LMDB reads one environment; memory://far/\* matches 4"):
             LMDB("memory://far/*", cache=cache)

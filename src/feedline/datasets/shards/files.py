@@ -343,9 +343,9 @@ class ShardFiles:
         whole, blobs = self._whole, self._sources.blobs
         if blobs.is_local:
             return [whole[number][start:stop] for number, start, stop in extents]
-        is_ranged = [each for each in extents if self._sources.is_ranged(each.blob)]
-        objects = iter(blobs.read(is_ranged))
-        others = self._open_shards({each.blob for each in extents} - {each.blob for each in is_ranged})
+        ranged = [each for each in extents if self._sources.is_ranged(each.blob)]
+        objects = iter(blobs.read(ranged))
+        others = self._open_shards({each.blob for each in extents} - {each.blob for each in ranged})
         return [others[number][start:stop] if number in others else next(objects) for number, start, stop in extents]
 
     def ranges(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]:
