@@ -105,7 +105,7 @@ def _tfrecord(columns: Any, sample: Any = None, **more: Any) -> Format:
         lambda root, **store: TFRecord(f"{root}/{{one,two}}.tfrecord", columns, **transform, **store),
         sample,
         COUNT,
-        cut=("two.tfrecord", -7, r"record \d+ of {}, .* was the file copied whole"),
+        cut=("two.tfrecord", -7, r"record \d+ of {}, .* was the file copied completely"),
         lists=False,
         **more,
     )

@@ -38,6 +38,7 @@ ChunkCache = LoadingCache[tuple[str, int], NDArray[Any]]
 
 
 _CHUNKS_AT_ONCE_NBYTES = 256 << 20
+"""Memory for remote chunks that are decoded together, before their rows are copied."""
 
 
 _CHUNKS_AT_ONCE = 256
@@ -97,14 +98,14 @@ class MappedRows:
 class _RowBlock(NamedTuple):
     """Rows that are read together.
 
-    A whole chunk, or, of a chunk too large for the cache (`kept` is False), the rows from the first to the last needed
-    one.
+    A whole chunk, or, if a chunk is too large for the cache (`is_cacheable` is False), the rows from the first to the
+    last that are needed.
     """
 
     number: int
     start: int
     stop: int
-    kept: bool
+    is_cacheable: bool
 
 
 class ChunkedRows:
@@ -140,7 +141,7 @@ class ChunkedRows:
         if self._prefetch_ranges is None:
             return []
         parts = [self._part(places[rows]) for rows in self._by_chunk(places)]
-        return self._prefetch_ranges([(part.start, part.stop) for part in parts if not self._is_kept(part)])
+        return self._prefetch_ranges([(part.start, part.stop) for part in parts if not self._is_cached(part)])
 
     def _visits(self, places: NDArray[np.int64]) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
         """Visit the chunks that hold these places.
@@ -165,20 +166,22 @@ class ChunkedRows:
         start = number * self._shape.chunk
         stop = min(start + self._shape.chunk, self._shape.length)
         if (stop - start) * self._row_nbytes() > self._cache.limit_nbytes:
-            return _RowBlock(number, int(needed.min()), int(needed.max()) + 1, kept=False)
-        return _RowBlock(number, start, stop, kept=True)
+            return _RowBlock(number, int(needed.min()), int(needed.max()) + 1, is_cacheable=False)
+        return _RowBlock(number, start, stop, is_cacheable=True)
 
-    def _is_kept(self, part: _RowBlock) -> bool:
-        return part.kept and (self._shape.name, part.number) in self._cache
+    def _is_cached(self, part: _RowBlock) -> bool:
+        return part.is_cacheable and (self._shape.name, part.number) in self._cache
 
     def _arrays(self, parts: Sequence[_RowBlock]) -> Iterator[NDArray[Any]]:
-        missing = [part for part in parts if not self._is_kept(part)]
+        missing = [part for part in parts if not self._is_cached(part)]
         # A single missing chunk goes through the cache, which loads it once for all threads.
         together = set(missing) if len(missing) > 1 else set()
         read = self._rows(missing)
         for part in parts:
             one = iter([next(read)]) if part in together else self._rows([part])
-            yield self._cache.get((self._shape.name, part.number), partial(next, one)) if part.kept else next(one)
+            yield (
+                self._cache.get((self._shape.name, part.number), partial(next, one)) if part.is_cacheable else next(one)
+            )
 
     def _rows(self, parts: Sequence[_RowBlock]) -> Iterator[NDArray[Any]]:
         read = self._read([(part.start, part.stop) for part in parts])

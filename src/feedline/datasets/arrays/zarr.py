@@ -71,6 +71,7 @@ def adapt_store(store: Store) -> Any:
     return _store_class()(store)
 
 
+# zarr is an optional dependency, so its base class is not available on import.
 @cache
 def _store_class() -> Any:
     return new_class("ObjectStore", (_StoreAdapter, _abc().Store))
@@ -215,8 +216,8 @@ def _source_of(address: str, cache: Cache | Pathlike | None, options: Mapping[st
         return _LocalZarr(str(Path(local_path(address)).resolve()))
     if address.endswith(".zip"):
         return _RemoteZip(find(address, "*.zip", cache=cache, options=options))
-    kept = Path(cache) if isinstance(cache, os.PathLike) else cache
-    return _RemoteZarr(open_store(address, cache=kept, options=options))
+    location = Path(cache) if isinstance(cache, os.PathLike) else cache
+    return _RemoteZarr(open_store(address, cache=location, options=options))
 
 
 class _LocalZarr:

@@ -41,7 +41,7 @@ class Environment:
     """
 
     def __init__(self, environment: _OpenEnvironment, database: Any) -> None:
-        self._held, self._database = environment, database
+        self._environment, self._database = environment, database
         self.path = environment.name
 
     def reading(self) -> ReadTransaction:
@@ -50,7 +50,7 @@ class Environment:
         Values are views that end with the transaction. Entering raises SampleError if the file was truncated: reading a
         missing page would kill the process.
         """
-        return ReadTransaction(self._held, self._database)
+        return ReadTransaction(self._environment, self._database)
 
     def entries(self) -> int:
         """Number of entries."""
@@ -66,29 +66,29 @@ class Environment:
 
     def is_database(self, key: bytes) -> bool:
         """True if a named database is stored under this key."""
-        return self._held.database(key) is not None
+        return self._environment.database(key) is not None
 
     def databases(self) -> list[str]:
         """Names of the databases found among the first keys."""
-        return self._held.databases()
+        return self._environment.databases()
 
 
 class ReadTransaction:
     """Context manager of one read transaction."""
 
-    __slots__ = ("_database", "_held", "_transaction")
+    __slots__ = ("_database", "_environment", "_transaction")
 
     def __init__(self, environment: _OpenEnvironment, database: Any) -> None:
-        self._held, self._database = environment, database
+        self._environment, self._database = environment, database
 
     def __enter__(self) -> Any:
-        self._transaction = transaction = self._held.begin(self._database)
+        self._transaction = transaction = self._environment.begin(self._database)
         return transaction
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._held.end(self._transaction)
+        self._environment.end(self._transaction)
 
 
 def open_environment(path: str, database: str | None, readahead: bool) -> Environment:
@@ -135,16 +135,16 @@ class _OpenEnvironments:
     """
 
     def __init__(self) -> None:
-        self._held: WeakValueDictionary[str, _OpenEnvironment] = WeakValueDictionary()
+        self._by_path: WeakValueDictionary[str, _OpenEnvironment] = WeakValueDictionary()
         self._pid = os.getpid()
         self._locks: dict[int, Lock] = {}  # by process: a lock held during a fork is never released in the child
 
     def at(self, path: str, name: str, nbytes: int, readahead: bool) -> _OpenEnvironment:
         with self._locks.setdefault(os.getpid(), Lock()):
             self._close_inherited()
-            environment = self._held.get(path)
+            environment = self._by_path.get(path)
             if environment is None or environment.is_replaced():
-                environment = self._held[path] = _OpenEnvironment(path, name, nbytes, readahead)
+                environment = self._by_path[path] = _OpenEnvironment(path, name, nbytes, readahead)
             return environment
 
     def _close_inherited(self) -> None:
@@ -154,9 +154,9 @@ class _OpenEnvironments:
         """
         if self._pid == os.getpid():
             return
-        for environment in list(self._held.values()):
+        for environment in list(self._by_path.values()):
             environment.close()
-        self._held.clear()
+        self._by_path.clear()
         self._pid = os.getpid()
 
 
@@ -204,6 +204,7 @@ class _OpenEnvironment:
     def begin(self, database: Any) -> Any:
         """Begin a transaction on the current data."""
         with self._lock:
+            # Checked before each transaction: reading a page beyond the end of the file would kill the process.
             nbytes = self._byte.size()
             if nbytes < self._nbytes:
                 self._check_length(nbytes)
@@ -240,6 +241,7 @@ class _OpenEnvironment:
                 f" this process did not end within {_REMAP_TIMEOUT_S:g} s: do not read a dataset within its own decode="
                 " function, or re-create the dataset"
             ) from error
+        # Another thread may have remapped the file while this one waited.
         if self._mappings == before:
             with translate_errors(self.name):
                 self._environment.set_mapsize(0)

@@ -84,6 +84,7 @@ class InflatedFiles:
     def data(self, name: str, version: str, make: Callable[[], NDArray[np.uint8]]) -> memoryview:
         """Decompressed content, mapped; calls `make()` in one process if it is missing."""
         key, folder = _key(name, version), self._folder()
+        # One process decompresses while the others wait for its claim; after a timeout they try to take it.
         while (view := folder.get(key)) is None:
             with folder.claims() as claims:
                 if claims.take(key.name()):

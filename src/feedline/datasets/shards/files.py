@@ -167,6 +167,7 @@ def _folder(cache: Pathlike | None) -> Path:
 
 def _map_file(path: str) -> memoryview:
     with open(path, "rb", buffering=0) as file:
+        # mmap rejects empty files.
         empty = not os.fstat(file.fileno()).st_size
         return memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 

@@ -48,8 +48,8 @@ class IndexedFolder:
         if scheme_of(text) == "file":
             self.name = str(Path(local_path(text)).resolve())
         else:
-            kept = Path(cache) if isinstance(cache, os.PathLike) else cache
-            self.store = open_store(text.rstrip("/"), options=options, cache=kept)
+            location = Path(cache) if isinstance(cache, os.PathLike) else cache
+            self.store = open_store(text.rstrip("/"), options=options, cache=location)
             self.name = self.store.url
 
     def where(self, name: str) -> str:

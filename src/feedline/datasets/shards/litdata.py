@@ -215,8 +215,8 @@ class LitData(ShardFileFields):
         super().__init__(ShardFiles([(folder, shard) for shard in index.shards()], chunk_ends, "litdata", cache))
         FieldRecords.__init__(self, whole)
         self._steps = {name: SampleTransform(each) for name, each in by_leaf.items()}
-        kept = PerProcess(partial(LoadingCache[Any, Any], _CACHE_NBYTES))
-        self._items = LazyList(partial(_open_items, self._files, index.wrapped, kept), len(index.chunks))
+        caches = PerProcess(partial(LoadingCache[Any, Any], _CACHE_NBYTES))
+        self._items = LazyList(partial(_open_items, self._files, index.wrapped, caches), len(index.chunks))
         self._leaves = self._leaf_decodings(wanted, by_leaf)
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
@@ -338,9 +338,9 @@ def _choose_leaves(leaves: Sequence[str] | None, names: Sequence[str], path: str
     return [name in leaves for name in names]
 
 
-def _open_items(files: ShardFiles, wrapped: str, kept: PerProcess[LoadingCache[Any, Any]], number: int) -> ChunkItems:
+def _open_items(files: ShardFiles, wrapped: str, caches: PerProcess[LoadingCache[Any, Any]], number: int) -> ChunkItems:
     shard = files.shards[number]
-    return open_items(files.ends(number), shard.nbytes, shard.samples, files.where(number), wrapped, kept())
+    return open_items(files.ends(number), shard.nbytes, shard.samples, files.where(number), wrapped, caches())
 
 
 _FRAMED = (

@@ -5,7 +5,7 @@ is read by itself.
 
 The Arrow file (https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format) is at the end of the chunk. Its
 footer and the head of a batch are FlatBuffers (https://flatbuffers.dev/internals/), of which only a few numbers are
-needed. The file is followed by its length (uint32) and `b"LDARW01\\0"`.
+needed. The file is followed by its length (uint32) and `b"LDARW01\0"`.
 """
 
 from __future__ import annotations

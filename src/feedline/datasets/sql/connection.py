@@ -217,7 +217,7 @@ def _password_of(address: str) -> str | None:
 def _sqlite(address: str, kind: str, name: str) -> sqlite3.Connection:
     path = unquote(re.split("[?#]", address.partition("://")[2])[0]) if kind else address
     is_absolute = not kind or path.startswith("/")
-    if not is_absolute or not os.path.isfile(path):  # noqa: PTH113 - as above; sqlite3 would make an empty database
+    if not is_absolute or not os.path.isfile(path):  # noqa: PTH113 - as above; sqlite3 would create an empty database
         raise FileNotFoundError(f"no such database: {name}{_relative_path_hint(path) if kind else ''}")
     return sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)
 
