@@ -32,6 +32,7 @@ class PerProcess(Generic[T]):
         return self._open(pid) if value is None else value
 
     def _open(self, pid: int) -> T:
+        # `setdefault` is atomic: all threads of the process get the same lock.
         with self._locks.setdefault(pid, Lock()):
             if pid not in self._values:
                 self._values[pid] = self._opening()

@@ -169,6 +169,7 @@ class DaemonPool(Executor):
     def __init__(self, max_workers: int, thread_name_prefix: str = "feedline") -> None:
         self._workers = _PoolThreads(max_workers, thread_name_prefix)
         self._scope: CancelScope | None = None
+        # Not at exit: daemon threads end with the interpreter, and a hanging call must not delay it.
         weakref.finalize(self, self._workers.end).atexit = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
