@@ -122,7 +122,7 @@ def test_only_the_chosen_columns_are_read(bucket: Both) -> None:
     dataset.__getitems__([0, 299])
     after = stores.statistics()
     assert after.nbytes - before.nbytes < 20_000 < len(parquet(TABLE)) // 100
-    assert dataset.decoded.made == 2
+    assert dataset.decoded.loads == 2
 
 
 @pytest.mark.parametrize(

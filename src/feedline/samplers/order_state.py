@@ -179,9 +179,7 @@ def _stateful(sampler: Any) -> list[tuple[str, Any]]:
 def _check_script(script: dict[str, Any]) -> dict[str, Any]:
     unknown = script.keys() - {"epochs", "states", "draws"}
     if unknown:
-        raise StateError(
-            f"the order of this sampler has no entry {min(unknown)!r}: the state is of another kind of sampler"
-        )
+        raise StateError(f"the saved order is that of another kind of sampler: this one has no entry {min(unknown)!r}")
     for name, kind in (("epochs", dict), ("states", dict), ("draws", list)):
         if not isinstance(script.get(name, kind()), kind):
             raise StateError(f"a damaged state: the entry {name!r} of a sampler's order is {script[name]!r}")
