@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 PACKAGES = (
-    *("mosaicml-streaming==0.13.0", "brotli==1.2.1", "catalog==2.0.10", "python-snappy==0.7.3", "zstd==1.5.7.2"),
+    *("mosaicml-streaming==0.13.0", "brotli==1.2.1", "catalogue==2.0.10", "python-snappy==0.7.3", "zstd==1.5.7.2"),
     *("litdata==0.2.76", "lightning-utilities==0.15.3", "requests==2.34.2", "charset-normalizer==3.5.2"),
     *("idna==3.20", "certifi==2026.10.18"),
     *("tfrecord==1.14.6", "crc32c==2.9.post0", "protobuf==7.36.2"),
