@@ -217,7 +217,7 @@ def _explain_reads(order: Ordered) -> Iterator[str]:
             f" keeps {format_bytes(order.kept_nbytes)}, and reads the samples of a batch together."
         )
     elif order.page_nbytes is not None:
-        yield f"Samples are read one by one; a disk reads {format_bytes(order.page_nbytes)} for a random one, on average."
+        yield f"Samples are read one by one; for a random one a disk reads about {format_bytes(order.page_nbytes)}."
 
 
 def _render_problems(result: Survey) -> list[RenderableType]:
