@@ -1,4 +1,4 @@
-"""Rows of Parquet, Arrow and Hugging Face tables, shuffled, batches of 1,024; ours beside torch over `datasets`."""
+"""Rows of Parquet, Arrow and Hugging Face tables, shuffled, batches of 1,024; compared with torch over `datasets`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH = 1024
 
 
 class Each(Dataset[Any]):
-    """A `datasets.Dataset` asked for one row at a time."""
+    """A `datasets.Dataset` that is read one row at a time."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -35,7 +35,7 @@ class Each(Dataset[Any]):
 
 
 def made(folder: Path) -> tuple[Any, Path, Path]:
-    """One table in three forms: saved by `datasets`, as Parquet, as an Arrow file."""
+    """One table in three forms: saved by `datasets`, as Parquet, and as an Arrow file."""
     rng = np.random.default_rng(SEED)
     table = pa.table(
         {

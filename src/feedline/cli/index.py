@@ -191,7 +191,7 @@ class IndexSettings:
 class IndexResult:
     """Result for one tar.
 
-    `state` is "made", "fits", "checked", or "bad" with a `problem`.
+    `state` is "built", "valid", "checked", or "bad" with a `problem`.
     """
 
     tar: str
@@ -232,8 +232,8 @@ def process(tar: TarTarget, settings: IndexSettings) -> IndexResult:
 def _make(tar: TarTarget, settings: IndexSettings) -> IndexResult:
     head = None if settings.rebuild else tar.head()
     if head is not None and (head.blake2b or not settings.checksum):
-        return IndexResult(tar.name, "fits", head.samples, index=tar.place)
-    return IndexResult(tar.name, "made", len(tar.make(checksum=settings.checksum)), index=tar.place)
+        return IndexResult(tar.name, "valid", head.samples, index=tar.place)
+    return IndexResult(tar.name, "built", len(tar.make(checksum=settings.checksum)), index=tar.place)
 
 
 def _check(tar: TarTarget) -> IndexResult:
