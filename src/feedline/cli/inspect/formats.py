@@ -17,7 +17,7 @@ _MOST_NAMES = 1000
 
 
 def format_of(sources: Sequence[str]) -> Format:
-    """The one format of all sources; ArgumentError for an unknown or a second one."""
+    """The format of all sources; ArgumentError unless it is one."""
     register_installed()
     found = {source: _format_of(source) for source in sources}
     if len({format_.label for format_ in found.values()}) > 1:
@@ -62,14 +62,14 @@ def _content(format_: Format, source: str, name: str) -> bytes:
 
 
 def _by_names(names: Sequence[str]) -> Format | None:
-    """The format of the highest precedence; of equal ones, that of the first file."""
+    """The format of highest precedence; of equals, that of the first file."""
     formats = [each for each in FORMATS.values() if not each.named_only]
     found = [each for name in names for each in formats if each.matches(name) and not (each.top_only and "/" in name)]
     return max(found, key=lambda each: each.precedence, default=None)
 
 
 def _names(source: str) -> Iterator[str]:
-    """The paths of files within a folder, in the order in which the place lists them."""
+    """The paths of the files within a folder, in listing order."""
     if scheme_of(source) == "file":
         yield from _files(source.removeprefix("file://"))
         return
