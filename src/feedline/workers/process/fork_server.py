@@ -13,8 +13,9 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from feedline.workers.base import Closeable
 from feedline.workers.process import channels
 
 # OpenMP, OpenBLAS and MKL start their threads as they are loaded, and a process with threads must not be forked.
@@ -30,12 +31,6 @@ _BOOT = (
 
 
 _FAREWELL_S = 2.0
-
-
-class Closeable(Protocol):
-    """Something that holds worker processes."""
-
-    def close(self) -> None: ...
 
 
 class ForkZygote(NamedTuple):
