@@ -31,9 +31,9 @@ def check_dataset(
     """Raise `AssertionError` for the first promise that a dataset breaks.
 
     Reads two dozen samples. Checks lengths and index errors; that samples are the same at every read; that
-    `__getitems__` and `read_batch` equal single samples; that the dataset survives pickling and, if its traits
-    say `thread_safe`, threads; and that loaders with workers of these `methods` give the batches of one without, also after a resume in
-    mid-epoch. `collate_fn` is passed to the loaders.
+    `__getitems__` and `read_batch` equal single samples; that the dataset survives pickling and, if its traits say
+    `thread_safe`, threads; and that loaders with workers of these `methods` give the batches of one without, also
+    after a resume in mid-epoch. `collate_fn` is passed to the loaders.
     """
     length = len(dataset)
     assert length > 0, "the dataset is empty: nothing can be checked"

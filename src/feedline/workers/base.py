@@ -131,8 +131,8 @@ class PoolOptions:
     """The longest wait for one batch before `WorkerStalledError`; 0 for no limit."""
     recovery: Recovery = field(default_factory=Recovery)
     unseeded: bool = False
-    """Random values come from the workers' own generators, as in torch: batch b belongs to worker b modulo `num_workers`, and
-    a worker that takes the place of a dead one continues with its generators."""
+    """Random values come from the workers' own generators, as in torch: batch b belongs to worker b modulo
+    `num_workers`, and the replacement of a dead worker continues with its generators."""
     base_seed: int = 0
     """Worker processes seed their global generators with `base_seed + worker_id`, as torch's do."""
     worker_init_fn: Callable[[int], object] | None = None
