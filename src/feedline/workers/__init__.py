@@ -1,4 +1,4 @@
-"""Where batch builders run: inline, in threads, in processes, or in a pool that the user registers."""
+"""Worker pools: inline, threads, processes, and pools that users register."""
 
 from feedline.workers.base import BatchFuture, Builder, PoolKind, PoolOptions, PoolStatistics, Recovery, WorkerPool
 from feedline.workers.registry import POOLS, register_pool

@@ -1,4 +1,4 @@
-"""The protocols of worker pools: what a pool offers, what it is opened with, and the facts about its kind."""
+"""Protocols of worker pools, their options and their kinds."""
 
 from __future__ import annotations
 
@@ -11,29 +11,32 @@ from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import ArgumentError
 
 Builder = Callable[[Any, Allocator], BatchResult]
-"""What a pool runs: `builder(request, empty)`, pure in the request."""
+"""`builder(request, allocate)` builds the batch of a request; a pure function of the request."""
 
 
 class BatchFuture(Protocol):
-    """One submitted request."""
+    """Future result of one submitted request."""
 
     @property
     def request(self) -> Any:
         """The request that was submitted."""
 
     def done(self) -> bool:
-        """Whether `result()` would return, or raise, at once."""
+        """True if `result()` would return or raise without waiting."""
 
     def result(self) -> BatchResult:
-        """What the builder gave; waits for it. Raises what the builder raised, or a `WorkerError`."""
+        """Wait for the batch and return it; call it once.
+
+        Raises the exception of the builder, or a `WorkerError`.
+        """
 
     def cancel(self) -> None:
-        """Drop the request, or its result if it is already on its way. Never raises."""
+        """Drop the request, or its result in transit. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
-    """A moment's picture of a worker pool."""
+    """Snapshot of a worker pool."""
 
     workers: int = 0
     """Workers that are alive."""
@@ -44,32 +47,38 @@ class PoolStatistics:
     arena_nbytes: int = 0
     """Bytes of transport memory that the workers hold."""
     lent_nbytes: int = 0
-    """Bytes of it that batches still occupy: in flight, or kept by the training loop."""
+    """Bytes of it in batches that are in flight or that the training loop still references."""
     pids: tuple[int, ...] = ()
     """Process ids of the workers; empty for threads and inline."""
 
 
 class WorkerPool(Protocol):
-    """Runs one builder on many requests. A context manager: leaving it joins every worker."""
+    """Workers that run one builder on many requests.
+
+    A context manager: leaving it closes the pool.
+    """
 
     @property
     def processes(self) -> list[Any]:
-        """The worker processes, each with `pid` and `is_alive()`; none for threads and inline."""
+        """Worker processes, each with `pid` and `is_alive()`; empty for threads and inline."""
 
     def submit(self, request: Any) -> BatchFuture:
-        """Hand in a request; returns at once."""
+        """Queue a request; does not wait."""
 
-    def wait_any(self, tickets: Iterable[Any]) -> Any:
-        """The first of these tickets, all of this pool, that is done; waits for one."""
+    def wait_any(self, futures: Iterable[Any]) -> Any:
+        """Wait until one of these futures is done; return it.
+
+        All futures are of this pool.
+        """
 
     def resize(self, num_workers: int) -> None:
-        """Grow or shrink while requests are in flight; no request is lost."""
+        """Change the number of workers; requests in flight are not lost."""
 
     def statistics(self) -> PoolStatistics:
-        """Workers, requests and bytes at this moment."""
+        """Current numbers of workers, requests and bytes."""
 
     def close(self) -> None:
-        """Cancel what is in flight and join every worker. May be called more than once."""
+        """Cancel requests in flight and join every worker. Idempotent."""
 
     def __enter__(self) -> Self: ...
 
@@ -78,12 +87,15 @@ class WorkerPool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a loader bears from its worker processes; the stream of batches is the same whatever happens within it."""
+    """Limits on failures of worker processes.
+
+    Within these limits the stream of batches is the same as without any failure.
+    """
 
     deaths_per_epoch: int = 3
-    """Workers that may die in one epoch. Each is replaced and its request given to another; one more is an error."""
+    """Deaths allowed per epoch. A dead worker is replaced and its request resubmitted; one death more is an error."""
     stall_s: float = 60.0
-    """How long the loop waits for a batch before the stack and the current sample of every worker are logged."""
+    """Seconds of waiting for a batch after which the stack and current sample of every worker are logged."""
 
     def __post_init__(self) -> None:
         if self.deaths_per_epoch < 0:
@@ -93,23 +105,23 @@ class Recovery:
 
 
 class Closeable(Protocol):
-    """Something that is open until it is closed."""
+    """Object that holds processes, memory or descriptors until it is closed."""
 
     def close(self) -> None:
-        """End it. May be called more than once."""
+        """Release everything. Idempotent."""
 
 
 C = TypeVar("C", bound=Closeable)
 
 
 class Retained:
-    """Resources that outlive one pool, one per factory; the loader that owns them closes them."""
+    """Resources that outlive single pools of one loader, one per factory."""
 
     def __init__(self) -> None:
         self._resources: dict[Callable[[], Any], Closeable] = {}
 
     def get(self, factory: Callable[[], C]) -> C:
-        """The resource of this factory, which is called once until `close`."""
+        """Return the factory's resource; call it only the first time."""
         if factory not in self._resources:
             self._resources[factory] = factory()
         return self._resources[factory]  # type: ignore[return-value]
@@ -122,7 +134,7 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """What a loader asks of a pool that it opens."""
+    """Options with which a loader opens a pool."""
 
     num_workers: int
     partitions: bool = False
@@ -153,7 +165,7 @@ class PoolOptions:
 
 @dataclass(frozen=True, slots=True)
 class PoolKind:
-    """How to open a kind of worker pool, and the facts about it that the loader decides by."""
+    """Kind of worker pool: its constructor, and facts the loader decides by."""
 
     open: Callable[[Builder, PoolOptions], WorkerPool]
     shares_rng: bool = False

@@ -1,4 +1,4 @@
-"""The table of worker pools: the three built-in kinds, and those that users register."""
+"""Table of worker pools: three built-in kinds, and those that users register."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ AUTO = "auto"
 
 
 class LauncherCache:
-    """Chooses what starts the worker processes of one loader, and keeps its zygote while nothing changes."""
+    """Launchers of one loader; keeps its zygote while nothing changes."""
 
     def __init__(self) -> None:
         self._launcher: ZygoteLauncher | None = None
         self._has_warned = False
 
     def get(self, builder: Any, init_fn: Callable[[int], object] | None, context: Any) -> Launcher:
-        """The user's context if there is one, else a zygote.
+        """Launcher for a builder: the user's context, else a zygote.
 
-        A builder that cannot be pickled can still be inherited: it is forked, as torch does on Linux, with a warning.
+        A builder that cannot be pickled can still be inherited: workers are then forked from this process, as torch
+        does on Linux, with a warning. Raises NotPicklableError where the system cannot fork.
         """
         if context is not None:
             return ContextLauncher(builder, init_fn, context=context)
-        if self._launcher is not None and self._launcher.serves(builder, init_fn):
+        if self._launcher is not None and self._launcher.matches(builder, init_fn):
             return self._launcher
         self.close()
         try:
@@ -49,6 +50,7 @@ class LauncherCache:
                 raise
             if not self._has_warned:
                 self._has_warned = True
+                # stacklevel: the line of the user that calls iter(loader)
                 warnings.warn(_describe_fork(builder.dataset, error), stacklevel=6)
             return ContextLauncher(builder, init_fn, context=torch.multiprocessing.get_context("fork"))
         return self._launcher
