@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from feedline import stores
 from feedline.errors import ArgumentError, TransientError
 from feedline.stores.base import ByteRange
-from feedline.stores.obstore_client import Client
+from feedline.stores.obstore_client import WEB, Client
 from feedline.stores.obstore_errors import of_status, translated
 from feedline.stores.options import StoreOptions
 from feedline.stores.requests import Answers, Flight, Latencies, Requests, Transfers, spans_for
@@ -313,7 +313,7 @@ def server() -> Iterator[str]:
 
 
 def test_an_answer_that_is_shorter_than_its_range_is_no_data(server: str) -> None:
-    client, before = Client(server, StoreOptions(), 5), stores.statistics()
+    client, before = Client(WEB, server, StoreOptions(), 5), stores.statistics()
     assert client.get("whole", ByteRange(0, 10), "x").data == b"0123456789"
     with pytest.raises(TransientError, match="cut short, 5 of 10 bytes"):
         client.get("short", ByteRange(0, 10), "x")

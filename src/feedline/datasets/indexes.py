@@ -30,7 +30,7 @@ from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.errors import SampleError, StateError
 from feedline.stores import AccessDeniedError, CachedStore, ObjectInfo, ObjectNotFoundError
 from feedline.stores.files import Blob, FileSet, LocalFile, RemoteBlob
-from feedline.stores.urls import scheme_of
+from feedline.stores.urls import is_local
 
 _log = logging.getLogger("feedline")
 
@@ -277,7 +277,7 @@ def indexes_of(blobs: FileSet, kind: IndexRecipe, folder: Pathlike | None) -> li
 def _index(blobs: FileSet, kind: IndexRecipe, folder: Pathlike | None, number: int) -> SideCar:
     info, address = blobs.info(number), blobs.name(number)
     name = kind.name(address.rpartition("/")[2])
-    is_file = scheme_of(address) == "file"
+    is_file = is_local(address)
     if is_file and folder is None:
         place = Path(address).with_name(name)
     else:  # names are told apart by where they come from

@@ -21,7 +21,7 @@ from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store
 from feedline.stores.files import FileSet, local_info
 from feedline.stores.globs import braces, unbraced
 from feedline.stores.open import Finder
-from feedline.stores.urls import join, local_path, scheme_of, split
+from feedline.stores.urls import is_local, join, local_path, split
 
 _ASKED_AT_ONCE = 32
 
@@ -117,12 +117,12 @@ def found(
     finder = Finder(os.fspath(cache) if isinstance(cache, os.PathLike) else cache, options)
 
     def meant(given: Pathlike) -> Found:
-        if scheme_of(given) == "file":
+        if is_local(given):
             return [(None, _info(path)) for path in matching(local_path(given), inside)]
         return [*finder.found(os.fspath(given), inside)]
 
     several = listed(paths)
-    if all(scheme_of(given) == "file" for given in several):
+    if all(is_local(given) for given in several):
         return [meant(given) for given in several]
     with DaemonPool(_ASKED_AT_ONCE) as pool:
         return list(pool.map(meant, several))
@@ -190,9 +190,9 @@ def _data(given: str, several: Found) -> Found:
 
 def _plain(given: str) -> list[str]:
     """What a path with braces stands for, as the names of what is found in it begin."""
-    if scheme_of(given) != "file":
+    if not is_local(given):
         return braces(given)
-    return [str(Path(path).absolute()) for path in unbraced(expanded(given.removeprefix("file://")))]
+    return [str(Path(path).absolute()) for path in unbraced(local_path(given))]
 
 
 def _name(each: tuple[Store | None, ObjectInfo]) -> str:

@@ -16,9 +16,11 @@ from feedline.stores.open import expand, open_store
 from feedline.stores.options import FromEnv
 from feedline.stores.requests import Requests
 from feedline.stores.retry import Retry
+from feedline.stores.schemes import SCHEMES, Scheme, StorePolicy, register_scheme
 from feedline.stores.urls import Location, join, split
 
 __all__ = [
+    "SCHEMES",
     "AccessDeniedError",
     "ByteRange",
     "Cache",
@@ -34,13 +36,16 @@ __all__ = [
     "RangeError",
     "Requests",
     "Retry",
+    "Scheme",
     "Store",
     "StoreError",
+    "StorePolicy",
     "StoreStatistics",
     "StoreUnavailableError",
     "expand",
     "join",
     "open_store",
+    "register_scheme",
     "split",
     "statistics",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +79,13 @@ class Store(Protocol):
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose path begins with `prefix`, at any depth, in the order of their paths."""
+        ...
+
+
+@runtime_checkable
+class FolderLister(Protocol):
+    """A store that can list one folder without those within it."""
+
+    def list_folder(self, folder: str = "") -> Sequence[ObjectInfo]:
+        """The objects right in a folder, "" or one that ends with a `/`, in the order of their paths."""
         ...

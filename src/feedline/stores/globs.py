@@ -12,10 +12,9 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from feedline.errors import ArgumentError, ObjectNotFoundError
-from feedline.stores.base import ObjectInfo, Store
+from feedline.stores.base import FolderLister, ObjectInfo, Store
 from feedline.stores.cache import CachedStore
-from feedline.stores.object_store import RemoteStore
-from feedline.stores.urls import Address, join, local_path, refuse_secrets, scheme_of, split
+from feedline.stores.urls import Address, is_local, join, local_path, refuse_secrets, split
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
@@ -91,7 +90,7 @@ def expand(patterns: Address | Sequence[Address], open_store: Callable[[str], St
     found: list[str] = []
     for address in listed:
         pattern = fspath(address)
-        if scheme_of(pattern) == "file":
+        if is_local(pattern):
             for path in unbraced(local_path(pattern)):
                 found += _files(path) if MAGIC.search(path) and not Path(path).exists() else [path]
         else:
@@ -117,7 +116,7 @@ def candidates(store: Store, pattern: str) -> Iterable[ObjectInfo]:
     """Objects among which are all that match a glob: of one that stays in its folder, those right in there."""
     folder, slash, name = pattern.rpartition("/")
     bare = store.store if isinstance(store, CachedStore) else store
-    if MAGIC.search(folder) or "**" in name or not isinstance(bare, RemoteStore):
+    if MAGIC.search(folder) or "**" in name or not isinstance(bare, FolderLister):
         return store.list(MAGIC.split(pattern, maxsplit=1)[0])
     infos = bare.list_folder(folder + slash)
     if isinstance(store, CachedStore):

@@ -9,7 +9,7 @@ from feedline.core.caches import PerProcess
 from feedline.core.store_metrics import count
 from feedline.errors import NoRangesError, ObjectChangedError, RangeError, StoreError, TransientError
 from feedline.stores.base import ByteRange, ObjectInfo, Views
-from feedline.stores.obstore_client import Client, PagedListing, RangeAnswer
+from feedline.stores.obstore_client import Client, ObstoreKind, PagedListing, RangeAnswer
 from feedline.stores.options import StoreOptions
 from feedline.stores.requests import (
     Answers,
@@ -22,7 +22,7 @@ from feedline.stores.requests import (
     spans_for,
 )
 from feedline.stores.retry import Attempts, Retry
-from feedline.stores.urls import checked, join, scheme_of
+from feedline.stores.urls import checked, join, scheme_row
 
 T = TypeVar("T")
 
@@ -30,12 +30,14 @@ T = TypeVar("T")
 class RemoteStore:
     """A bucket, a container or a web server, or what lies below a prefix of it."""
 
-    def __init__(self, root: str, prefix: str, options: StoreOptions, retry: Retry, requests: Requests) -> None:
-        self._arguments = (root, prefix, options, retry, requests)
+    def __init__(
+        self, kind: ObstoreKind, root: str, prefix: str, options: StoreOptions, retry: Retry, requests: Requests
+    ) -> None:
+        self._arguments = (kind, root, prefix, options, retry, requests)
         self._root = root
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._requests = requests
-        self._client = PerProcess(lambda: Client(root, options, retry.attempt_timeout_s))
+        self._client = PerProcess(lambda: Client(kind, root, options, retry.attempt_timeout_s))
         self._transfers = Transfers(requests.at_once, retry.hedge_quantile)
         self._attempts = Attempts(retry)
 
@@ -45,7 +47,7 @@ class RemoteStore:
         return join(self._root, self._prefix.rstrip("/"))
 
     def __repr__(self) -> str:
-        return f"RemoteStore({self.url!r}, {self._arguments[2]!r})"
+        return f"RemoteStore({self.url!r}, {self._arguments[3]!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteStore, self._arguments
@@ -104,7 +106,7 @@ class RemoteStore:
     def _listed(self, prefix: str) -> tuple[str, str]:
         """What is listed, as people are told and as the bucket has it."""
         what = join(self.url, prefix)
-        if scheme_of(self._root).startswith("http"):
+        if not scheme_row(self._root).lists:
             names = f"{what if prefix else what + '/'}part-{{000..127}}.tar"
             raise StoreError(f"{what}: web servers do not list; name the objects, as in {names}")
         return what, self._prefix + checked(prefix)

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
@@ -24,7 +25,6 @@ from feedline.errors import ArgumentError, MissingExtraError, NoRangesError, Sto
 from feedline.stores.base import ByteRange, ObjectInfo, unversioned
 from feedline.stores.obstore_errors import is_obstores, no_ranges, translated
 from feedline.stores.options import StoreOptions
-from feedline.stores.urls import SCHEMES, scheme_of
 
 _NAME = "obstore._obstore"
 
@@ -96,6 +96,47 @@ def _name(option: str) -> str:
     return option.lower().removeprefix("google_")
 
 
+Config = dict[str, Any]
+
+
+def _as_given(root: str, config: Config) -> tuple[str, Config]:
+    return root.partition("://")[2], config
+
+
+def _google(root: str, config: Config) -> tuple[str, Config]:
+    return root.partition("://")[2], settings(config)
+
+
+def _azure(root: str, config: Config) -> tuple[str, Config]:
+    """`abfss://container@account.dfs...` names the account in the address."""
+    container, _, account = root.partition("://")[2].partition("@")
+    return container, config | ({"account_name": account.partition(".")[0]} if account else {})
+
+
+def _web(root: str, config: Config) -> tuple[str, Config]:
+    if config:
+        raise ArgumentError(f"{root}: a web server has no option {next(iter(config))!r}")
+    return root, config
+
+
+@dataclass(frozen=True, slots=True)
+class ObstoreKind:
+    """One of obstore's kinds of stores."""
+
+    name: str
+    """Its class in obstore."""
+    arguments: Callable[[str, Config], tuple[str, Config]] = _as_given
+    """The bucket and the configuration for an address and the options that are not the client's."""
+    server_option: str = "endpoint"
+    """The name of the option with the address of the server."""
+
+
+S3 = ObstoreKind("S3Store")
+GOOGLE = ObstoreKind("GCSStore", _google, "base_url")
+AZURE = ObstoreKind("AzureStore", _azure)
+WEB = ObstoreKind("HTTPStore", _web)
+
+
 _CLIENT_OPTIONS = frozenset(
     (
         "allow_http",
@@ -147,9 +188,9 @@ class RangeAnswer(NamedTuple):
 class Client:
     """Single requests, each one attempt. Safe to use from several threads."""
 
-    def __init__(self, root: str, options: StoreOptions, timeout_s: float) -> None:
+    def __init__(self, kind: ObstoreKind, root: str, options: StoreOptions, timeout_s: float) -> None:
         self._library = library()
-        self._store = self._call(root, lambda: _opened_or_told(self._library, root, options, timeout_s))
+        self._store = self._call(root, lambda: _opened_or_told(self._library, kind, root, options, timeout_s))
 
     def info(self, key: str, what: str) -> ObjectInfo:
         """Size and version of an object, under its key."""
@@ -258,10 +299,10 @@ class PagedListing:
         return sorted(self._found.values(), key=lambda info: info.path)
 
 
-def _opened_or_told(library: Any, root: str, options: StoreOptions, timeout_s: float) -> Any:
+def _opened_or_told(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, timeout_s: float) -> Any:
     """As `_opened`; ArgumentError names the option that obstore cannot read."""
     try:
-        return _opened(library, root, options, timeout_s)
+        return _opened(library, kind, root, options, timeout_s)
     except ArgumentError:
         raise
     except (library.exceptions.BaseError, ValueError) as error:
@@ -278,30 +319,19 @@ def _opened_or_told(library: Any, root: str, options: StoreOptions, timeout_s: f
     raise problem  # without obstore's exception, whose text holds the value
 
 
-def _opened(library: Any, root: str, options: StoreOptions, timeout_s: float) -> Any:
-    scheme, host = scheme_of(root), root.partition("://")[2]
+def _opened(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, timeout_s: float) -> Any:
     client = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
-    config = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
-    kind = SCHEMES[scheme]
-    if kind == "gs":
-        config = settings(config)
-    server = config.get("base_url" if kind == "gs" else "endpoint")
+    place, config = kind.arguments(root, {name: value for name, value in options.items() if name not in client})
+    server = config.get(kind.server_option)
     if server is not None and _ADDRESS.fullmatch(str(server)) is None:
         raise ArgumentError(f"{root}: an endpoint is the address of a server, http://HOST or https://HOST")
     client.setdefault("allow_http", _is_plain_http(root, server))
-    common = {
-        "client_options": {**client, "timeout": timedelta(seconds=timeout_s)},
-        "retry_config": {"max_retries": 0},  # there is one policy for all stores, and it counts
-    }
-    if kind.startswith("http"):
-        if config:
-            raise ArgumentError(f"{root}: a web server has no option {next(iter(config))!r}")
-        return library._store.HTTPStore(root, **common)
-    if kind == "az":
-        host, _, account = host.partition("@")
-        config |= {"account_name": account.partition(".")[0]} if account else {}
-    stores = {"s3": library._store.S3Store, "gs": library._store.GCSStore, "az": library._store.AzureStore}
-    return stores[kind](host, config=config, **common)
+    return getattr(library._store, kind.name)(
+        place,
+        **({"config": config} if config else {}),
+        client_options={**client, "timeout": timedelta(seconds=timeout_s)},
+        retry_config={"max_retries": 0},  # there is one policy for all stores, and it counts
+    )
 
 
 def _is_plain_http(root: str, server: str | None) -> bool:

@@ -24,17 +24,10 @@ from feedline.errors import (
     StoreError,
     TransientError,
 )
-from feedline.stores.urls import SCHEMES, scheme_of
+from feedline.stores.urls import scheme_row
 
 _METADATA = re.compile(r"http://169\.254\.169\.254/|/computeMetadata/v1/instance/service-accounts/")
 """The servers that give a cloud's own machines their credentials, which obstore asks when it has no others."""
-
-
-_VARIABLES = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS, the path of a JSON file",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-}
 
 
 _KEYLESS = "hold no RSA private key that can be read. Have Google make a new JSON file of the key"
@@ -62,8 +55,8 @@ def access_denied_error(text: str, what: str, status: int | None) -> AccessDenie
 
     `status` is that of the answer, if one came, which need not be the store's.
     """
-    variables = _VARIABLES.get(SCHEMES.get(scheme_of(what), ""))
-    if variables is not None and _METADATA.search(text) is not None:
+    variables = scheme_row(what).credentials
+    if variables and _METADATA.search(text) is not None:
         return AccessDeniedError(
             f"{what}: no credentials were found. Set them in the environment ({variables}), or read a public bucket "
             'with options={"skip_signature": True}'

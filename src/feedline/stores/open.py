@@ -6,12 +6,14 @@ The objects that addresses stand for, with their sizes and versions, at the pric
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any, TypeVar
 
 from feedline.core.threads import DaemonPool
-from feedline.errors import ArgumentError, ObjectNotFoundError
+from feedline.errors import ArgumentError, MissingExtraError, ObjectNotFoundError
 from feedline.stores import globs
 from feedline.stores.base import ObjectInfo, Store
 from feedline.stores.cache import Cache, CachedStore
@@ -19,12 +21,14 @@ from feedline.stores.fsspec import ForeignStore
 from feedline.stores.globs import MAGIC, braces, candidates, matcher
 from feedline.stores.local import LocalStore
 from feedline.stores.object_store import RemoteStore
+from feedline.stores.obstore_client import AZURE, GOOGLE, S3, WEB, ObstoreKind
 from feedline.stores.options import StoreOptions, refuse_untyped
 from feedline.stores.requests import Requests
 from feedline.stores.retry import Retry
-from feedline.stores.urls import SCHEMES, Address, absolute, join, refuse_secrets, scheme_of, split
+from feedline.stores.schemes import OTHERS, SCHEMES, Scheme, StorePolicy
+from feedline.stores.urls import Address, absolute, join, refuse_secrets, scheme_row, split
 
-Policy = TypeVar("Policy", Retry, Requests)
+Setting = TypeVar("Setting", Retry, Requests)
 
 
 def open_store(
@@ -46,7 +50,7 @@ def open_store(
     given = _named(options)
     retry = _policy("retry", Retry, retry, given)
     requests = _policy("requests", Requests, requests, given)
-    store = _opened(address, StoreOptions(given), retry, requests)
+    store = _open(address, StoreOptions(given), StorePolicy(retry, requests))
     if cache is None:
         return store
     return CachedStore(store, cache if isinstance(cache, Cache) else Cache(cache))
@@ -58,7 +62,7 @@ def _named(options: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(options or {})
 
 
-def _policy(name: str, kind: type[Policy], given: Policy | None, options: dict[str, Any]) -> Policy:
+def _policy(name: str, kind: type[Setting], given: Setting | None, options: dict[str, Any]) -> Setting:
     """How a store is asked: given by itself, or taken out of the options."""
     if given is not None and name in options:
         raise ArgumentError(f"{name} is given twice: by itself, and in options={{...}}")
@@ -68,18 +72,69 @@ def _policy(name: str, kind: type[Policy], given: Policy | None, options: dict[s
     return kind() if policy is None else policy
 
 
-def _opened(address: Address, options: StoreOptions, retry: Retry, requests: Requests) -> Store:
-    scheme = scheme_of(address)
+def _open(address: Address, options: StoreOptions, policy: StorePolicy) -> Store:
     refuse_secrets(address)
-    if scheme == "file":
-        if options:
-            raise ArgumentError(f"{address} is a folder of this machine, which takes no options")
-        return LocalStore(absolute(address))
-    if scheme in SCHEMES:
-        root, prefix = split(address)
-        refuse_untyped(options, root)
-        return RemoteStore(root, prefix, options, retry, requests)
-    return ForeignStore(absolute(address), options, retry, requests)
+    row = scheme_row(address)
+    try:
+        return row.open(absolute(address), options, policy)
+    except ModuleNotFoundError as error:
+        if row.install is None:
+            raise
+        raise MissingExtraError(
+            f"the store {absolute(address)} needs {error.name}, which is not installed: pip install {row.install!r}"
+        ) from error
+
+
+def _open_folder(url: str, options: StoreOptions, _: StorePolicy) -> Store:
+    if options:
+        raise ArgumentError(f"{url} is a folder of this machine, which takes no options")
+    return LocalStore(url)
+
+
+def _open_with_obstore(kind: ObstoreKind, url: str, options: StoreOptions, policy: StorePolicy) -> Store:
+    root, prefix = split(url)
+    refuse_untyped(options, root)
+    return RemoteStore(kind, root, prefix, options, *policy)
+
+
+def _open_with_fsspec(url: str, options: StoreOptions, policy: StorePolicy) -> Store:
+    return ForeignStore(url, options, *policy)
+
+
+_S3 = Scheme(partial(_open_with_obstore, S3), user="refused", credentials="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+_GOOGLE = Scheme(
+    partial(_open_with_obstore, GOOGLE),
+    user="refused",
+    credentials="GOOGLE_APPLICATION_CREDENTIALS, the path of a JSON file",
+)
+_AZURE = Scheme(
+    partial(_open_with_obstore, AZURE),
+    user="refused",
+    credentials="AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+)
+_AZURE_FILES = replace(_AZURE, user="any")  # abfss://container@account.dfs.core.windows.net
+_WEB = Scheme(partial(_open_with_obstore, WEB), user="refused", lists=False, quoted=True)
+_FSSPEC = Scheme(_open_with_fsspec, host="optional")
+
+SCHEMES.update(
+    {
+        "file": Scheme(_open_folder, host="none"),
+        "s3": _S3,
+        "s3a": _S3,
+        "gs": _GOOGLE,
+        "gcs": _GOOGLE,
+        "az": _AZURE,
+        "azure": _AZURE,
+        "abfs": _AZURE_FILES,
+        "abfss": _AZURE_FILES,
+        "http": _WEB,
+        "https": _WEB,
+        "hf": replace(_FSSPEC, host="none"),
+        "memory": replace(_FSSPEC, host="none"),
+        "github": replace(_FSSPEC, user="any"),  # github://owner:repository@branch
+        OTHERS: _FSSPEC,
+    }
+)
 
 
 def expand(addresses: Address | Sequence[Address], *, options: Mapping[str, Any] | None = None) -> list[str]:
@@ -158,7 +213,7 @@ class Finder:
             try:
                 return [store.info(path)]
             except ObjectNotFoundError:
-                if scheme_of(store.url).startswith("http"):
+                if not scheme_row(store.url).lists:
                     raise
                 folder = f"{path}/"
                 infos = _inside(store, folder, inside)
@@ -173,7 +228,7 @@ class Finder:
 
 def listed(store: Store, paths: Sequence[str], worth: int = _WORTH_LISTING) -> dict[str, ObjectInfo] | None:
     """The objects below what these paths have in common; None where it is better to ask for each."""
-    if len(paths) < worth or scheme_of(store.url).startswith("http"):
+    if len(paths) < worth or not scheme_row(store.url).lists:
         return None
     return {info.path: info for info in store.list(commonprefix(paths))}  # noqa: RUF071 - of names
 

@@ -10,27 +10,9 @@ from urllib.parse import unquote
 
 from feedline.core.paths import expanded
 from feedline.errors import ArgumentError
+from feedline.stores.schemes import OTHERS, SCHEMES, Scheme
 
 Address = str | os.PathLike[str]
-
-
-SCHEMES = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gs",
-    "gcs": "gs",
-    "az": "az",
-    "azure": "az",
-    "abfs": "az",
-    "abfss": "az",
-    "http": "http",
-    "https": "https",
-}
-"""What obstore reads, and the kind of store behind each scheme."""
-
-
-_HOSTLESS = frozenset({"hf", "memory"})
-"""Schemes of fsspec without a server or bucket before the first slash."""
 
 
 _SIGNED = re.compile(r"[?&](x-amz-|x-goog-|awsaccesskeyid=|signature=|sig=|token=)", re.IGNORECASE)
@@ -50,6 +32,16 @@ def scheme_of(address: Address) -> str:
     return scheme.lower() if mark else "file"
 
 
+def is_local(address: Address) -> bool:
+    """Whether this is a path of this machine."""
+    return scheme_of(address) == "file"
+
+
+def scheme_row(address: Address) -> Scheme:
+    """The properties of an address's scheme."""
+    return SCHEMES.get(scheme_of(address)) or SCHEMES[OTHERS]
+
+
 def split(address: Address) -> Location:
     """The store and the object that an address means; a local path is made absolute.
 
@@ -57,34 +49,32 @@ def split(address: Address) -> Location:
     root, and all local files have `/`. What a browser writes as `%20` in an address of a web server is a space.
     """
     refuse_secrets(address)
-    scheme = scheme_of(address)
-    if scheme == "file":
+    if is_local(address):
         path = os.path.abspath(local_path(address))  # noqa: PTH100 - links are kept as they are
         return Location("/", path.lstrip("/"))
+    scheme, row = scheme_of(address), scheme_row(address)
     rest = os.fspath(address).partition("://")[2]
     host, slash, path = rest.partition("/")
-    if scheme not in SCHEMES:
-        return (
-            Location(f"{scheme}://", rest) if scheme in _HOSTLESS or not slash else Location(f"{scheme}://{host}", path)
-        )
-    if not host:
+    if row.host == "none" or (row.host == "optional" and not slash):
+        host, path = "", rest
+    elif row.host == "required" and not host:
         raise ArgumentError(f"{os.fspath(address)} names no bucket or server: {scheme}://NAME/path is expected")
-    return Location(f"{scheme}://{host}", unquote(path) if scheme.startswith("http") else path)
+    return Location(f"{scheme}://{host}", unquote(path) if row.quoted else path)
 
 
 def refuse_secrets(address: Address) -> None:
     """ArgumentError for an address, or a pattern of addresses, that carries credentials; it does not show them."""
-    scheme = scheme_of(address)
-    if scheme == "file":
+    if is_local(address):
         return
+    scheme, row = scheme_of(address), scheme_row(address)
     host, _, path = os.fspath(address).partition("://")[2].partition("/")
     user, at, host = host.rpartition("@")
-    if at and (scheme in SCHEMES or ":" in user) and not scheme.startswith("abfs") and scheme != "github":
+    if at and (row.user == "refused" or (row.user == "name" and ":" in user)):
         raise ArgumentError(
             f"an address {scheme}://...@{host}/ carries credentials, which would show wherever it is named; give them "
             "through the environment, or as options={...}"
         )
-    if (scheme.startswith("http") and "?" in path) or _SIGNED.search(path):
+    if (row.quoted and "?" in path) or _SIGNED.search(path):
         raise ArgumentError(
             f"{scheme}://{host}/{path.partition('?')[0]} is followed by a query, which may be a signature that lets "
             "anybody in; open the bucket itself (s3://, gs://, az://) with credentials from the environment. In a name "
@@ -100,7 +90,7 @@ def local_path(address: Address) -> str:
 
 def join(root: str, path: str) -> str:
     """The address of an object, as it is told to people, and as `split` takes it apart again."""
-    if root.startswith(("http://", "https://")):
+    if scheme_row(root).quoted:
         path = path.replace("%", "%25").replace("?", "%3F")
     return f"{root}{path}" if root.endswith("/") else f"{root}/{path}" if path else root
 
@@ -114,6 +104,6 @@ def checked(path: str) -> str:
 
 def absolute(address: Address) -> str:
     """The address such that it means the same in another working directory."""
-    if scheme_of(address) != "file":
+    if not is_local(address):
         return os.fspath(address)
     return str(Path(os.path.abspath(local_path(address))))  # noqa: PTH100 - see split

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from feedline.datasets.webdataset import is_image
 from feedline.errors import ArgumentError
 from feedline.stores import open_store
-from feedline.stores.urls import scheme_of
+from feedline.stores.urls import is_local, local_path, scheme_row
 
 _LOOKED_AT = 1000
 """So many names of a folder tell what it is."""
@@ -87,10 +87,10 @@ def format_of(sources: Sequence[str]) -> InspectedFormat:
 
 
 def _format_of(source: str) -> InspectedFormat:
-    named, path = _by_name(source, _NAMED_SUFFIXES), Path(source.removeprefix("file://"))
+    named, path = _by_name(source, _NAMED_SUFFIXES), Path(local_path(source))
     if named is not None and (named in _FOLDERS or not path.is_dir()):
         return named
-    if scheme_of(source) == "file" and not path.exists():
+    if is_local(source) and not path.exists():
         raise ArgumentError(f"{source} does not exist")
     if path.is_file():
         raise ArgumentError(f"{source} is nothing that this reads: {_KNOWN}")
@@ -126,8 +126,8 @@ def _of_files(names: Sequence[str]) -> InspectedFormat | None:
 
 
 def _indexed(source: str) -> InspectedFormat:
-    if scheme_of(source) == "file":
-        data = Path(source.removeprefix("file://"), "index.json").read_bytes()
+    if is_local(source):
+        data = Path(local_path(source), "index.json").read_bytes()
     else:
         data = bytes(open_store(source.rstrip("/")).read("index.json"))
     try:
@@ -138,11 +138,11 @@ def _indexed(source: str) -> InspectedFormat:
 
 def _names(source: str) -> Iterator[str]:
     """The files of a folder, by their paths within it; those of its top come first, as far as a store can tell."""
-    if scheme_of(source) == "file":
-        yield from _files(source.removeprefix("file://"))
+    if is_local(source):
+        yield from _files(local_path(source))
         return
     store = open_store(source.rstrip("/"))
-    if scheme_of(source).startswith("http"):  # web servers do not list
+    if not scheme_row(source).lists:
         store.info("index.json")
         yield "index.json"
         return

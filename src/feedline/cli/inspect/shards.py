@@ -27,7 +27,7 @@ from feedline.datasets.tables.types import pyarrow
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, open_store
 from feedline.stores.files import FileSet
-from feedline.stores.urls import absolute, scheme_of
+from feedline.stores.urls import absolute, is_local, local_path
 
 _ARRAY_CACHE_NBYTES = 1 << 26
 """What `HDF5` and `Zarr` keep of chunks unless told otherwise."""
@@ -128,7 +128,7 @@ def _arrow(sources: Sequence[str]) -> Shards:
 
 def _records(format_: InspectedFormat, dataset: Callable[..., Any], inside: str, sources: Sequence[str]) -> Shards:
     """Files whose records are found by an index, which is kept on this machine."""
-    near = all(scheme_of(source) == "file" for source in sources)
+    near = all(is_local(source) for source in sources)
     sizes = dataset(list(sources), index=user_cache("indexes") if near else None).shard_sizes.tolist()
     blobs = find(sources, inside)
     return Shards(format_, "file", sizes, [blobs.info(number).size for number in range(len(blobs))])
@@ -221,10 +221,10 @@ def _total(blobs: FileSet) -> int:
 
 def _everything(source: str) -> int:
     """The bytes of a file, or of all files of a folder."""
-    path = Path(source.removeprefix("file://"))
-    if scheme_of(source) != "file" and not source.endswith(".zarr"):
+    path = Path(local_path(source))
+    if not is_local(source) and not source.endswith(".zarr"):
         return _total(find(source, "*"))
-    if scheme_of(source) != "file":
+    if not is_local(source):
         return sum(info.size for info in open_store(source).list())
     return sum(each.stat().st_size for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file())
 

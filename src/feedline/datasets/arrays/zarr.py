@@ -49,7 +49,7 @@ from feedline.stores import (
 )
 from feedline.stores.base import Range
 from feedline.stores.files import FileSet
-from feedline.stores.urls import local_path, scheme_of
+from feedline.stores.urls import is_local, local_path
 
 T = TypeVar("T")
 
@@ -200,7 +200,7 @@ def _one(path: Pathlike) -> str:
 
 
 def _held(address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _LocalZarr:
-    if scheme_of(address) == "file":
+    if is_local(address):
         return _LocalZarr(str(Path(local_path(address)).resolve()))
     if address.endswith(".zip"):
         return _Zip(find(address, "*.zip", cache=cache, options=options))

@@ -17,7 +17,7 @@ from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store, open_store
 from feedline.stores.open import listed
-from feedline.stores.urls import join, local_path, scheme_of
+from feedline.stores.urls import is_local, join, local_path
 
 _ASKED_AT_ONCE = 32
 
@@ -42,7 +42,7 @@ class IndexedFolder:
         text = os.fspath(path)
         self.store: Store | None = None
         """Where it lies, if not on this machine."""
-        if scheme_of(text) == "file":
+        if is_local(text):
             self.name = str(Path(local_path(text)).resolve())
         else:
             kept = Path(cache) if isinstance(cache, os.PathLike) else cache

@@ -33,7 +33,7 @@ from feedline.datasets.webdataset.sources import (
 from feedline.errors import SampleError
 from feedline.stores import AccessDeniedError, CachedStore, ObjectNotFoundError, StoreError
 from feedline.stores.files import FileSet, RemoteBlob
-from feedline.stores.urls import checked, scheme_of
+from feedline.stores.urls import checked, is_local
 
 _log = logging.getLogger("feedline")
 
@@ -117,7 +117,7 @@ def places(tar: str, folder: Pathlike | None) -> tuple[str, ...]:
     """Where the index of a tar, given by its absolute path or its address, is looked for on this machine, in order."""
     if folder is not None:
         return (str(Path(folder, mirrored(tar)).absolute()),)
-    return (beside(tar), cached(tar)) if scheme_of(tar) == "file" else (cached(tar),)
+    return (beside(tar), cached(tar)) if is_local(tar) else (cached(tar),)
 
 
 def beside(tar: str) -> str:
@@ -133,7 +133,7 @@ def cached(tar: str) -> str:
 
 def mirrored(tar: str) -> str:
     """Its place in a folder for indexes: `bucket/train/0.tar.index` is that of `s3://bucket/train/0.tar`."""
-    path = os.path.abspath(tar) if scheme_of(tar) == "file" else tar.partition("://")[2]  # noqa: PTH100 - links stay
+    path = os.path.abspath(tar) if is_local(tar) else tar.partition("://")[2]  # noqa: PTH100 - links stay
     return beside(checked(path.lstrip("/")))
 
 

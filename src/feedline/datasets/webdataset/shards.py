@@ -30,7 +30,7 @@ from feedline.datasets.webdataset.tar import BLOCK, ShardError
 from feedline.errors import SampleError
 from feedline.stores.base import Range
 from feedline.stores.files import FileSet
-from feedline.stores.urls import scheme_of
+from feedline.stores.urls import is_local
 
 
 class MemberSpan(NamedTuple):
@@ -225,7 +225,7 @@ class Tars:
 
     def is_far(self, number: int) -> bool:
         """Whether this one is an object."""
-        return self._blobs is not None and scheme_of(self.names[number]) != "file"
+        return self._blobs is not None and not is_local(self.names[number])
 
     def heads(self) -> list[Head]:
         """What the index of each tells; indexes that are not there yet are made, those of objects several at once."""
