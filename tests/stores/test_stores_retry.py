@@ -19,7 +19,7 @@ from feedline.stores.base import ByteRange
 from feedline.stores.obstore_client import WEB, Client
 from feedline.stores.obstore_errors import of_status, translated
 from feedline.stores.options import StoreOptions
-from feedline.stores.requests import Answers, Flight, Latencies, Requests, Transfers, spans_for
+from feedline.stores.requests import FetchedRanges, Flight, Latencies, Requests, Transfers, spans_for
 from feedline.stores.retry import Attempts, Retry
 
 
@@ -187,9 +187,9 @@ def test_ranges_come_out_as_they_went_in_whatever_is_joined_or_split(
     spans = spans_for(ranges, Requests(gap_nbytes=gap, largest_nbytes=largest))
     assert all(0 < span.nbytes <= largest for span in spans)
     assert all(left.stop <= right.start for left, right in itertools.pairwise(spans))
-    answers = Answers(spans, [memoryview(content[slice(*span)]) for span in spans])
+    fetched = FetchedRanges(spans, [memoryview(content[slice(*span)]) for span in spans])
     for start, stop in ranges:
-        assert answers.cut(start, stop) == content[start:stop]
+        assert fetched.cut(start, stop) == content[start:stop]
 
 
 def test_near_ranges_share_a_request_and_far_ones_do_not() -> None:

@@ -37,6 +37,10 @@ _IDLE_S = 5.0
 """A thread of a pool that had nothing to do for so long ends."""
 
 
+IO_THREADS = 32
+"""Threads of a pool that mostly waits for stores: enough to hide their latency, few enough for memory and sockets."""
+
+
 class WaitCancelledError(FeedlineError, CancelledError):
     """Whoever wanted what was being waited for is gone: interrupted, closed, or served otherwise."""
 
@@ -158,7 +162,7 @@ class DaemonPool(Executor):
     ends well waits for its calls. Threads begin on demand and end when idle.
     """
 
-    def __init__(self, max_workers: int, thread_name_prefix: str = "feedline") -> None:
+    def __init__(self, max_workers: int = IO_THREADS, thread_name_prefix: str = "feedline") -> None:
         self._crew = _PoolThreads(max_workers, thread_name_prefix)
         self._scope: CancelScope | None = None
         weakref.finalize(self, self._crew.end).atexit = False
@@ -316,14 +320,11 @@ class _PoolThreads:
                     return None
 
 
-_AT_ONCE = 32
-
-
 class BoundedMap:
     """Threads of this process, made on first use; they end when this is dropped. Pickles without them."""
 
     def __init__(self) -> None:
-        self._pool = PerProcess(partial(DaemonPool, _AT_ONCE, "feedline-dataset"))
+        self._pool = PerProcess(partial(DaemonPool, IO_THREADS, "feedline-dataset"))
 
     def map(
         self, work: Callable[[int], T], numbers: Iterable[int], nbytes: Callable[[int], int], limit_nbytes: int
@@ -337,7 +338,7 @@ class BoundedMap:
         try:
             for number in numbers:
                 size = nbytes(number)
-                while begun and (ahead + size > limit_nbytes or len(begun) >= _AT_ONCE):
+                while begun and (ahead + size > limit_nbytes or len(begun) >= IO_THREADS):
                     future, released = begun.popleft()
                     ahead -= released
                     yield future.result()

@@ -23,9 +23,6 @@ from feedline.stores.globs import braces, unbraced
 from feedline.stores.open import Finder
 from feedline.stores.urls import is_local, join, local_path, split
 
-_ASKED_AT_ONCE = 32
-
-
 Paths = Pathlike | Sequence[Pathlike]
 
 
@@ -124,7 +121,7 @@ def found(
     several = listed(paths)
     if all(is_local(given) for given in several):
         return [meant(given) for given in several]
-    with DaemonPool(_ASKED_AT_ONCE) as pool:
+    with DaemonPool() as pool:
         return list(pool.map(meant, several))
 
 

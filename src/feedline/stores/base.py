@@ -2,9 +2,51 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, Self, runtime_checkable
+
+from feedline.errors import ObjectChangedError, StateError
+
+
+class FileVersion(NamedTuple):
+    """The state of a file or object, as far as it shows without reading it."""
+
+    nbytes: int
+    tag: str
+    """A text that differs when the content does; `unversioned(nbytes)` if only the size is known."""
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        """The version of a file: the same for a copy that keeps the time of the last change."""
+        return cls(status.st_size, f"{status.st_size:x}-{status.st_mtime_ns:x}")
+
+    @property
+    def is_known(self) -> bool:
+        """Whether another state of the same size would show."""
+        return self.tag != unversioned(self.nbytes)
+
+    def matches(self, other: FileVersion) -> bool:
+        """Whether both are surely the same state."""
+        return self == other and self.is_known
+
+    def check(self, now: FileVersion, name: str) -> None:
+        """Raise StateError if the file is `now` another one than a dataset was made from."""
+        if now.tag != self.tag:
+            raise StateError(
+                f"{name} has changed since this dataset was made: it had {self.nbytes} bytes, and has {now.nbytes} now "
+                "or was written again; create the dataset again"
+            )
+
+
+def check_version(asked: str | None, now: str, what: str) -> None:
+    """Raise ObjectChangedError if an object has another version than the one that was asked for, if any was."""
+    if asked is not None and asked != now:
+        raise ObjectChangedError(
+            f"{what} changed: version {asked} was asked for or read in part, and it is {now} now. Nothing of the new "
+            "one was used; create the dataset again to read it"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +58,14 @@ class ObjectInfo:
     version: str
 
     @property
+    def state(self) -> FileVersion:
+        """Size and version."""
+        return FileVersion(self.size, self.version)
+
+    @property
     def is_versioned(self) -> bool:
         """Whether the store tells one state of the object from another of the same size."""
-        return self.version != unversioned(self.size)
+        return self.state.is_known
 
 
 def unversioned(nbytes: int) -> str:

@@ -18,17 +18,14 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.threads import CancelScope, DaemonPool
-from feedline.errors import ArgumentError, StateError
-from feedline.stores.base import ObjectInfo, Range, Store, Views
-from feedline.stores.cache import CachedStore, ObjectRange, Pieces
+from feedline.errors import ArgumentError
+from feedline.stores.base import FileVersion, ObjectInfo, Range, Store, Views
+from feedline.stores.cache import CachedStore, ObjectRange, Pieces, without_cache
 from feedline.stores.local import RecheckTimer
 from feedline.stores.urls import join
 
 if sys.platform != "win32":
     import resource
-
-
-_READERS = 32
 
 
 class Extent(NamedTuple):
@@ -59,9 +56,7 @@ class LocalFile:
     def __init__(self, name: str, nbytes: int, version: str) -> None:
         self.name, self.nbytes, self.version = name, nbytes, version
         with open(name, "rb", buffering=0) as file:
-            status = os.fstat(file.fileno())
-            now = ObjectInfo(name, status.st_size, file_version(status))
-            refuse_changed(name, ObjectInfo(name, nbytes, version), now)
+            FileVersion(nbytes, version).check(FileVersion.of(os.fstat(file.fileno())), name)
             self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if nbytes else b"")
         self._looks = RecheckTimer()
 
@@ -69,14 +64,14 @@ class LocalFile:
         """StateError, within moments, if the file was changed in place: what is mapped may be gone from under it."""
         if self._looks.due():
             with suppress(FileNotFoundError):  # what was mapped stays when its name goes
-                refuse_changed(self.name, ObjectInfo(self.name, self.nbytes, self.version), local_info(self.name))
+                FileVersion(self.nbytes, self.version).check(local_info(self.name).state, self.name)
             self._looks.done()
 
     def read(self, spans: Sequence[Range]) -> Views:
         """Views of the mapping; nothing is touched yet."""
         return [self.data[start:stop] for start, stop in spans]
 
-    at_hand = read
+    at_hand = read_uncached = read
 
 
 class RemoteBlob:
@@ -91,6 +86,10 @@ class RemoteBlob:
     def read(self, spans: Sequence[Range]) -> Views:
         """All spans at once, many requests at a time."""
         return self.store.read_many(self.path, spans, version=self.version)
+
+    def read_uncached(self, spans: Sequence[Range]) -> Views:
+        """All spans past the cache: for a few bytes that are kept in another form, a piece of it is far too large."""
+        return without_cache(self.store).read_many(self.path, spans, version=self.version)
 
     def at_hand(self, spans: Sequence[Range]) -> Views | None:
         """The same where it takes no waiting, because all of it is in memory already; else None."""
@@ -214,21 +213,7 @@ class FileSet:
 def local_info(path: str) -> ObjectInfo:
     """A file as it is now."""
     status = os.stat(path)  # noqa: PTH116 - thousands of them
-    return ObjectInfo(path, status.st_size, file_version(status))
-
-
-def file_version(status: os.stat_result) -> str:
-    """The version of a file: the same for a copy that keeps the time of the last change."""
-    return f"{status.st_size:x}-{status.st_mtime_ns:x}"
-
-
-def refuse_changed(path: str, was: ObjectInfo, now: ObjectInfo) -> None:
-    """Raise `StateError` if a file is not the one that a dataset was made from."""
-    if now.version != was.version:
-        raise StateError(
-            f"{path} has changed since this dataset was made: it had {was.size} bytes, and has {now.size} now or"
-            " was written again; make the dataset anew"
-        )
+    return ObjectInfo(path, *FileVersion.of(status))
 
 
 def open_at_once() -> int:
@@ -244,10 +229,7 @@ def _recent() -> LRUCache[int, LocalFile | RemoteBlob]:
 
 
 def _readers() -> DaemonPool:
-    return DaemonPool(_READERS, "feedline-blobs")
-
-
-_OBJECT_READERS = 32
+    return DaemonPool(thread_name_prefix="feedline-blobs")
 
 
 Known = str | ObjectInfo
@@ -295,7 +277,7 @@ class ObjectReader:
 
 
 def _object_readers() -> DaemonPool:
-    return DaemonPool(_OBJECT_READERS, "feedline-objects")
+    return DaemonPool(thread_name_prefix="feedline-objects")
 
 
 T = TypeVar("T")

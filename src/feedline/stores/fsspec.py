@@ -13,17 +13,16 @@ from feedline.errors import (
     AccessDeniedError,
     ArgumentError,
     FeedlineError,
-    ObjectChangedError,
     ObjectNotFoundError,
     RangeError,
     StoreError,
     TransientError,
 )
-from feedline.stores.base import ObjectInfo, Views, unversioned
+from feedline.stores.base import ObjectInfo, Views, check_version, unversioned
 from feedline.stores.obstore_errors import of_status
 from feedline.stores.options import StoreOptions
 from feedline.stores.requests import (
-    Answers,
+    FetchedRanges,
     Flight,
     Requests,
     Transfers,
@@ -89,16 +88,13 @@ class ForeignStore:
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
         """One view for each range. Versions are compared before the first byte: fsspec tells none with the bytes."""
         refuse_backwards(ranges, join(self._url, path))
-        if version is not None and (found := self.info(path).version) != version:
-            raise ObjectChangedError(
-                f"{join(self._url, path)} changed: version {version} was asked for, and it is {found} now. "
-                "Make the dataset anew to read it"
-            )
+        if version is not None:
+            check_version(version, self.info(path).version, join(self._url, path))
         if are_many(ranges, self._requests):
             refuse_beyond(ranges, self.info(path).size, join(self._url, path))
         spans = spans_for(ranges, self._requests)
-        answers = Answers(spans, self._transfers.run(lambda flight: self._fetch(path, flight), spans))
-        return [answers.cut(start, stop) for start, stop in ranges]
+        fetched = FetchedRanges(spans, self._transfers.run(lambda flight: self._fetch(path, flight), spans))
+        return [fetched.cut(start, stop) for start, stop in ranges]
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose path begins with `prefix`, in the order of their paths."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from feedline.errors import ArgumentError, ObjectNotFoundError
 from feedline.stores.base import FolderLister, ObjectInfo, Store
-from feedline.stores.cache import CachedStore
+from feedline.stores.cache import CachedStore, without_cache
 from feedline.stores.urls import Address, is_local, join, local_path, refuse_secrets, split
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -115,7 +115,7 @@ def _objects(pattern: str, open_store: Callable[[str], Store]) -> list[str]:
 def candidates(store: Store, pattern: str) -> Iterable[ObjectInfo]:
     """Objects among which are all that match a glob: of one that stays in its folder, those right in there."""
     folder, slash, name = pattern.rpartition("/")
-    bare = store.store if isinstance(store, CachedStore) else store
+    bare = without_cache(store)
     if MAGIC.search(folder) or "**" in name or not isinstance(bare, FolderLister):
         return store.list(MAGIC.split(pattern, maxsplit=1)[0])
     infos = bare.list_folder(folder + slash)

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.paths import expanded, is_special
-from feedline.errors import ObjectChangedError, ObjectNotFoundError, RangeError
-from feedline.stores.base import ObjectInfo, Views
+from feedline.errors import ObjectNotFoundError, RangeError
+from feedline.stores.base import FileVersion, ObjectInfo, Views, check_version
 from feedline.stores.requests import Requests, refuse_backwards, spans_for
 from feedline.stores.urls import absolute, checked, join
 
@@ -76,7 +76,7 @@ class LocalStore:
         """The bytes from `start` up to `stop`, or to the end."""
         status = self._status(path)
         if stop is None and 0 <= start <= status.st_size <= _SMALL_NBYTES:
-            self._refuse_other(path, _version(status), version)
+            check_version(version, _version(status), self._file(path))
             return memoryview(Path(self._file(path)).read_bytes())[start:]
         stop = max(start, status.st_size) if stop is None else stop
         return self._cut(path, status, [(start, stop)], version)[0]
@@ -106,7 +106,7 @@ class LocalStore:
 
     def _cut(self, path: str, status: os.stat_result, ranges: Sequence[tuple[int, int]], version: str | None) -> Views:
         refuse_backwards(ranges, join(self.url, path))
-        self._refuse_other(path, _version(status), version)
+        check_version(version, _version(status), self._file(path))
         size = status.st_size
         for start, stop in ranges:
             if stop > size:
@@ -126,19 +126,13 @@ class LocalStore:
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # see will_need
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._refuse_other(path, _version(os.fstat(file.fileno())), version)
+            check_version(version, _version(os.fstat(file.fileno())), self._file(path))
         return maps.put(path, _MappedFile(memoryview(mapping), version, getattr(mapping, "madvise", None)))
-
-    def _refuse_other(self, path: str, version: str, wanted: str | None) -> None:
-        if wanted is not None and wanted != version:
-            raise ObjectChangedError(
-                f"{self._file(path)} changed: version {wanted} was asked for, and it is {version} now. "
-                "Make the dataset anew to read it"
-            )
 
 
 def _version(status: os.stat_result) -> str:
-    return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+    # With the inode: of two files that one archive left with the same time, either may take the other's name.
+    return f"{status.st_ino:x}-{FileVersion.of(status).tag}"
 
 
 if sys.platform != "win32":

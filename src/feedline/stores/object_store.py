@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from feedline.core.caches import PerProcess
 from feedline.core.store_metrics import count
-from feedline.errors import NoRangesError, ObjectChangedError, RangeError, StoreError, TransientError
-from feedline.stores.base import ByteRange, ObjectInfo, Views
+from feedline.errors import NoRangesError, RangeError, StoreError, TransientError
+from feedline.stores.base import ByteRange, ObjectInfo, Views, check_version
 from feedline.stores.obstore_client import Client, ObstoreKind, PagedListing, RangeAnswer
 from feedline.stores.options import StoreOptions
 from feedline.stores.requests import (
-    Answers,
+    FetchedRanges,
     Flight,
     Requests,
     Transfers,
@@ -78,8 +78,8 @@ class RemoteStore:
             seen.add(info.version)
             refuse_beyond(ranges, info.size, seen.what)
         spans = spans_for(ranges, self._requests)
-        answers = Answers(spans, self._transfers.run(lambda flight: self._fetch(key, seen, flight), spans))
-        return [answers.cut(start, stop) for start, stop in ranges]
+        fetched = FetchedRanges(spans, self._transfers.run(lambda flight: self._fetch(key, seen, flight), spans))
+        return [fetched.cut(start, stop) for start, stop in ranges]
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose path begins with `prefix`, in the order of their paths."""
@@ -161,7 +161,7 @@ class RemoteStore:
             data: memoryview = answer.data
             return data
         rest = self.read_many(path, [(first.stop, answer.size)], version=answer.version)[0]
-        return Answers([first, ByteRange(first.stop, answer.size)], [answer.data, rest]).cut(start, answer.size)
+        return FetchedRanges([first, ByteRange(first.stop, answer.size)], [answer.data, rest]).cut(start, answer.size)
 
 
 class _Versions:
@@ -173,9 +173,5 @@ class _Versions:
 
     def add(self, version: str) -> None:
         """ObjectChangedError if it is another one."""
-        wanted = self._version = self._version or version
-        if wanted != version:
-            raise ObjectChangedError(
-                f"{self.what} changed: version {wanted} was asked for or read in part, and the store has {version} "
-                "now. Nothing of the new one was used; make the dataset anew to read it"
-            )
+        self._version = self._version or version
+        check_version(self._version, version, self.what)

@@ -146,9 +146,6 @@ def expand(addresses: Address | Sequence[Address], *, options: Mapping[str, Any]
     return globs.expand(addresses, lambda root: open_store(root, options=options))
 
 
-_ASKED_AT_ONCE = 32
-
-
 _WORTH_LISTING = 64
 """From so many objects on, one listing of the folder that they have in common is tried before each is asked for."""
 
@@ -200,7 +197,7 @@ class Finder:
     def _named(self, store: Store, paths: Sequence[str], inside: str) -> Iterator[ObjectInfo]:
         is_folder = "/" in commonprefix(paths)  # noqa: RUF071 - of names
         known = listed(store, paths, _WORTH_LISTING if is_folder else _WORTH_LISTING_ALL) or {}
-        with DaemonPool(_ASKED_AT_ONCE) as pool:
+        with DaemonPool() as pool:
             asked = [
                 [known[path]] if path in known else pool.submit(self._asked, store, path, inside) for path in paths
             ]

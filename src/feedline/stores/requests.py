@@ -10,17 +10,17 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from feedline.core.caches import PerProcess
 from feedline.core.store_metrics import count
 from feedline.core.threads import WAKE_S, CancelScope, DaemonPool, WaitCancelledError
 from feedline.errors import ArgumentError, RangeError
-from feedline.stores.base import ByteRange
+from feedline.stores.base import ByteRange, Range
 from feedline.stores.retry import Clock, SystemClock
 
 
@@ -86,32 +86,46 @@ def _parts(span: ByteRange, largest: int) -> list[ByteRange]:
     return [ByteRange(start, min(start + size, span.stop)) for start in range(span.start, span.stop, size)]
 
 
-class Answers:
-    """What was read for the spans of some ranges."""
+class FetchedRanges:
+    """The bytes of some ranges of an object: `views[i]` are those of `ranges[i]`, which are in order of their start."""
 
-    def __init__(self, spans: Sequence[ByteRange], data: Sequence[memoryview]) -> None:
-        self._spans = spans
-        self._data = data
-        self._starts = [span.start for span in spans]
+    def __init__(self, ranges: Sequence[Range] = (), views: Sequence[memoryview] = ()) -> None:
+        self._starts, self._views = [start for start, _ in ranges], views
+
+    @classmethod
+    def of(cls, views: Mapping[Range, memoryview]) -> Self:
+        """Those of a mapping from ranges to their bytes, in any order."""
+        ranges = sorted(views)
+        return cls(ranges, [views[each] for each in ranges])
+
+    def find(self, start: int, stop: int) -> memoryview | None:
+        """The bytes from `start` up to `stop`, if they lie in one of the ranges."""
+        at = bisect_right(self._starts, start) - 1
+        if at < 0:
+            return None
+        first, view = self._starts[at], self._views[at]
+        return view[start - first : stop - first] if stop <= first + len(view) else None
 
     def cut(self, start: int, stop: int) -> memoryview:
-        """The bytes of one of the ranges: a view if they lie within one span, else a copy."""
+        """The bytes from `start` up to `stop`: a view if they lie in one range, else a copy out of adjacent ones."""
         if start == stop:
             return memoryview(b"")
+        if (view := self.find(start, stop)) is not None:
+            return view
         first = bisect_right(self._starts, start) - 1
-        last = bisect_left(self._starts, stop, lo=max(first, 0))
-        pieces = [
-            self._data[at][max(start - self._starts[at], 0) : stop - self._starts[at]] for at in range(first, last)
-        ]
-        return pieces[0] if len(pieces) == 1 else joined(pieces)
+        last = bisect_left(self._starts, stop, lo=first)
+        parts = zip(self._starts[first:last], self._views[first:last], strict=True)
+        whole = join_views([view[max(start - at, 0) : stop - at] for at, view in parts])
+        assert whole.nbytes == stop - start, f"bytes [{start}, {stop}) were not fetched"
+        return whole
 
 
-def joined(pieces: Sequence[memoryview]) -> memoryview:
+def join_views(views: Sequence[memoryview]) -> memoryview:
     """One read-only copy of several views, end to end."""
-    whole, at = bytearray(sum(piece.nbytes for piece in pieces)), 0
-    for piece in pieces:
-        whole[at : at + piece.nbytes] = piece
-        at += piece.nbytes
+    whole, at = bytearray(sum(view.nbytes for view in views)), 0
+    for view in views:
+        whole[at : at + view.nbytes] = view
+        at += view.nbytes
     return memoryview(whole).toreadonly()
 
 

@@ -54,9 +54,6 @@ from feedline.stores.urls import is_local, local_path
 T = TypeVar("T")
 
 
-_STORE_READERS = 32
-
-
 def library() -> Any:
     """The package zarr."""
     return optional.load("zarr", "zarr", "datasets.Zarr")
@@ -85,7 +82,7 @@ class _Reading:
     def __init__(self, store: Store) -> None:
         super().__init__(read_only=True)  # type: ignore[call-arg] # zarr's class, which comes after this one
         self.store = store
-        self._readers = DaemonPool(_STORE_READERS, "feedline-zarr")
+        self._readers = DaemonPool(thread_name_prefix="feedline-zarr")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Reading) and other.store is self.store

@@ -19,8 +19,6 @@ from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store, open_
 from feedline.stores.open import listed
 from feedline.stores.urls import is_local, join, local_path
 
-_ASKED_AT_ONCE = 32
-
 
 class Found(NamedTuple):
     """A file of a folder; `info` is what a store tells of it."""
@@ -74,7 +72,7 @@ class IndexedFolder:
         if self.store is None:
             return [Found(self._first_file(names)) for names in several]
         known = self._listed([name for names in several for name in names])
-        with DaemonPool(_ASKED_AT_ONCE, "feedline-folder") as pool:
+        with DaemonPool(thread_name_prefix="feedline-folder") as pool:
             return list(pool.map(partial(self._first_object, known), several))
 
     def _first_file(self, names: Sequence[str]) -> str:

@@ -9,7 +9,6 @@ machine and one in a store, `cells` says where in them samples lie, `tars` are m
 from feedline.datasets.webdataset.index import Head, TarIndex
 from feedline.datasets.webdataset.index_files import build_index, glance, open_index, write_index
 from feedline.datasets.webdataset.shards import (
-    Fetched,
     Held,
     LocalShard,
     MemberSpan,
@@ -22,7 +21,6 @@ from feedline.datasets.webdataset.tar import IMAGE_EXTENSIONS, ShardError, TarMe
 
 __all__ = [
     "IMAGE_EXTENSIONS",
-    "Fetched",
     "Head",
     "Held",
     "LocalShard",

@@ -20,12 +20,13 @@ from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Called
 from feedline.datasets.paths import Paths, find, listed, matching
 from feedline.datasets.strings import PackedStrings
-from feedline.datasets.webdataset import Fetched, Head, Held, RemoteShard, Shard, ShardCache, Tars, is_image
+from feedline.datasets.webdataset import Head, Held, RemoteShard, Shard, ShardCache, Tars, is_image
 from feedline.datasets.webdataset.columns import PSEUDO, MemberPlace, Own, ShardPart, TarColumn, TarDecoding, decoder
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
 from feedline.stores.cache import MissingPieceError
 from feedline.stores.files import Extent, FileSet
+from feedline.stores.requests import FetchedRanges
 from feedline.transforms import plan
 
 T = TypeVar("T")
@@ -301,7 +302,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         wanted = [self._extents(part) for part in parts]
         views = iter(blobs.read([extent for extents in wanted for extent in extents]))
         return [
-            part._replace(shard=_holding(part.shard, Fetched({extent[1:]: next(views) for extent in extents})))
+            part._replace(shard=_holding(part.shard, FetchedRanges.of({extent[1:]: next(views) for extent in extents})))
             for part, extents in zip(parts, wanted, strict=True)
         ]
 

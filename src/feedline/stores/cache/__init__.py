@@ -7,6 +7,6 @@ reads through them, `orders` what reads ahead, and `prefetch` that as a block.
 from feedline.stores.cache.entries import MissingPieceError, Pieces
 from feedline.stores.cache.prefetch import ObjectRange, Prefetch
 from feedline.stores.cache.settings import Cache
-from feedline.stores.cache.store import CachedStore
+from feedline.stores.cache.store import CachedStore, without_cache
 
-__all__ = ["Cache", "CachedStore", "MissingPieceError", "ObjectRange", "Pieces", "Prefetch"]
+__all__ = ["Cache", "CachedStore", "MissingPieceError", "ObjectRange", "Pieces", "Prefetch", "without_cache"]

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 from feedline.core.kernels import crc32
 from feedline.stores.cache.locks import close_own, open_own
 from feedline.stores.local import mapped
-from feedline.stores.requests import joined
+from feedline.stores.requests import join_views
 
 if sys.platform != "win32":
     import fcntl
@@ -156,7 +156,7 @@ class Pieces:
         if first == last:
             return self._piece(first)[start - first * size : stop - first * size]
         parts = [self._piece(number) for number in range(first, last + 1)]
-        return joined([parts[0][start - first * size :], *parts[1:-1], parts[-1][: stop - last * size]])
+        return join_views([parts[0][start - first * size :], *parts[1:-1], parts[-1][: stop - last * size]])
 
     def _piece(self, number: int) -> memoryview:
         data = self._found.get(number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -10,11 +10,11 @@ from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.store_metrics import count
 from feedline.core.threads import DaemonPool
 from feedline.errors import ObjectChangedError, RangeError, StoreError
-from feedline.stores.base import ObjectInfo, Range, Store, Views
+from feedline.stores.base import ObjectInfo, Range, Store, Views, check_version
 from feedline.stores.cache.entries import Key, MissingPieceError, Pieces
 from feedline.stores.cache.folder import Folder
 from feedline.stores.cache.settings import Cache
-from feedline.stores.requests import joined, refuse_backwards
+from feedline.stores.requests import FetchedRanges, refuse_backwards
 from feedline.stores.urls import join
 
 _GROUP_NBYTES = 64 << 20
@@ -91,8 +91,9 @@ class CachedStore:
         refuse_backwards(ranges, join(self.url, path))
         object_ = self._object(path, version)
         object_.refuse_beyond(ranges)
-        wanted = _by_piece(ranges, self.cache.piece_nbytes)
-        return _cut(ranges, wanted, object_.pieces(sorted(wanted)), self.cache.piece_nbytes)
+        numbers = _pieces_of(ranges, self.cache.piece_nbytes)
+        fetched = FetchedRanges([object_.span(number) for number in numbers], list(object_.pieces(numbers)))
+        return [fetched.cut(start, stop) for start, stop in ranges]
 
     def at_hand(self, path: str, ranges: Sequence[Range], *, version: str) -> Views | None:
         """What `read_many` gives, if all of it is in this process's memory already, so that it takes no waiting."""
@@ -124,7 +125,7 @@ class CachedStore:
     def pieces(self, path: str, ranges: Sequence[Range]) -> Sequence[int]:
         """The numbers of the pieces in which these ranges of an object lie, each of them once, in ascending order."""
         self._object(path, None).refuse_beyond(ranges)
-        return sorted(_by_piece(ranges, self.cache.piece_nbytes))
+        return _pieces_of(ranges, self.cache.piece_nbytes)
 
     def piece_nbytes(self, path: str, number: int) -> int:
         """The bytes of one piece: the last one of an object is smaller."""
@@ -161,12 +162,13 @@ class CachedStore:
         known = self._shared().infos.get(path)
         if known is None or version not in (None, known.version):
             known = self.info(path)
-        if version not in (None, known.version):
-            raise ObjectChangedError(
-                f"{join(self.url, path)} changed: version {version} was asked for, and the store has {known.version} "
-                "now. Make the dataset anew to read it"
-            )
+        check_version(version, known.version, join(self.url, path))
         return known
+
+
+def without_cache(store: Store) -> Store:
+    """The store itself, for small reads whose result is kept in another form: a piece of the cache is far larger."""
+    return store.store if isinstance(store, CachedStore) else store
 
 
 class _Shared:
@@ -198,14 +200,14 @@ class _Object:
                     f"{self._address}, bytes [{start}, {stop}): the object has only {self.info.size} bytes"
                 )
 
-    def pieces(self, numbers: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
+    def pieces(self, numbers: Sequence[int]) -> Iterator[memoryview]:
         """These pieces, in order; what is missing is fetched, several pieces at once, by one process for all."""
         for group in self._groups(numbers):
             found = self._looked_up(group)
             count(cache_hits=len(found), cache_misses=len(group) - len(found))
             fetched = self._fetched_by_one([number for number in group if number not in found])
             found |= {number: self._kept(number, data) for number, data in fetched.items()}
-            yield from ((number, found[number]) for number in group)
+            yield from (found[number] for number in group)
 
     def mapped(self, number: int) -> memoryview | None:
         """A piece, if this process has it mapped."""
@@ -326,29 +328,7 @@ def _runs(numbers: Sequence[int], piece_nbytes: int) -> Iterator[list[int]]:
         yield run
 
 
-def _by_piece(ranges: Sequence[Range], piece_nbytes: int) -> dict[int, list[Range]]:
-    """For each piece that is needed, the ranges that need it, each of them once."""
-    wanted: dict[int, list[Range]] = {}
-    for start, stop in dict.fromkeys(ranges):
-        for number in range(start // piece_nbytes, -(-stop // piece_nbytes) if start < stop else 0):
-            wanted.setdefault(number, []).append((start, stop))
-    return wanted
-
-
-def _cut(
-    ranges: Sequence[Range],
-    wanted: Mapping[int, Sequence[Range]],
-    pieces: Iterable[tuple[int, memoryview]],
-    piece_nbytes: int,
-) -> Views:
-    """One view for each range, out of the pieces in ascending order."""
-    parts: dict[Range, list[memoryview]] = {each: [] for each in ranges}
-    for number, data in pieces:
-        first = number * piece_nbytes
-        for start, stop in wanted[number]:
-            parts[start, stop].append(data[max(start - first, 0) : stop - first])
-    return [_whole(parts[each]) for each in ranges]
-
-
-def _whole(parts: Sequence[memoryview]) -> memoryview:
-    return parts[0] if len(parts) == 1 else joined(parts)
+def _pieces_of(ranges: Sequence[Range], piece_nbytes: int) -> list[int]:
+    """The numbers of the pieces in which these ranges lie, each of them once, in ascending order."""
+    spans = ((start // piece_nbytes, -(-stop // piece_nbytes)) for start, stop in set(ranges) if start < stop)
+    return sorted({number for first, last in spans for number in range(first, last)})
