@@ -17,7 +17,7 @@ from rich.text import Text
 
 from feedline.cli.pack import measured, tars_of
 from feedline.cli.progress import bars
-from feedline.core.paths import made
+from feedline.core.paths import make_folder
 from feedline.core.threads import WorkAhead
 from feedline.datasets import array_container
 from feedline.datasets.paths import find
@@ -77,7 +77,7 @@ class LocalTar:
 
     def make(self, *, checksum: bool) -> TarIndex:
         """Make the index anew, grids included, and write it to its place."""
-        made(Path(self.place).parent, "the folder of the index")
+        make_folder(Path(self.place).parent, "the folder of the index")
         write_index(self.name, self.place, measure=measured, checksum=checksum, allow_truncated=self._allow_truncated)
         return open_index(self.name, self.place, allow_truncated=self._allow_truncated)
 
@@ -132,7 +132,7 @@ class RemoteTar:
         index.verify(ObjectSource(self.blob))
 
     def _written(self, index: TarIndex) -> TarIndex:
-        made(Path(self.place).parent, "the folder of the index")
+        make_folder(Path(self.place).parent, "the folder of the index")
         array_container.write(self.place, index.written(ObjectSource(self.blob).version))
         return index
 

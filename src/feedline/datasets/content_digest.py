@@ -12,7 +12,7 @@ from feedline.datasets.file_root import FileRoot
 from feedline.errors import ArgumentError
 from feedline.stores import ObjectInfo, ObjectNotFoundError, Store
 from feedline.stores.base import FileVersion
-from feedline.stores.open import listed
+from feedline.stores.open import list_below
 from feedline.stores.urls import join
 
 
@@ -71,7 +71,7 @@ def _version_of_file(path: str) -> str:
 
 
 def _infos(store: Store, paths: Sequence[str]) -> Iterator[ObjectInfo]:
-    known = listed(store, paths) or {}
+    known = list_below(store, paths) or {}
     with DaemonPool() as pool:
         left = [path for path in paths if path not in known]
         asked = dict(zip(left, pool.map(lambda path: _info(store, path), left), strict=True))

@@ -1,4 +1,4 @@
-"""Stores: bytes by path, from this machine, from object storage, from anywhere; with one patience and one cache."""
+"""Stores: objects by path, local or remote, with retries and a cache."""
 
 from feedline.core.store_metrics import StoreStatistics, statistics
 from feedline.errors import (

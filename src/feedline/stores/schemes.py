@@ -17,7 +17,7 @@ _NAME = re.compile(r"[a-z][a-z0-9+.-]*")
 
 
 class StorePolicy(NamedTuple):
-    """The settings that are the same for every kind of store."""
+    """The settings that apply to every kind of store."""
 
     retry: Retry
     requests: Requests
@@ -33,13 +33,13 @@ class Scheme:
     To be known in worker processes it must be picklable: a function of a module, or of the main program.
     """
     host: Literal["required", "optional", "none"] = "required"
-    """What precedes the first slash: a bucket or server, one if there is a slash at all, or nothing but the path."""
+    """The part before the first slash: a bucket or server, one if there is a slash at all, or none."""
     user: Literal["refused", "name", "any"] = "name"
-    """What may precede an @ in the host: nothing, a name without a password, or any text, since it is no credential."""
+    """The part before an @ in the host: refused, a name without a password, or any text, since it is no credential."""
     lists: bool = True
-    """Whether its stores can list objects."""
+    """True if its stores can list objects."""
     quoted: bool = False
-    """Whether paths are percent-quoted, and end at a question mark, as in a browser."""
+    """True if paths are percent-quoted, and end at a question mark, as in a browser."""
     credentials: str = ""
     """The environment variables with the credentials, named when there are none."""
     install: str | None = None
@@ -56,9 +56,10 @@ _added: dict[str, Scheme] = {}
 
 
 def register_scheme(name: str, scheme: Scheme) -> None:
-    """Make addresses `name://...` known to all stores and datasets of this process and of its loaders' workers.
+    """Make addresses `name://...` known to all stores and datasets.
 
-    A scheme that was registered before is replaced; ArgumentError for one of feedline's own.
+    In this process and in worker processes of its loaders. A scheme that was registered before is replaced;
+    ArgumentError for one of feedline's own.
     """
     if not _NAME.fullmatch(name):
         raise ArgumentError(f"register_scheme({name!r}): a scheme has lower-case letters, digits, +, - and . only")
@@ -70,19 +71,22 @@ def register_scheme(name: str, scheme: Scheme) -> None:
 
 
 def unregister_scheme(name: str) -> None:
-    """Forget a scheme that was registered."""
+    """Remove a scheme that was registered."""
     del SCHEMES[name], _added[name]
 
 
 class RegisteredSchemes:
-    """All schemes registered so far; unpickling it registers them in the other process."""
+    """The registered schemes; unpickling registers them in the other process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _register_all, (dict(_added),)
 
 
 def registered_schemes() -> RegisteredSchemes | None:
-    """The value to pickle ahead of whatever opens stores in another process; None if nothing was registered."""
+    """The registered schemes for another process; None without any.
+
+    Pickle this value ahead of objects that open stores.
+    """
     return RegisteredSchemes() if _added else None
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.collate.gather import Keys
-from feedline.core.paths import expanded, missing
+from feedline.core.paths import expand_user, missing
 from feedline.core.rng import sample_rng, torch_keys
 from feedline.core.tensors import Allocator, as_indices, numpy_view, one_within, within
 from feedline.datasets.arrays.npy import Transform
@@ -73,7 +73,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         if listing is not None and is_valid_file is not None:
             raise ArgumentError("listing= cannot know what is_valid_file would say: pass extensions= instead")
         self.extensions = (extensions,) if isinstance(extensions, str) else tuple(extensions)
-        choice = Choice(self.extensions, is_valid_file, None if listing is None else expanded(listing))
+        choice = Choice(self.extensions, is_valid_file, None if listing is None else expand_user(listing))
         self._tree = tree_at(os.fspath(root), choice, cache, options)
         self.root = self._tree.root
         self._ours = partial(loaded, apply_exif_orientation=apply_exif_orientation)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.caches import PerProcess
-from feedline.core.paths import made, user_cache
+from feedline.core.paths import make_folder, user_cache
 from feedline.core.tensors import within
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.npy_layout import Pathlike
@@ -106,7 +106,7 @@ class ShardSources:
         if not packed:
             return True
         cache = self._inflated.cache
-        made(cache.folder, f"cache={cache.folder!r}")
+        make_folder(cache.folder, f"cache={cache.folder!r}")
         limit = cache.limit_nbytes()
         if sum(packed) > limit:
             warnings.warn(

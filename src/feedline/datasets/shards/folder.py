@@ -16,7 +16,7 @@ from feedline.core.paths import missing
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store, open_store
-from feedline.stores.open import listed
+from feedline.stores.open import list_below
 from feedline.stores.urls import is_local, join, local_path
 
 
@@ -81,7 +81,7 @@ class IndexedFolder:
 
     def _listed(self, names: Sequence[str]) -> Mapping[str, ObjectInfo] | None:
         """The objects in the folder, or None where it is better to ask for each."""
-        return None if self.store is None else listed(self.store, names)
+        return None if self.store is None else list_below(self.store, names)
 
     def _first_object(self, known: Mapping[str, ObjectInfo] | None, names: Sequence[str]) -> Found:
         assert self.store is not None

@@ -25,7 +25,7 @@ from feedline.errors import ArgumentError, SampleError
 from feedline.stores import CachedStore, ObjectInfo, ObjectRange, StoreError
 from feedline.stores.base import Range
 from feedline.stores.files import Extent, FileSet, LocalFile, RemoteBlob
-from feedline.stores.globs import unbraced
+from feedline.stores.globs import expand_braces
 
 WHAT = "datasets.Parquet"
 
@@ -80,7 +80,7 @@ class FilesystemFiles:
 
     def __init__(self, filesystem: Any, paths: Paths) -> None:
         self._filesystem = filesystem
-        found = [path for given in listed(paths) for path in unbraced(str(given), self._is_there)]
+        found = [path for given in listed(paths) for path in expand_braces(str(given), self._is_there)]
         infos = filesystem.get_file_info(found)
         for info in infos:
             if not info.is_file:

@@ -290,7 +290,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         found = []
         for part in parts:
             if isinstance(part.shard, RemoteShard):
-                held = blobs.held(part.shard.number)
+                held = blobs.cached_pieces(part.shard.number)
                 if held is None:
                     raise MissingPieceError
                 part = part._replace(shard=part.shard.holding(held))  # noqa: PLW2901

@@ -33,7 +33,7 @@ from feedline.stores import AccessDeniedError, ObjectNotFoundError, StoreError
 from feedline.stores.base import FileVersion
 from feedline.stores.cache import without_cache
 from feedline.stores.files import FileSet, RemoteBlob
-from feedline.stores.urls import checked, is_local
+from feedline.stores.urls import check_path, is_local
 
 _log = logging.getLogger("feedline")
 
@@ -134,7 +134,7 @@ def cached(tar: str) -> str:
 def mirrored(tar: str) -> str:
     """Its place in a folder for indexes: `bucket/train/0.tar.index` is that of `s3://bucket/train/0.tar`."""
     path = os.path.abspath(tar) if is_local(tar) else tar.partition("://")[2]  # noqa: PTH100 - links stay
-    return beside(checked(path.lstrip("/")))
+    return beside(check_path(path.lstrip("/")))
 
 
 def fitting(

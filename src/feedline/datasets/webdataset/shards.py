@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.caches import LRUCache, PerProcess
-from feedline.core.paths import expanded
+from feedline.core.paths import expand_user
 from feedline.datasets.webdataset.index import Head, TarIndex
 from feedline.datasets.webdataset.index_files import FarIndexes, Pathlike, glance, open_index, whole
 from feedline.datasets.webdataset.sources import FileSource, version_of
@@ -204,7 +204,7 @@ class Tars:
         folder: Pathlike | None = None,
         allow_truncated: bool = False,
     ) -> None:
-        folder = None if folder is None else Path(expanded(folder)).absolute()
+        folder = None if folder is None else Path(expand_user(folder)).absolute()
         self.names = names
         self._blobs = blobs
         self._far = None if blobs is None else FarIndexes(blobs, folder, allow_truncated=allow_truncated)
