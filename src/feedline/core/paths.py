@@ -33,14 +33,14 @@ def expand_user(path: str | os.PathLike[str]) -> str:
     return os.path.expanduser(text)  # noqa: PTH111 - Path would change how the rest is written
 
 
-def missing(path: str | os.PathLike[str], said: str = "no such file") -> ObjectNotFoundError:
+def missing(path: str | os.PathLike[str], problem: str = "no such file") -> ObjectNotFoundError:
     """The exception for a path that does not exist.
 
     It says how far the path leads, and which path may have been meant.
     """
     full = Path(os.path.abspath(expand_user(path)))  # noqa: PTH100 - links are kept as they are
     there = next(each for each in (full, *full.parents) if os.path.lexists(each) or each == each.parent)
-    message = f"{said}: {full}"
+    message = f"{problem}: {full}"
     if there.is_symlink() and not there.exists():
         return ObjectNotFoundError(f"{message} ({there} is a link to {there.readlink()}, which is not there)")
     if there == full:  # it came in the meantime, or is of another kind

@@ -54,6 +54,7 @@ class LocalFile:
     def __init__(self, name: str, nbytes: int, version: str) -> None:
         self.name, self.nbytes, self.version = name, nbytes, version
         with open(name, "rb", buffering=0) as file:
+            # Of the open descriptor: by name it may be another file a moment later.
             FileVersion(nbytes, version).check(FileVersion.of(os.fstat(file.fileno())), name)
             self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if nbytes else b"")
         self._looks = RecheckTimer()
@@ -112,12 +113,12 @@ class FileSet:
     versions, and with what reopens the stores.
     """
 
-    def __init__(self, found: Sequence[tuple[Store | None, ObjectInfo]]) -> None:
-        stores: dict[int, Store] = {id(store): store for store, _ in found if store is not None}
+    def __init__(self, objects: Sequence[tuple[Store | None, ObjectInfo]]) -> None:
+        stores: dict[int, Store] = {id(store): store for store, _ in objects if store is not None}
         numbers = {each: number for number, each in enumerate(stores)}
         self._stores = list(stores.values())
-        self._store_numbers = [-1 if store is None else numbers[id(store)] for store, _ in found]
-        self._infos = [info for _, info in found]
+        self._store_numbers = [-1 if store is None else numbers[id(store)] for store, _ in objects]
+        self._infos = [info for _, info in objects]
         self._opened: PerProcess[LRUCache[int, LocalFile | RemoteBlob]] = PerProcess(_recent)
         self._readers = PerProcess(_readers)
 
@@ -170,9 +171,9 @@ class FileSet:
         wanted: dict[int, list[Range]] = {}
         for blob, start, stop in extents:
             wanted.setdefault(blob, []).append((start, stop))
-        found = {blob: self[blob].in_memory(spans) for blob, spans in wanted.items()}
-        missing = {blob: wanted[blob] for blob, views in found.items() if views is None}
-        views = {blob: iter(each) for blob, each in (found | self._read(missing)).items() if each is not None}
+        cached = {blob: self[blob].in_memory(spans) for blob, spans in wanted.items()}
+        missing = {blob: wanted[blob] for blob, views in cached.items() if views is None}
+        views = {blob: iter(each) for blob, each in (cached | self._read(missing)).items() if each is not None}
         return [next(views[blob]) for blob, _, _ in extents]
 
     def cached_pieces(self, number: int) -> Pieces | None:
@@ -316,15 +317,15 @@ class LazyList(Generic[T]):
 
     def __init__(self, making: Callable[[int], T], count: int, most: int | None = None) -> None:
         self._making, self._count, self._most = making, count, most
-        self._new_cache: PerProcess[LRUCache[int, T] | _All[T]] = PerProcess(partial(_new_cache, count, most))
+        self._parts: PerProcess[LRUCache[int, T] | _All[T]] = PerProcess(partial(_new_cache, count, most))
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, number: int) -> T:
-        kept = self._new_cache()
-        made = kept.get(number)
-        return kept.put(number, self._making(number)) if made is None else made
+        parts = self._parts()
+        part = parts.get(number)
+        return parts.put(number, self._making(number)) if part is None else part
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LazyList, (self._making, self._count, self._most)

@@ -69,10 +69,10 @@ class ForeignStore:
 
     def info(self, path: str) -> ObjectInfo:
         """Size and version of one object, as they are now."""
-        found = self._call(path, lambda system, name: system.info(name))
-        if found.get("type") == "directory":
+        entry = self._call(path, lambda system, name: system.info(name))
+        if entry.get("type") == "directory":
             raise ObjectNotFoundError(f"{join(self._url, path)}: this is a folder, not an object")
-        return ObjectInfo(path, int(found["size"]), _version(found))
+        return ObjectInfo(path, int(entry["size"]), _version(entry))
 
     def size(self, path: str) -> int:
         """The size of one object in bytes."""
@@ -103,11 +103,11 @@ class ForeignStore:
         """List every object whose path begins with `prefix`, sorted by path."""
         folder = check_path(prefix)[: prefix.rfind("/") + 1]
         root = self._call("", lambda _, name: name).rstrip("/")
-        found = self._call(folder, lambda system, name: system.find(name, detail=True))
-        for name in sorted(found):
+        entries = self._call(folder, lambda system, name: system.find(name, detail=True))
+        for name in sorted(entries):
             path = name.removeprefix(root).lstrip("/")
             if path.startswith(prefix):
-                yield ObjectInfo(path, int(found[name]["size"]), _version(found[name]))
+                yield ObjectInfo(path, int(entries[name]["size"]), _version(entries[name]))
 
     def _fetch(self, path: str, flight: Flight) -> memoryview:
         start, stop = flight.span
@@ -187,8 +187,8 @@ def _translate(error: Exception, what: str) -> Exception:
     )
 
 
-def _version(found: dict[str, Any]) -> str:
-    metadata = {name.lower(): value for name, value in found.items() if value is not None}
-    value = next((metadata[name] for name in _VERSIONS if name in metadata), unversioned(int(found["size"])))
+def _version(entry: dict[str, Any]) -> str:
+    metadata = {name.lower(): value for name, value in entry.items() if value is not None}
+    value = next((metadata[name] for name in _VERSIONS if name in metadata), unversioned(int(entry["size"])))
     # Some file systems return a number in one answer, and a datetime in another.
     return str(value.timestamp() if isinstance(value, datetime) else value)

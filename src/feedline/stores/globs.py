@@ -87,17 +87,17 @@ def expand(patterns: Address | Sequence[Address], open_store: Callable[[str], St
     The matches of one glob are sorted. Only `*`, `**`, `?` and `[...]` query the store, once each. ObjectNotFoundError
     names a glob that matches nothing. A local file whose own name looks like a pattern is that file.
     """
-    found: list[str] = []
+    addresses: list[str] = []
     for address in [patterns] if isinstance(patterns, (str, PathLike)) else patterns:
         pattern = fspath(address)
         if is_local(pattern):
             for path in expand_braces(local_path(pattern)):
-                found += _files(path) if MAGIC.search(path) and not Path(path).exists() else [path]
+                addresses += _files(path) if MAGIC.search(path) and not Path(path).exists() else [path]
         else:
             check_no_secrets(pattern)
             for plain in braces(pattern):
-                found += _objects(plain, open_store) if MAGIC.search(plain) else [plain]
-    return found
+                addresses += _objects(plain, open_store) if MAGIC.search(plain) else [plain]
+    return addresses
 
 
 def _files(pattern: str) -> list[str]:
@@ -108,8 +108,8 @@ def _files(pattern: str) -> list[str]:
 def _objects(pattern: str, open_store: Callable[[str], Store]) -> list[str]:
     root, path = split(pattern)
     matches = matcher(path)
-    found = candidates(open_store(root), path)
-    return _sort_matches([join(root, info.path) for info in found if matches(info.path)], pattern)
+    infos = candidates(open_store(root), path)
+    return _sort_matches([join(root, info.path) for info in infos if matches(info.path)], pattern)
 
 
 def candidates(store: Store, pattern: str) -> Iterable[ObjectInfo]:
@@ -169,7 +169,7 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
 
 
 def _character_set(inner: str) -> str:
-    """Escape the inside of `[...]`: `[` and `--` are literal in a glob."""
+    """Escape the inside of a bracket expression, but for its ranges."""
     out, at = [], 0
     while at < len(inner):
         is_range = inner[at + 1 : at + 2] == "-" and at + 2 < len(inner)

@@ -56,8 +56,8 @@ class RemoteStore:
         """Size and version of one object, as they are now."""
         what, key = join(self.url, path), self._key(path)
 
-        found = self._transfers.call(lambda: self._attempt(lambda _: self._client().info(key, what), what))
-        return ObjectInfo(path, found.size, found.version)
+        info = self._transfers.call(lambda: self._attempt(lambda _: self._client().info(key, what), what))
+        return ObjectInfo(path, info.size, info.version)
 
     def size(self, path: str) -> int:
         """The size of one object in bytes."""
@@ -100,10 +100,10 @@ class RemoteStore:
         `folder` is "" or ends with a `/`. Its subfolders, however large, are not listed.
         """
         what, wanted = self._listing_prefix(folder)
-        found = self._transfers.call(
+        listing = self._transfers.call(
             lambda: self._attempt(lambda _: self._client().folder(wanted[: wanted.rfind("/") + 1], what), what)
         )
-        infos = (ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version) for info in found)
+        infos = (ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version) for info in listing)
         return sorted(infos, key=lambda info: info.path)
 
     def _listing_prefix(self, prefix: str) -> tuple[str, str]:

@@ -216,8 +216,8 @@ class Client:
 
         `prefix` is "" or ends with a `/`.
         """
-        found = self._request(what, lambda: self._library.list_with_delimiter(self._store, prefix or None))
-        return [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in found["objects"]]
+        listing = self._request(what, lambda: self._library.list_with_delimiter(self._store, prefix or None))
+        return [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in listing["objects"]]
 
     def get(self, key: str, span: ByteRange, what: str) -> RangeAnswer:
         """Read a range, or as much of it as the object has.
@@ -285,7 +285,7 @@ class PagedListing:
     def __init__(self, client: Callable[[], Client], prefix: str, what: str) -> None:
         self._client, self._prefix, self._what = client, prefix, what
         self._pages: Iterator[Any] | None = None
-        self._found: dict[str, ObjectInfo] = {}
+        self._infos: dict[str, ObjectInfo] = {}
         self._last: str | None = None
         self._in_order = True
 
@@ -302,12 +302,12 @@ class PagedListing:
         for info in page or ():
             self._in_order = self._in_order and (self._last is None or self._last <= info.path)
             self._last = info.path
-            self._found[info.path] = info
+            self._infos[info.path] = info
         return page is not None
 
     def infos(self) -> list[ObjectInfo]:
         """The objects received so far, sorted by path."""
-        return sorted(self._found.values(), key=lambda info: info.path)
+        return sorted(self._infos.values(), key=lambda info: info.path)
 
 
 def _open_checked(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, timeout_s: float) -> Any:

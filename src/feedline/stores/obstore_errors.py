@@ -123,8 +123,8 @@ def translate_error(error: Exception, what: str) -> Exception:
     The result is a TransientError, or a permanent error that names `what` and a remedy.
     """
     text = str(error)
-    found = _STATUS.search(text)
-    status = int(found[1]) if found else None
+    match = _STATUS.search(text)
+    status = int(match[1]) if match else None
     if status not in PASSING and (problem := access_denied_error(text, what, status)) is not None:
         return problem
     if status is not None:

@@ -59,11 +59,11 @@ def _as_dict(options: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(options or {})
 
 
-def _policy(name: str, kind: type[Setting], given: Setting | None, options: dict[str, Any]) -> Setting:
+def _policy(name: str, kind: type[Setting], value: Setting | None, options: dict[str, Any]) -> Setting:
     """A policy, passed by itself or among the options."""
-    if given is not None and name in options:
+    if value is not None and name in options:
         raise ArgumentError(f"{name} is given twice: by itself, and in options={{...}}")
-    policy = options.pop(name, given)
+    policy = options.pop(name, value)
     if policy is not None and not isinstance(policy, kind):
         raise ArgumentError(f"{name} takes a stores.{kind.__name__}(...), not {type(policy).__name__}")
     return kind() if policy is None else policy

@@ -336,6 +336,7 @@ class _SupervisedCall:
         now = self._clock.now()
         for flight in self._pending.values():
             slow_after_s = self._latencies.slow_after_s(flight.span.nbytes)
+            # A throttled request is never hedged: the server asks for fewer requests, not for more.
             if slow_after_s is not None and not flight.hedged and not flight.throttled:
                 yield flight, (now if flight.started_s is None else flight.started_s) + slow_after_s
             if flight.started_s is None:

@@ -64,6 +64,7 @@ class Retry:
         `draw` is random in [0, 1).
         """
         wait_s = draw * min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(failed - 1, 60))
+        # Full jitter may draw a wait near 0, and Retry-After is not visible: hence a floor after throttled answers.
         throttled = last is not None and last.throttled
         return max(wait_s, _THROTTLED_S * (1 + draw)) if throttled else wait_s
 

@@ -198,6 +198,7 @@ class Folder:
         path = self._path(name)
         try:
             with open(path, "rb") as file:
+                # A file that was evicted and fetched again has another inode, and its checksum is not known yet.
                 inode = os.fstat(file.fileno()).st_ino
                 data = open_entry(file, trusted=self._trusted.get(name) == inode)
         except FileNotFoundError:
@@ -237,11 +238,14 @@ class Folder:
             with self._ledger.locked() as account:
                 if not account.known or account.nbytes + needed > self._limit_nbytes:
                     self._make_room(account, needed)
+                # Booked before the file exists: dying in between leaves the number too large, never too small.
                 account.nbytes += needed
                 # Created under the lock, and with its final size, so that a count by another process includes it.
                 fd = stack.enter_context(temporary(temp, needed))
             known = fill(partial(write, fd))
             seal(fd, nbytes, checksum_of(fd, nbytes) if known is None else known)
+            # Renamed when sealed, so that a final name means a complete file. Not synced: after a power loss the
+            # checksum tells.
             temp.replace(self._path(name))
             self._trusted.put(name, os.fstat(fd).st_ino)
 

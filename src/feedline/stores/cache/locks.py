@@ -45,6 +45,7 @@ def close_own(fd: int) -> None:
 
 
 def _forget() -> None:
+    # In a forked child: a file lock lasts for as long as any process has its descriptor open.
     for fd in _ours:
         os.close(fd)
     _ours.clear()
@@ -52,6 +53,7 @@ def _forget() -> None:
 
 
 if hasattr(os, "register_at_fork"):
+    # Held during the fork: no other thread is then between opening a descriptor and noting it.
     os.register_at_fork(before=_fork_lock.acquire, after_in_parent=_fork_lock.release, after_in_child=_forget)
 
 
@@ -196,7 +198,7 @@ class Ledger:
 
     def _wait(self, fd: int, end_s: float) -> None:
         pause_s = _PAUSE_S
-        while not _try_lock(fd):
+        while not _try_lock(fd):  # polled, because flock waits without a timeout
             if monotonic() >= end_s:
                 raise self._held_error()
             time.sleep(pause_s)

@@ -169,6 +169,7 @@ class Prefetcher:
         return None
 
     def _has_room(self) -> bool:
+        # The size of an unknown object shows when it is fetched: at most one per thread is started without it.
         known = sum(self._ahead.values()) < self.limit_nbytes and len(self._ahead) < _MOST
         return self._closed or (known and self._unknown < len(self._fetchers))
 

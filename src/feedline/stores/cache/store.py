@@ -221,11 +221,11 @@ class _Object:
         One process fetches for all.
         """
         for group in self._groups(numbers):
-            found = self._look_up(group)
-            count(cache_hits=len(found), cache_misses=len(group) - len(found))
-            fetched = self._fetch_exclusively([number for number in group if number not in found])
-            found |= {number: self._reopen(number, data) for number, data in fetched.items()}
-            yield from (found[number] for number in group)
+            data_by_number = self._look_up(group)
+            count(cache_hits=len(data_by_number), cache_misses=len(group) - len(data_by_number))
+            fetched = self._fetch_exclusively([number for number in group if number not in data_by_number])
+            data_by_number |= {number: self._reopen(number, data) for number, data in fetched.items()}
+            yield from (data_by_number[number] for number in group)
 
     def mapped(self, number: int) -> memoryview | None:
         """A piece, if this process has it mapped."""
@@ -258,14 +258,14 @@ class _Object:
     def file(self) -> str:
         """The object as one file."""
         key = Key(self._address, self._version_key, 0, 0)  # pieces have at least one byte: this is none of them
-        found = self._folder.file(key)
-        while found is None:
+        path = self._folder.file(key)
+        while path is None:
             with self._folder.claims() as claims:
                 if claims.take(key.name()):
                     return self._folder.file(key) or self._fetch_file(key)
             claims.wait(key.name(), _WAITED_S)
-            found = self._folder.file(key)
-        return found
+            path = self._folder.file(key)
+        return path
 
     def _fetch_file(self, key: Key) -> str:
         count(cache_misses=1)
@@ -293,14 +293,14 @@ class _Object:
             return {}
         with self._folder.claims() as claims:
             mine = [number for number in missing if claims.take(self._key(number).name())]
-            found = self._look_up(mine)  # fetched by another since the first look
-            found |= self._fetch_all([number for number in mine if number not in found])
+            data_by_number = self._look_up(mine)  # another process may have fetched them since the first look
+            data_by_number |= self._fetch_all([number for number in mine if number not in data_by_number])
         # All claims are released before waiting: two readers with claims could wait for each other forever.
-        for number in set(missing).difference(found):
+        for number in set(missing).difference(data_by_number):
             claims.wait(self._key(number).name(), _WAITED_S)
             count(cache_shared=1)
-            found |= self._look_up([number]) or self._fetch([number])
-        return found
+            data_by_number |= self._look_up([number]) or self._fetch([number])
+        return data_by_number
 
     def _key(self, number: int) -> Key:
         return Key(self._address, self._version_key, self._piece_nbytes, number)
@@ -327,10 +327,10 @@ class _Object:
         except ObjectChangedError:
             self._infos.drop(self.info.path)
             raise
-        found = dict(zip(numbers, fetched, strict=True))
-        for number, data in found.items():
+        data_by_number = dict(zip(numbers, fetched, strict=True))
+        for number, data in data_by_number.items():
             self._folder.put(self._key(number), data)
-        return found
+        return data_by_number
 
 
 def _runs(numbers: Sequence[int], piece_nbytes: int) -> Iterator[list[int]]:
