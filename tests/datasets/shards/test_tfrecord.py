@@ -231,7 +231,7 @@ class TestFiles:
         dataset = pickle.loads(data)
         assert len(dataset[0]) == len(examples()[0])
         with pytest.raises(
-            StateError, match=r"two.tfrecord has changed since this dataset was made: .*make the dataset anew"
+            StateError, match=r"two.tfrecord has changed since this dataset was made: .*create the dataset again"
         ):
             dataset[10]
 
@@ -316,7 +316,7 @@ class TestDamage:
             time.sleep(2 * LOOK_EVERY_S)
             with (
                 fl.DataLoader(dataset, batch_size=4, collate_fn=len) as loader,
-                pytest.raises(StateError, match=rf"a.tfrecord has changed .* has {rest} now.*make the dataset anew"),
+                pytest.raises(StateError, match=rf"a.tfrecord has changed .* has {rest} now.*create the dataset again"),
             ):
                 list(loader)
         (tmp_path / "b.tfrecord").write_bytes(records(b"whole"))

@@ -33,7 +33,7 @@ from feedline.datasets.shard_summaries import summarize_arrays
 from feedline.stores import Cache, CachedStore, ObjectRange
 from feedline.stores.base import Range
 from feedline.stores.files import Extent, FileSet, LocalFile, RemoteBlob
-from feedline.stores.urls import scheme_of
+from feedline.stores.urls import is_local
 
 
 class HDF5(StoredArrays):
@@ -64,7 +64,7 @@ class HDF5(StoredArrays):
 
 def _held(blobs: FileSet, number: int) -> _LocalFile | _FileInStore:
     name = blobs.name(number)
-    return _LocalFile(name) if scheme_of(name) == "file" else _FileInStore(blobs, number)
+    return _LocalFile(name) if is_local(name) else _FileInStore(blobs, number)
 
 
 class _LocalFile:

@@ -25,7 +25,7 @@ from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.types import StructType, kinds_of, pyarrow, refuse_different
 from feedline.errors import SampleError
 from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectRange
-from feedline.stores.files import FileSet, local_info, refuse_changed
+from feedline.stores.files import FileSet, local_info
 from feedline.stores.urls import absolute
 
 _WHAT = "datasets.Arrow"
@@ -221,7 +221,7 @@ def _schema(path: str) -> Any:
 
 
 def _batches(path: str, was: ObjectInfo) -> list[Any]:
-    refuse_changed(path, was, local_info(path))
+    was.state.check(local_info(path).state, path)
     with _naming(path):
         tables = [reader.read_all() for reader in _streams(path)]
     return [batch for table in tables for batch in table.to_batches() if batch.num_rows]

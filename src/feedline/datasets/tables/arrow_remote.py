@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.threads import BoundedMap, DaemonPool
-from feedline.datasets.file_objects import RangeFile, ReadSpans, merge_ranges, uncached
+from feedline.datasets.file_objects import RangeFile, merge_ranges
 from feedline.datasets.indexes import MetadataCache, key_of
 from feedline.datasets.tables.arrow_messages import (
     BATCH,
@@ -36,6 +36,7 @@ from feedline.errors import SampleError
 from feedline.stores import CachedStore, ObjectRange
 from feedline.stores.base import Range
 from feedline.stores.files import Extent, FileSet
+from feedline.stores.requests import FetchedRanges
 
 T = TypeVar("T")
 
@@ -171,7 +172,7 @@ class ArrowObjects:
         batches = self._layouts[blob].batches
         kept = self._kept.get(key_of(self._blobs.name(blob), self._blobs.info(blob)))
         if kept is None:
-            return bytes(uncached(self._blobs[blob])([(int(batches[place, 0]), int(batches[place, 1]))])[0])
+            return bytes(self._blobs[blob].read_uncached([(int(batches[place, 0]), int(batches[place, 1]))])[0])
         sizes = batches[:, 1] - batches[:, 0]
         first = len(kept) - int(sizes[place:].sum())
         return bytes(kept[first : first + int(sizes[place])])
@@ -246,11 +247,11 @@ def _byte_type(arrow: Any, kind: Any) -> Any:
     return arrow.large_list(_byte_type(arrow, kind.value_type)) if types.is_large_list(kind) else kind
 
 
-class _Held(ReadSpans):
+class _Held(FetchedRanges):
     """Bytes of an object, all of which were read."""
 
     def cut(self, start: int, stop: int) -> memoryview:
-        found = super().cut(start, stop)
+        found = super().find(start, stop)
         if found is None:
             raise DamagedError(f"the bytes from {start} to {stop} are missing")
         return found
@@ -269,7 +270,7 @@ class _VirtualFile(RangeFile):
         self._layout = layout
         self._spans: list[Range] = []
         self._views: list[memoryview] = []
-        self._held = ReadSpans()
+        self._held = FetchedRanges()
         self._blocks: dict[int, list[bytes]] = {DICTIONARY: [], BATCH: []}
         self._put(0, memoryview(MAGIC))
         self._nbytes = 8
@@ -290,7 +291,7 @@ class _VirtualFile(RangeFile):
         tail = footer + len(footer).to_bytes(4, "little") + MAGIC
         self._put(self._nbytes, memoryview(tail))
         self._nbytes += len(tail)
-        self._held = ReadSpans(self._spans, self._views)
+        self._held = FetchedRanges(self._spans, self._views)
         options = arrow.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
         return arrow.ipc.open_file(arrow.PythonFile(self, "r"), options=options)
 
@@ -301,7 +302,7 @@ class _VirtualFile(RangeFile):
 
     def _bytes(self, start: int, stop: int) -> memoryview:
         self.asked.append((start, stop))
-        held = self._held.cut(start, stop)
+        held = self._held.find(start, stop)
         return self._assembled(start, stop) if held is None else held
 
     def _assembled(self, start: int, stop: int) -> memoryview:
@@ -414,7 +415,7 @@ def _laid_out(blobs: FileSet, number: int) -> bytes:
             yield at, blob.read([(at, min(at + _BLOCK_NBYTES, blob.nbytes))])[0]
 
     try:
-        return layout_of(blob.nbytes, uncached(blob), blocks)
+        return layout_of(blob.nbytes, blob.read_uncached, blocks)
     except DamagedError as error:
         raise damaged(blob.name, error) from error
 
