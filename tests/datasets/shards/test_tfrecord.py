@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import pytest
 import torch
@@ -18,6 +17,7 @@ from format_cases import all_ways_agree, equal, hidden
 from hypothesis import given
 from hypothesis import strategies as st
 from peers import written
+from record_files import masked, records
 from torch.utils.data import default_collate
 from writers.values import COUNT, examples, jpeg, picture
 
@@ -43,16 +43,6 @@ def files(folder: Path, tmp_path: Path) -> list[Path]:
         found.append(tmp_path / name)
         found[-1].write_bytes((folder / name).read_bytes())
     return found
-
-
-def masked(data: bytes) -> bytes:
-    crc = google_crc32c.value(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def records(*payloads: bytes) -> bytes:
-    heads = [struct.pack("<Q", len(payload)) for payload in payloads]
-    return b"".join(h + masked(h) + payload + masked(payload) for h, payload in zip(heads, payloads, strict=True))
 
 
 class TestExamples:
