@@ -215,8 +215,8 @@ def _join(pieces: Sequence[tuple[int, memoryview]], start: int, stop: int) -> me
 class _VirtualFile(RangeFile):
     """An Arrow file of a few messages of an object.
 
-    It has a footer of its own, so files and streams are read alike, and dictionaries that change within a stream. `asked` are the ranges that
-    pyarrow read; bytes that no message holds are zeros.
+    It has a footer of its own, so files and streams are read alike, and dictionaries that change within a stream.
+    `asked` are the ranges that pyarrow read; bytes that no message holds are zeros.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -245,7 +245,8 @@ class _VirtualFile(RangeFile):
     def reader(self, fields: list[int] | None, *, in_memory: bool) -> Any:
         """Open a reader of these fields, or of all.
 
-        Nothing can be added after that. With `in_memory` it reads a copy of everything, else views of the pieces, recorded in `asked`.
+        Nothing can be added after that. With `in_memory` it reads a copy of everything, else views of the pieces,
+        recorded in `asked`.
         """
         arrow = pyarrow(_WHAT)
         footer = _build_footer(self._layout, self._blocks[DICTIONARY], self._blocks[BATCH])
@@ -296,9 +297,9 @@ def _build_footer(layout: Layout, dictionaries: Sequence[bytes], batches: Sequen
 def validate_batch(batch: Any, *, in_place: bool = False) -> Any:
     """Check that nothing in a record batch leads out of its buffers.
 
-    That is: no offset, view, index or run. Returns the batch; pyarrow's ArrowInvalid tells what is wrong. With `in_place`, only views and runs are checked in
-    full, because their use reads them whole; offsets of other columns are checked row by row when they are used. Text
-    that is not UTF-8 passes: its row is named when it is read.
+    That is: no offset, view, index or run. Returns the batch; pyarrow's ArrowInvalid tells what is wrong. With
+    `in_place`, only views and runs are checked in full, because their use reads them whole; offsets of other columns
+    are checked row by row when they are used. Text that is not UTF-8 passes: its row is named when it is read.
     """
     arrow = pyarrow(_WHAT)
     if in_place:

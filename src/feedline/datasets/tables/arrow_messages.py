@@ -227,8 +227,9 @@ class _Forward:
 def layout_of(nbytes: int, read: Read, blocks: Callable[[int], Iterator[tuple[int, memoryview]]]) -> bytes:
     """Read the layout of an object, packed for `unpack_layout`.
 
-    DamagedError says why there is none.     The object has `nbytes` bytes. Of a file, `read` is asked for the footer and the metadata of all messages. A stream
+    The object has `nbytes` bytes. Of a file, `read` is asked for the footer and the metadata of all messages. A stream
     has no table of contents: it is scanned through `blocks(start)`, which yields offsets and bytes from `start` on.
+    DamagedError says why there is no layout.
     """
     try:
         if nbytes < 8:
