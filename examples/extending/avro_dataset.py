@@ -46,7 +46,8 @@ class Avro(torch.utils.data.Dataset[dict[str, Any]]):
         with open(path, "rb") as file:
             for candidate in fastavro.block_reader(file):
                 if candidate.offset == offset:
-                    return dict(list(candidate)[index - int(self._ends[block])])
+                    record: Any = list(candidate)[index - int(self._ends[block])]
+                    return dict(record)
         raise LookupError(f"{path} has no block at byte {offset} any more: create the dataset again")
 
     def address(self, index: int) -> tuple[str, str]:

@@ -24,6 +24,8 @@ class Invert(Transform):
 
 def fuse(before: PlannedStep, after: PlannedStep) -> PlannedStep:
     """One inversion in place of two."""
+    assert isinstance(before.step, Invert)
+    assert isinstance(after.step, Invert)
     return replace(after, step=Invert(before.step.times + after.step.times))
 
 

@@ -1,9 +1,10 @@
-"""A store scheme from outside: members of a zip file, addressed as `zipfile://path/to/archive.zip`."""
+"""A store scheme from outside: members of a zip file, addressed as `zipfile://archive.zip/member`."""
 
 from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from feedline.stores import (
     ObjectChangedError,
@@ -19,11 +20,11 @@ from feedline.stores import (
 
 
 class ZipStore:
-    """Members of one archive. Each call opens the archive: safe in threads and after a fork."""
+    """Members of an archive in the working directory. Each call opens it: safe in threads and after a fork."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._archive = "/" + url.partition("://")[2].strip("/")
+        self._archive = Path(url.partition("://")[2].strip("/")).absolute()
 
     def info(self, path: str) -> ObjectInfo:
         with zipfile.ZipFile(self._archive) as archive:
@@ -66,6 +67,6 @@ def open_zip(url: str, options: object, policy: StorePolicy) -> Store:
     return ZipStore(url)
 
 
-SCHEME = Scheme(open_zip, host="none")
+SCHEME = Scheme(open_zip)
 
 register_scheme("zipfile", SCHEME)

@@ -83,12 +83,13 @@ def test_the_pool() -> None:
     fl.testing.check_pool("executor")
 
 
-def test_the_scheme(tmp_path: Path) -> None:
+def test_the_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     contents = {f"folder/{n}.txt": b"%d" % n * n for n in range(12)}
     with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in contents.items():
             archive.writestr(name, data)
-    url = f"zipfile://{tmp_path / 'x.zip'}"
+    url = "zipfile://x.zip"
     fl.testing.check_store(fl.stores.open_store(url), contents)
     files = fl.datasets.Files(f"{url}/folder/*.txt", decode="bytes")
     with fl.DataLoader(files, batch_size=4, num_workers=2, worker_method="process", collate_fn=list) as loader:
