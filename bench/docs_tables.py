@@ -1,7 +1,7 @@
-"""Fills the tables of contests in the documentation out of bench/results/*.json, so that no figure is typed by hand.
+"""Generate the tables of contests in the documentation from bench/results/*.json.
 
-A page names a contest in `<!-- contest: its name -->`; what stands between that and `<!-- end of contest -->` is made.
-`--check` writes nothing and fails when a table is not what the results say.
+A page names a contest in `<!-- contest: its name -->`; the text up to `<!-- end of contest -->` is generated. `--check`
+writes nothing, and fails if a table differs from the results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def pages(docs: Path = DOCS) -> list[Path]:
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:
-    """A page with all of its tables as the results say."""
+    """The page with tables that match the results."""
 
     def made(marked: re.Match[str]) -> str:
         result = json.loads((results / f"{file_name(marked[2])}.json").read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ def _short(figure: float) -> str:
 
 
 def main() -> int:
-    """Rewrite the pages, or with `--check` only compare; the exit code."""
+    """Rewrite the pages, or only compare them with `--check`; returns the exit code."""
     wrong = 0
     for page in pages():
         text = page.read_text(encoding="utf-8")

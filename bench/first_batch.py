@@ -1,4 +1,4 @@
-"""How long until the first batch: of a process, a later loader, the second epoch; and until a new worker works."""
+"""Time to the first batch: of a process, of a later loader, of the second epoch, and of a new worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKERS = 2
 
 
 class Numbers:
-    """Sample 0 takes a second when it is asked for; the others cost nothing."""
+    """Samples that cost nothing, except sample 0, which can take a second."""
 
     def __init__(self, slow: bool = False) -> None:
         self.slow = slow
@@ -48,7 +48,7 @@ LOADERS: dict[str, Make] = {
 
 
 def first_batch(make: Make) -> float:
-    """From the loader's construction to its first batch."""
+    """Seconds from the loader's construction to its first batch."""
     start = perf_counter()
     iterator = iter(make())
     next(iterator)
@@ -58,7 +58,7 @@ def first_batch(make: Make) -> float:
 
 
 def in_a_new_process(name: str) -> Callable[[], float]:
-    """The same, where no loader has been before."""
+    """The same in a new process, where no loader existed before."""
 
     def measure() -> float:
         done = subprocess.run([sys.executable, __file__, name], capture_output=True, text=True, check=True)
@@ -87,7 +87,7 @@ def request(number: int) -> BatchRequest:
 
 
 def replaced() -> float:
-    """From `kill -9` of the only worker to a batch from the one that takes its place."""
+    """Seconds from `kill -9` of the only worker to a batch from its replacement."""
     launcher = ZygoteLauncher(BatchBuilder(Numbers()))
     with ProcessPool(launcher, 1) as pool:
         pool.submit(request(1)).result()
@@ -101,7 +101,7 @@ def replaced() -> float:
 
 
 def added() -> float:
-    """From `resize` to a batch from the worker that it adds, while the other one is busy."""
+    """Seconds from `resize` to a batch from the added worker, while the other one is busy."""
     launcher = ZygoteLauncher(BatchBuilder(Numbers(slow=True)))
     with ProcessPool(launcher, 1) as pool:
         pool.submit(request(1)).result()
@@ -126,7 +126,7 @@ def main() -> None:
     first.run(rounds=5, warm_up=1).publish()
     later.run(rounds=7).publish()
     epoch.run(rounds=7).publish()
-    logging.getLogger("feedline").setLevel(logging.ERROR)  # the deaths are meant
+    logging.getLogger("feedline").setLevel(logging.ERROR)  # these deaths are intended
     worker = Contest("another worker process", unit="s", baseline="replaced")
     worker.measure("replaced", replaced)
     worker.measure("added", added)

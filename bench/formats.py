@@ -1,7 +1,7 @@
-"""Shuffled reads of single records: LMDB beside a bare loop over it, MDS shards beside Mosaic's own loader.
+"""Shuffled reads of single records: LMDB compared with a bare loop, MDS with Mosaic's own loader.
 
-Mosaic writes its shards itself. A bare loop over LMDB comes twice: one forgets each value at once, and so always fills
-the same memory; one keeps a batch of them, as whoever makes batches must.
+Mosaic writes the shards. The bare loop over LMDB runs in two variants: one drops each value at once, and so always
+fills the same memory; the other keeps a batch of values, as any loader must.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from harness import Contest
 sys.path[1:1] = [str(Path(__file__).parents[1] / name) for name in ("tests/helpers", "tests/helpers/writers")]
 
 from peers import peers  # noqa: E402
-from slim import without_init  # noqa: E402 - in the folders that were named just now
+from slim import without_init  # noqa: E402 - in the folders added above
 
 SEED, BATCH = 0, 64
 VALUES, VALUE_NBYTES = 4_000, 100_000
@@ -48,7 +48,7 @@ def bare(folder: Path, keep: int) -> None:
 
 
 def read(loader: Any) -> None:
-    """One epoch; the last batch is held while the next is made, as in a training loop."""
+    """Read one epoch; as in a training loop, one batch is kept while the next is made."""
     held = None
     with loader:
         for batch in loader:
@@ -105,7 +105,7 @@ def mosaic(folder: Path, workers: int) -> Callable[[], None]:
 
 
 def mosaic_at_random(folder: Path) -> None:
-    """Its data set under torch's own sampler, without its planning of epochs."""
+    """Its dataset under torch's own sampler, without its planning of epochs."""
     from streaming.base.local import LocalDataset
 
     read_all(DataLoader(LocalDataset(str(folder)), BATCH, shuffle=True))

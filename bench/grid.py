@@ -1,7 +1,7 @@
-"""JPEGs with a grid: how much they grow, and how much faster a crop comes from them, on one core, files in memory.
+"""JPEGs with a grid: their growth, and the speed of crops, on one core with files in memory.
 
-The plain path decodes no pixel that a crop does not show, but has to go through the stream from the top to the crop's
-last row. With a grid (`feedline pack --grid`) it goes through the intervals that the crop touches.
+The plain path decodes only the pixels of the crop, but has to parse the stream from the top to the crop's last row.
+With a grid (`feedline pack --grid`) it parses only the intervals that the crop touches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SMALL = RandomBox((0.005, 0.02))
 
 
 class Gridded(NamedTuple):
-    """The pictures of a corpus as they were, with a grid, and the lengths of its intervals."""
+    """The images of a corpus, without and with a grid, and the lengths of its intervals."""
 
     plain: Sequence[bytes]
     jpegs: Sequence[bytes]

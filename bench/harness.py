@@ -1,11 +1,11 @@
-"""Contests: named contestants run by turns on one machine, their medians compared with a baseline.
+"""Contests: contestants that run in turns on one machine, compared with a baseline by their medians.
 
     contest = Contest("tokens", unit="batches/s", baseline="torch, 0 workers")
     contest.add("torch, 0 workers", run_torch, work=200)
     contest.add("feedline", run_feedline, work=200)
     contest.run(rounds=7).publish()
 
-By turns, because a machine's clock and neighbors drift: what is compared must have suffered the same weather.
+They run in turns because a machine's clock and load drift: all contestants must meet the same conditions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What one contestant reached: the median of its `runs`, their quartiles, the ratio to the baseline's median."""
+    """Result of one contestant: median and quartiles of its `runs`, and the ratio to the baseline."""
 
     name: str
     median: float
@@ -45,7 +45,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished contest; standings in the order in which contestants were added."""
+    """A finished contest; standings are in the order in which contestants were added."""
 
     name: str
     unit: str
@@ -64,7 +64,7 @@ class Outcome:
         return table
 
     def publish(self, *packages: str) -> None:
-        """Print the table and write `results/<name>.json`, with the versions of `packages` beside the usual ones."""
+        """Print the table, and write `results/<name>.json` with the versions of `packages` and the usual ones."""
         Console().print(self.table())
         RESULTS.mkdir(exist_ok=True)
         told = {
@@ -77,14 +77,17 @@ class Outcome:
 
 
 class Contest:
-    """Contestants that do the same work; `unit` is a rate such as "batches/s", or "s" for the time itself."""
+    """Contestants that do the same work.
+
+    `unit` is a rate such as "batches/s", or "s" for the time itself.
+    """
 
     def __init__(self, name: str, *, unit: str = "s", baseline: str) -> None:
         self.name, self.unit, self.baseline = name, unit, baseline
         self._measures: dict[str, Callable[[], float]] = {}
 
     def add(self, name: str, fn: Callable[[], object], work: float = 1.0) -> None:
-        """Time `fn`, one call of which does `work` units (batches, samples, bytes, ...)."""
+        """Time `fn`; one call does `work` units (batches, samples, bytes, ...)."""
 
         def measure() -> float:
             start = perf_counter()
@@ -95,11 +98,11 @@ class Contest:
         self.measure(name, measure)
 
     def measure(self, name: str, measure: Callable[[], float]) -> None:
-        """Take the figure that `measure` returns, for what is not the time of one call."""
+        """Take the figure that `measure` returns, if it is not the time of one call."""
         self._measures[name] = measure
 
     def run(self, rounds: int = 7, warm_up: int = 1) -> Outcome:
-        """Every contestant once a round, another one first each time; `warm_up` rounds are not counted."""
+        """Run every contestant once per round, in rotating order, after `warm_up` uncounted rounds."""
         runs: dict[str, list[float]] = {name: [] for name in self._measures}
         with Progress(transient=True) as progress:
             task = progress.add_task(self.name, total=(rounds + warm_up) * len(runs))
@@ -121,7 +124,7 @@ class Contest:
 
 
 def machine() -> dict[str, str | int]:
-    """What a reader needs to judge the figures."""
+    """The machine, for readers to judge the figures."""
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),

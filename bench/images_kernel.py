@@ -1,8 +1,8 @@
-"""The image kernels on one core, files in memory: beside Pillow on the same boxes and a plain decode by libjpeg-turbo.
+"""The image kernels on one core with files in memory, compared with Pillow and with a plain decode.
 
-The plain decode gives every pixel and does nothing with them. Our rows are cropped, resized and normalized, and still
-come at its rate or above: what a crop does not show is not decoded to pixels, and what it shows at a fraction of the
-size is decoded at a fraction.
+Pillow gets the same boxes. The plain decode by libjpeg-turbo produces every pixel and does nothing with it. The rows of
+the kernels are cropped, resized and normalized, and still as fast or faster: pixels outside the crop are not decoded,
+and a crop that is shrunk is decoded at a fraction of its size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAWS = {"RandomResizedCrop": images.RandomBox(), "Resize, CenterCrop": images.Ce
 
 
 def pillow(datas: Sequence[bytes], recipe: Recipe, keys: np.ndarray) -> None:
-    """Each picture decoded whole, as torchvision's datasets do it."""
+    """Each image decoded whole, as in torchvision's datasets."""
     for data, key in zip(datas, keys.tolist(), strict=True):
         image = Image.open(BytesIO(data)).convert("RGB")
         plan = images.geometry(recipe, key, *image.size)
@@ -37,7 +37,7 @@ def pillow(datas: Sequence[bytes], recipe: Recipe, keys: np.ndarray) -> None:
 
 
 def plain_decode(datas: Sequence[bytes], size: tuple[int, int]) -> None:
-    """All pixels of each picture, always into the same memory."""
+    """All pixels of each image, always into the same memory."""
     out = np.empty((size[1], size[0], 3), np.uint8)
     for data in datas:
         assert native.native.image_decode(data, out, False) is None  # by libjpeg alone

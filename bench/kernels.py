@@ -1,4 +1,4 @@
-"""The native kernels beside NumPy: rows and windows gathered from memory, and numbers permuted."""
+"""The native kernels compared with NumPy: gathering rows and windows, and permuting numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEED = 0
 
 
 def scattered(high: int, batch: int) -> Callable[[], NDArray[np.int64]]:
-    """Fresh indices at each call, many more than any cache could hold the rows of."""
+    """New indices for each call, many more rows than fit into a cache."""
     rng = np.random.default_rng(SEED)
     batches = cycle([rng.integers(0, high, batch) for _ in range(4000)])
     return lambda: next(batches)
@@ -53,7 +53,7 @@ def windows(name: str, items: NDArray[np.uint16], batch: int, window: int) -> No
 
 
 def permutation(length: int, count: int = 200_000) -> None:
-    """The order of an epoch; np.random.permutation has to make all of it at once."""
+    """The order of an epoch; np.random.permutation has to build all of it at once."""
     contest = Contest(f"kernels permutation of {length:.0e}", unit="million indices/s", baseline="_permuted_numpy")
     contest.add("_permuted_numpy", lambda: kernels._permuted_numpy(SEED, length, 0, count), count / 1e6)
     contest.add("permuted", lambda: kernels.permuted(SEED, length, 0, count), count / 1e6)

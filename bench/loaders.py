@@ -1,4 +1,4 @@
-"""What the loader benches share: throughput of a loader in its steady state, ours and torch's by the same code."""
+"""Throughput of a loader in its steady state, measured with the same code for torch and feedline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WARM_UP = 8
 
 
 def rate(make: Callable[[], Iterable[Any]], per_batch: float = 1, *, most_s: float = 2.0) -> Callable[[], float]:
-    """A measure: units per second of one epoch, or of `most_s` of it, once the first batches have come."""
+    """A measure of units per second of one epoch, or of `most_s` of it, after the first batches."""
 
     def measure() -> float:
         loader = make()

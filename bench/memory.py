@@ -1,4 +1,4 @@
-"""Memory of four worker processes over a large dataset: an array, its shared copy, strings as a list and packed."""
+"""Memory of four worker processes over a large dataset: an array, its shared copy, strings as list and packed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Array:
 
 
 class Strings:
-    """Ten million file names as Python objects: reading one writes its reference count, and so copies its page."""
+    """Ten million file names as Python objects: reading one writes its reference count and copies its page."""
 
     def __init__(self, strings: Any) -> None:
         self.strings = strings
@@ -47,7 +47,7 @@ class Strings:
 
 
 def pss_gib(loader_class: Callable[..., Any], dataset: Any) -> float:
-    """Proportional set size of this process and all its descendants, once every sample has been read."""
+    """Proportional set size of this process and its descendants, after every sample was read."""
     loader = loader_class(dataset, batch_size=4, num_workers=WORKERS, persistent_workers=True)
     batches = iter(loader)
     for _ in batches:
@@ -59,7 +59,7 @@ def pss_gib(loader_class: Callable[..., Any], dataset: Any) -> float:
 
 
 def in_child(loader: str, kind: str) -> float:
-    """`pss_gib` in a process of its own: what one measurement leaves behind is not counted in the next."""
+    """`pss_gib` in a process of its own, so that measurements do not affect each other."""
 
     command = [sys.executable, __file__, loader, kind]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])

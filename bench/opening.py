@@ -1,8 +1,8 @@
-"""Opening 10,000 files with ten million samples once more, when they are indexed: how long it takes, and what it keeps.
+"""Opening 10,000 indexed files with ten million samples: time and memory.
 
-Each turn is a process of its own. The tars are one tar by many names, with a copy of its index beside each: what is
-opened is ten thousand files and ten thousand indexes all the same. Kept is the growth of the process's own memory, when
-the dataset is open, and when 20,000 random samples were read as well; a sample is a label.
+Each turn is a process of its own. The tars are hard links to one tar, each with a copy of its index: ten thousand files
+and ten thousand indexes are opened all the same. Memory is the growth of the process's own memory after opening the
+dataset, and after reading 20,000 random samples. A sample is a label.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def opened(kind: str, folder: Path) -> Any:
 
 
 def child(kind: str, folder: Path, samples: int) -> None:
-    """Prints the seconds to open, and the bytes kept after random samples were read."""
+    """Print the seconds to open, and the bytes kept after reading random samples."""
     opened(kind, folder / "few")  # what is imported on first use
     before, start = psutil.Process().memory_full_info().uss, perf_counter()
     dataset = opened(kind, folder / "many")
@@ -76,7 +76,7 @@ def child(kind: str, folder: Path, samples: int) -> None:
     print(seconds, psutil.Process().memory_full_info().uss - before)
 
 
-def told(kind: str, folder: Path, samples: int = 0) -> tuple[float, float]:
+def run_child(kind: str, folder: Path, samples: int = 0) -> tuple[float, float]:
     command = [sys.executable, __file__, kind, str(folder), str(samples)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     seconds, nbytes = map(float, done.stdout.split())
@@ -84,15 +84,15 @@ def told(kind: str, folder: Path, samples: int = 0) -> tuple[float, float]:
 
 
 def seconds_of(kind: str, folder: Path) -> float:
-    return told(kind, folder)[0]
+    return run_child(kind, folder)[0]
 
 
 def nbytes_each(kind: str, folder: Path, samples: int) -> float:
-    return told(kind, folder, samples)[1] / (FILES * SAMPLES_EACH)
+    return run_child(kind, folder, samples)[1] / (FILES * SAMPLES_EACH)
 
 
 def few(many: Path) -> Path:
-    """One of the files, in a folder beside them."""
+    """The folder of the files, after copying one file into a folder next to them."""
     beside = many.parent / "few"
     beside.mkdir()
     for path in many.glob("00000*"):

@@ -1,4 +1,4 @@
-"""What a loader itself costs per batch: an empty dataset, so that nothing but the engine is left; and the telemetry."""
+"""Overhead of a loader per batch, with an empty dataset; and the cost of telemetry."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def contest(batch_size: int, workers: int, method: str) -> None:
 
 
 def telemetry() -> None:
-    """Recording one batch's spans, beside a batch of 1 ms: the share must stay below 1 %."""
+    """Recording the spans of one batch, compared with a batch of 1 ms: the share must stay below 1 %."""
     totals, spans = Totals(), [Span(stage, 0, 1000, 0) for stage in ("fetch", "collate", "encode", "decode", "wait")]
     race = Contest("telemetry per batch", unit="s", baseline="a batch of 1 ms")
     race.measure("a batch of 1 ms", lambda: 1e-3)

@@ -1,6 +1,6 @@
-"""Writes README's table of figures out of bench/results/*.json, so that no figure is typed by hand.
+"""Generate README's table of figures from bench/results/*.json.
 
-`--check` writes nothing and fails when the table is not what the results say.
+`--check` writes nothing, and fails if the table differs from the results.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ Result = dict[str, Any]
 
 
 def results(folder: Path = BENCH / "results") -> list[Result]:
-    """Every contest between feedline and torch; those against a limit alone are not for README."""
+    """All contests between feedline and torch; contests against a limit alone are not in README."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     return [result for result in found if all(_those(result, name) for name in (OURS, THEIRS))]
 
 
 def table(contests: list[Result]) -> str:
-    """The contests as Markdown: feedline's best beside torch's best."""
+    """The contests as Markdown: the best of feedline and the best of torch."""
     lines = _lines(contests) if contests else ["No figures yet: `make bench` makes them."]
     return "".join(f"{line}\n" for line in lines)
 
 
 def rewritten(readme: str, contests: list[Result]) -> str:
-    """The text with the table between its marks replaced."""
+    """The text with a new table between its marks."""
     return replaced(readme, START, STOP, table(contests))
 
 
 def replaced(text: str, start: str, stop: str, body: str) -> str:
-    """The text with what stands between two marks replaced."""
+    """The text with a new body between two marks."""
     before, rest = text.split(start)
     _, after = rest.split(stop)
     return f"{before}{start}{body}{stop}{after}"
@@ -61,7 +61,7 @@ def _lines(contests: list[Result]) -> Iterator[str]:
 
 
 def _surroundings(contest: Result) -> str:
-    """Machine, versions and day of a contest: the results may be of several."""
+    """Machine, versions and date of a contest."""
     machine, torch = contest["machine"], contest["versions"]["torch"]
     where = f"{machine['cores']} cores of {machine['cpu']}, Python {machine['python']}"
     return f"{where}, torch {torch}, {contest['date'][:10]}"
@@ -76,7 +76,7 @@ def _best(contest: Result, whose: str) -> float:
 
 
 def _linked(name: str) -> str:
-    """The contest's name, with a link to the script that holds it."""
+    """The contest's name, linked to its script."""
     for part in (name, name.partition(",")[0]):
         for script in sorted(set(BENCH.rglob("*.py")) - {Path(__file__)}):
             if f'"{part}' in script.read_text(encoding="utf-8"):
@@ -89,7 +89,7 @@ def _short(figure: float) -> str:
 
 
 def main() -> int:
-    """Rewrite README, or with `--check` only compare; the exit code."""
+    """Rewrite README, or only compare it with `--check`; returns the exit code."""
     readme = README.read_text(encoding="utf-8")
     wanted = rewritten(readme, results())
     if "--check" in sys.argv[1:]:

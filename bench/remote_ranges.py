@@ -1,4 +1,4 @@
-"""Many range reads of objects on a real S3 server 40 ms away: ours beside bare concurrent range reads of obstore.
+"""Many range reads from a real S3 server 40 ms away: feedline compared with concurrent reads of obstore.
 
 Needs the servers of the tests: scripts/system-packages --test.
 """
@@ -29,7 +29,7 @@ MEGABYTES = OBJECTS * SIZE / 1e6
 
 
 def ranges() -> list[tuple[str, int]]:
-    """Every byte of every object once, in a random order."""
+    """Every byte of every object once, in random order."""
     places = [(f"{number}.bin", start) for number in range(OBJECTS) for start in range(0, SIZE, RANGE)]
     random.Random(0).shuffle(places)
     return places
@@ -69,13 +69,13 @@ def bare(server: S3, bucket: str) -> Any:
 
 
 def ours(server: S3, bucket: str, passes: int = 1) -> Callable[[], None]:
-    """A reader for each object, as the workers of a loader would be; all share one store."""
+    """One reader per object, like the workers of a loader; all share one store."""
     requests = stores.Requests(at_once=AT_ONCE, gap_nbytes=0, largest_nbytes=RANGE)
     return reading(lambda: stores.open_store(f"s3://{bucket}", options=server.options, requests=requests), passes)
 
 
 def cached(server: S3, bucket: str, cache: Callable[[], stores.Cache]) -> Callable[[], None]:
-    """The same through a cache, which fetches in pieces of its own."""
+    """The same through a cache, which fetches pieces of its own size."""
     return reading(lambda: stores.open_store(f"s3://{bucket}", options=server.options, cache=cache()))
 
 
@@ -139,7 +139,7 @@ def compare_warm(far: S3, bucket: str, folder: Path, objects: dict[str, bytes]) 
 
 
 def compare_faults(far: S3, faulty: S3, bucket: str) -> None:
-    """Long enough that the second for which a server may ask to be left alone does not decide it."""
+    """Compare with and without faults, in runs so long that a pause a server asks for matters little."""
     race = Contest("1 MiB ranges with faults on 5 % of requests", unit="MB/s", baseline="no faults")
     for name, server in (("no faults", far), ("faults", faulty)):
         run = ours(server, bucket, LONG)

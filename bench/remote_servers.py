@@ -1,4 +1,4 @@
-"""The S3 server of the remote contests, and lines of a certain length and width to it.
+"""The S3 server of the remote contests, and proxies with a certain latency and bandwidth.
 
 Needs the servers of the tests: scripts/system-packages --test.
 """
@@ -16,7 +16,7 @@ from typing import Any
 SERVICES = Path(__file__).parents[1] / "tests" / "services"
 sys.path.insert(0, str(SERVICES))
 
-from ceph import S3, radosgw  # noqa: E402 - it lies beside the tests that share it
+from ceph import S3, radosgw  # noqa: E402 - shared with the tests, in their folder
 
 __all__ = ["EACH", "GIGABIT", "LATENCY_S", "S3", "proxied", "radosgw"]
 
@@ -30,7 +30,7 @@ EACH = 85e6
 
 @contextmanager
 def proxied(server: S3, **faults: Any) -> Iterator[S3]:
-    """The server behind a proxy in a process of its own, `faults` as in tests/services/fault_proxy.py."""
+    """The server behind a proxy in its own process; `faults` as in tests/services/fault_proxy.py."""
     command = [sys.executable, SERVICES / "fault_proxy.py", server.endpoint, json.dumps(faults)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
         assert proxy.stdout is not None

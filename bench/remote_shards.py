@@ -1,9 +1,8 @@
-"""An epoch over shards on a real S3 server 40 ms away: ours beside WebDataset and Mosaic.
+"""An epoch over shards on a real S3 server 40 ms away: feedline compared with WebDataset and Mosaic.
 
-Once by a line of 1 Gbit/s, and once with no bound but that of each request, as in a cloud.
-
-Two workers each. Bare is what concurrent range requests of obstore reach for the same bytes. Needs the servers of the
-tests: scripts/system-packages --test.
+One contest over a link of 1 Gbit/s, one limited only per request, as in a cloud. Each contestant has two workers.
+"Bare" is the rate of concurrent range requests of obstore for the same bytes. Needs the servers of the tests:
+scripts/system-packages --test.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ ATTEMPTS = 5
 
 
 def write_tars(folder: Path) -> None:
-    """Tars as WebDataset's writer makes them: a member of random bytes and one with a label for each sample."""
+    """Tars in WebDataset's layout: per sample a member of random bytes and one with a label."""
     folder.mkdir(parents=True)
     rng = random.Random(0)
     for shard in range(SHARDS):
@@ -77,10 +76,10 @@ def bare(server: S3, bucket: str) -> Callable[[], None]:
 
 
 def remote(server: S3, bucket: str, cache: Path | None) -> TarShards:
-    """The index of the tars is there after the first time."""
+    """The dataset; from the second time on, the index of the tars exists."""
     keys = {name: fl.stores.FromEnv(f"BENCH_{name.upper()}") for name in ("access_key_id", "secret_access_key")}
     os.environ.update({f"BENCH_{name.upper()}": server.options[name] for name in keys})
-    options = {**server.options, **keys}  # secrets do not travel to worker processes
+    options = {**server.options, **keys}  # secrets are not sent to worker processes
     return TarShards(f"s3://{bucket}/tars/train-*.tar", FIELDS, decoders=DECODERS, cache=cache, options=options)
 
 
@@ -104,7 +103,7 @@ def ours(server: S3, bucket: str, method: str, cache: Callable[[], Path | None])
 
 
 def without_index(server: S3, bucket: str, folder: Path) -> Callable[[], None]:
-    """The very first time: to find the samples, the tars are read into the cache."""
+    """The very first epoch: the tars are read into the cache to find the samples."""
 
     def run() -> None:
         before = os.environ["XDG_CACHE_HOME"]
@@ -118,7 +117,7 @@ def without_index(server: S3, bucket: str, folder: Path) -> Callable[[], None]:
 
 
 def peer(environment: str, script: str, server: S3, task: Callable[[], dict[str, Any]]) -> Callable[[], float]:
-    """Megabytes a second of an epoch in the peer's own environment; its imports are not counted, its workers are."""
+    """Megabytes per second of an epoch in the peer's own environment, without its imports, with its workers."""
     there = ENVIRONMENTS[environment]
     there.make()
     keys = {"AWS_ACCESS_KEY_ID": server.access_key_id, "AWS_SECRET_ACCESS_KEY": server.secret_access_key}
@@ -132,14 +131,14 @@ def peer(environment: str, script: str, server: S3, task: Callable[[], dict[str,
             )
             if done.returncode == 0:
                 return MEGABYTES / float(json.loads(done.stdout.splitlines()[-1])["seconds"])
-            print(f"{script} failed, and is tried again: {done.stderr.splitlines()[-1]}")
+            print(f"{script} failed; trying again: {done.stderr.splitlines()[-1]}")
         raise RuntimeError(f"{script} failed {ATTEMPTS} times")
 
     return measure
 
 
 def signed(server: S3, bucket: str) -> list[str]:
-    """URLs by which anybody may read the tars for an hour."""
+    """Signed URLs, which grant read access to the tars for an hour."""
     paths = [f"tars/train-{shard:03}.tar" for shard in range(SHARDS)]
     return list(obstore.sign(_opened(server, bucket), "GET", paths, timedelta(hours=1)))
 
@@ -209,9 +208,10 @@ def _with_peers(race: Contest, far: S3, bucket: str, folder: Path) -> None:
 
 
 def from_warm_cache(far: S3, bucket: str, folder: Path) -> None:
-    """As a new process finds it, which has to ask the store for its objects and to check each piece; and later on.
+    """An epoch from a warm cache: in a new process, and later.
 
-    Without workers: threads that copy bytes wait for each other, whatever they copy from.
+    A new process has to ask the store for its objects, and to check each piece. There are no workers: threads that copy
+    bytes wait for each other, whatever their source.
     """
     warm, tars = folder / "warm", folder / "data" / "tars"
     ours(far, bucket, "thread", lambda: warm)()

@@ -1,8 +1,8 @@
-"""Memory as on a machine that has been up for a while: full of files that somebody has read.
+"""Memory as on a machine that has been up for a while: full of pages of files.
 
-A virtual machine may give memory that is free back to its host, and then pays for each new page of it, far more than
-writing a file costs. Which contestant pays would be a matter of whose turn it is. Where memory is full of clean pages,
-the next page is the one that was not used for longest.
+A virtual machine may return free memory to its host, and then pays for each new page, far more than writing a file
+costs. Which contestant pays would depend on the order of turns. In memory full of clean pages, the next page is the
+least recently used one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CHUNK = 16 << 20
 
 @contextmanager
 def settled(folder: Path) -> Iterator[None]:
-    """Within the block, the memory that nobody needs holds a file without content, which takes no room on the disk."""
+    """Within the block, free memory is filled with the pages of a sparse file, which takes no disk space."""
     path = folder / "holes"
     nbytes = min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), _MOST)
     with path.open("wb") as file:

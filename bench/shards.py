@@ -1,7 +1,7 @@
-"""Shards and folders: what indexing and addressing cost beside decoding; each beside what it replaces.
+"""Shards and folders: the costs of indexing and addressing, compared with decoding and with alternatives.
 
-`listing` walks a tree of empty files as torchvision does, with `os.walk`, and as ImageFolder does; `thumbnails` reads
-64 × 64 JPEGs in random batches from files and from tars, beside one bare call of the kernel on bytes in memory.
+`listing` walks a tree of empty files with `os.walk`, like torchvision, and with ImageFolder. `thumbnails` reads 64 × 64
+JPEGs in random batches from files and from tars, compared with one bare call of the kernel on bytes in memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def put(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def thumbnails(folder: Path) -> tuple[Path, list[bytes]]:
-    """The same pictures as files of 16 classes and as tars."""
+    """The same images as files of 16 classes and as tars."""
     held = [thumbnail(number) for number in range(512)]
     data = [held[number % 512] for number in range(THUMBNAILS)]
     for number, picture in enumerate(data):
@@ -98,7 +98,7 @@ def indexing(folder: Path) -> None:
 
 
 def walked(root: str) -> list[tuple[str, int]]:
-    """Torchvision's way."""
+    """torchvision's way."""
     found = []
     for target, name in enumerate(sorted(entry.name for entry in os.scandir(root) if entry.is_dir())):
         for folder, _, names in sorted(os.walk(f"{root}/{name}", followlinks=True)):

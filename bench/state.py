@@ -1,4 +1,4 @@
-"""The cost of a state, its size, and of going on in the middle of 10^12 samples."""
+"""The time to take a state, its size, and the time to resume in the middle of 10^12 samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Huge:
 
 
 def resume_s() -> float:
-    """Seconds from a new loader to the batch that follows position 10^11."""
+    """Seconds from a new loader to the batch after position 10^11."""
     state = json.loads(json.dumps(fl.DataLoader(Huge(), 256, shuffle=True, seed=0).state_dict()))
     state["position"] = 10**11 // 256 * 256
     start = perf_counter()

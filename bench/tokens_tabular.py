@@ -1,4 +1,4 @@
-"""Small samples: windows of a token file and rows of a table, shuffled; ours beside torch's best and a bare take."""
+"""Small samples: windows of a token file and rows of a table, shuffled; compared with torch and a bare take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED = 0
 
 
 class Rows(Dataset[torch.Tensor]):
-    """What people write: one row per call."""
+    """The usual dataset: one row per call."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -32,14 +32,14 @@ class Rows(Dataset[torch.Tensor]):
 
 
 class ManyRows(Rows):
-    """The best that can be written for torch: many rows per call."""
+    """The fastest dataset for torch: many rows per call."""
 
     def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
         return list(torch.from_numpy(self.array[indices]))
 
 
 class Take:
-    """No loader at all: a permutation, and one vectorized take per batch into fresh memory."""
+    """No loader at all: a permutation, and one vectorized take per batch into new memory."""
 
     def __init__(self, array: np.ndarray, batch_size: int) -> None:
         self.array, self.batch_size = array, batch_size

@@ -1,4 +1,4 @@
-"""Augmentation beside what torchvision's PIL backend does: one Pillow call per step, factors drawn alike."""
+"""Augmentation compared with torchvision's PIL backend: one Pillow call per step, with equally drawn factors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def jittered(image: Image.Image, adjustments: Sequence[tuple[int, float]]) -> Im
 
 
 def window(source: bytes, transform: Transform, key: int) -> Image.Image:
-    """The plan's own box through Pillow: decoded whole, cropped, resized, flipped."""
+    """The plan's own box with Pillow: decoded whole, cropped, resized, flipped."""
     image = Image.open(io.BytesIO(source)).convert("RGB")
     placed = transform.plan.steps[0]
     shown = images.geometry(placed.step.recipe, placed.key(key), image.width, image.height)  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ def pipelines() -> None:
 
 
 def single_steps() -> None:
-    """One step on 224 x 224 levels."""
+    """One step on 224 x 224 pixels."""
     bell = np.exp(-0.5 * (np.arange(-11, 12) / 1.0) ** 2).astype(np.float32)
     kernel = torch.from_numpy(np.outer(bell, bell) / bell.sum() ** 2).expand(3, 1, 23, 23)
     blur = GaussianBlur(23, 1.0)
@@ -140,7 +140,7 @@ def single_steps() -> None:
 
 
 def thumbnails() -> None:
-    """32 x 32 levels in memory: what a step costs beside its arithmetic."""
+    """32 x 32 pixels in memory: the cost of a step apart from its arithmetic."""
     transform = Compose(
         [RandomCrop(32, padding=4), RandomHorizontalFlip(), RandomVerticalFlip(), Normalize([0.5], [0.25])]
     )

@@ -1,4 +1,4 @@
-"""Large batches across a process border: ours beside torch's shared memory and a bare ring of copied memory."""
+"""Large batches between processes, compared with torch's shared memory and a bare ring of copied memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def samples() -> list[torch.Tensor]:
 
 
 class Samples(Dataset[torch.Tensor]):
-    """Samples that cost nothing: what remains is collate and the way home."""
+    """Samples that cost nothing: collate and transport remain."""
 
     def __init__(self) -> None:
         self.samples = samples()
@@ -47,7 +47,7 @@ class Samples(Dataset[torch.Tensor]):
 
 
 def own_collate(batch: list[torch.Tensor]) -> torch.Tensor:
-    """What many projects write; torch then copies the result into shared memory."""
+    """A common collate function; torch then copies its result into shared memory."""
     return torch.stack(batch)
 
 
@@ -115,7 +115,7 @@ def private(source: list[torch.Tensor], _: Arena) -> torch.Tensor:
 
 
 def ring() -> Crew:
-    """No pickling, no bookkeeping: the worker copies into one of a few fixed places and says that it has."""
+    """No pickling, no bookkeeping: the worker copies into one of a few fixed places and signals."""
     places = AHEAD + 2
     memory = np.frombuffer(mmap.mmap(-1, WORKERS * places * NBYTES), np.uint8).reshape(WORKERS, places, NBYTES)
 
@@ -132,7 +132,7 @@ def ring() -> Crew:
 
 
 def overhead() -> float:
-    """Seconds of Python per batch of two tensors, one in a slot and one small, both sides together."""
+    """Seconds of Python per batch of two tensors, one in a slot and one small, on both sides."""
     batches, labels = 2000, torch.arange(BATCH_SIZE)
     with Arena() as arena, Inbox() as inbox:
         start = perf_counter()

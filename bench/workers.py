@@ -1,4 +1,4 @@
-"""Python-heavy samples, and samples of which a few are slow: ours beside torch's, same workers, in order."""
+"""Samples that cost Python time, all or a few of them; compared with torch, with the same workers, in order."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ std::uint32_t crc32_of(nb::handle data_) {
 
 }  // namespace
 
-// Without the processor's help there is no such function, and zlib's serves.
+// The function is missing on CPUs without carry-less multiplication; zlib's is used there.
 void bind_checksum(nb::module_& m) {
     if (has_quick_crc32()) m.def("crc32", &crc32_of, nb::arg("data"));
 }

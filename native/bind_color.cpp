@@ -13,7 +13,7 @@ namespace nb = nanobind;
 namespace feedline {
 namespace {
 
-// The levels of a picture: (height, width, 1 or 3) bytes without gaps.
+// Levels of an image: (height, width, 1 or 3) contiguous bytes.
 Levels levels_of(const Buffer& picture) {
     const bool fits = picture.ndim() == 3 && picture.item_nbytes() == 1 && (picture.shape(2) == 1 || picture.shape(2) == 3);
     if (!fits || picture.row_nbytes() < 0 || (picture.shape(0) > 1 && picture.stride(0) != picture.row_nbytes()))

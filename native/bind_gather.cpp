@@ -15,8 +15,8 @@ bool same_row_shape(const Buffer& array, const Buffer& out) {
     return true;
 }
 
-// Both functions give False, and have done nothing, where an array's rows are not contiguous or its shape does not
-// fit: the caller takes the NumPy form then, which serves the one and words the refusal of the other.
+// Both functions return False without writing if rows are not contiguous or shapes do not fit. The caller then uses
+// NumPy, which handles the former and raises the error for the latter.
 
 bool gather_rows(nb::handle array_, nb::handle indices_, nb::handle out_, int threads) {
     const Buffer array(array_), indices(indices_), out(out_, true);

@@ -27,7 +27,7 @@ nb::bytes as_bytes(const std::vector<Item>& items) {
     return nb::bytes(items.data(), items.size() * sizeof(Item));
 }
 
-// The JPEG and its lengths (native uint16), or the reason why it stays as it is.
+// Returns the JPEG and its lengths (native uint16), or the reason why it was not rewritten.
 nb::object grid_rewrite(nb::handle jpeg_) {
     const Buffer buffer(jpeg_);
     const Bytes jpeg = contents(buffer, 1);
@@ -43,7 +43,7 @@ nb::object grid_rewrite(nb::handle jpeg_) {
     return nb::make_tuple(as_bytes(out), as_bytes(lengths));
 }
 
-// The lengths in a file that grid_rewrite gave, or None.
+// Returns the lengths in a file that grid_rewrite wrote, or None.
 nb::object grid_measure(nb::handle jpeg_) {
     const Buffer buffer(jpeg_);
     const Bytes jpeg = contents(buffer, 1);
@@ -57,7 +57,7 @@ nb::object grid_measure(nb::handle jpeg_) {
     return as_bytes(lengths);
 }
 
-// The JPEG of the part and the box it covers, or None.
+// Returns the JPEG of the part and the box that it covers, or None.
 nb::object grid_assemble(nb::handle jpeg_, nb::handle lengths_, const nb::tuple& wanted, int denominator) {
     const Buffer buffer(jpeg_), held(lengths_);
     const Bytes jpeg = contents(buffer, 1), lengths = contents(held, 2);

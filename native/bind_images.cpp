@@ -29,7 +29,7 @@ nb::bytes encoded_path(nb::handle path) {
     return nb::steal<nb::bytes>(bytes);
 }
 
-// A source of Python's, with what it lives on: its path or its memory.
+// A Python source with the object that it refers to: its path or its memory.
 class Held {
 public:
     explicit Held(nb::handle source) {
@@ -76,7 +76,7 @@ private:
     static constexpr std::int64_t kMostPixels = 1 << 24;
 
     nb::bytes path_;
-    std::deque<Buffer> buffers_;  // whose elements never move
+    std::deque<Buffer> buffers_;  // a deque, since its elements never move
     Source source_;
 };
 
@@ -109,7 +109,7 @@ public:
                                  {std[0], std[1], std[2]}, *plan_.passes);
     }
 
-    // None where every row was written, else (row, verdict, number, text) of those that were not.
+    // Returns None if every row was written, else (row, verdict, number, text) of the others.
     nb::object read(nb::handle sources, nb::handle out_, nb::handle keys_, nb::handle grids, std::int64_t limit,
                     int threads) const {
         const nb::tuple given = nb::steal<nb::tuple>(PySequence_Tuple(sources.ptr()));
@@ -171,7 +171,8 @@ private:
     Plan plan_;
 };
 
-// (the fields of images.Header, None), or (None, what is left over); also above `limit` pixels, if that is not 0.
+// Returns (the fields of images.Header, None), or (None, the verdict); a verdict also above `limit` pixels, if that is
+// not 0.
 nb::tuple image_header(nb::handle source, std::int64_t limit) {
     const Held held(source);
     Header header;
@@ -186,8 +187,8 @@ nb::tuple image_header(nb::handle source, std::int64_t limit) {
         nb::none());
 }
 
-// Decodes a whole JPEG from memory into `out`, (height, width, 3) as its header says; None, or what is left over. What
-// is not `quick` leaves all to libjpeg, to the same effect.
+// Decodes a whole JPEG from memory into `out`, (height, width, 3) as in its header; returns None, or the verdict.
+// Without `quick`, libjpeg decodes everything, with equal results.
 nb::object image_decode(nb::handle jpeg, nb::handle out_, bool quick) {
     const Held held(jpeg);
     const Buffer out(out_, true);

@@ -8,7 +8,7 @@ namespace nb = nanobind;
 namespace feedline {
 namespace {
 
-// A place outside could walk through the network for ever.
+// A position out of range could cycle through the network forever.
 void check_places(const std::int64_t* places, std::int64_t count, std::int64_t length) {
     check_range("place", places, count, 0, length, length, "permuted elements");
 }

@@ -5,9 +5,9 @@
 
 namespace feedline {
 
-// The memory of a NumPy array (or of anything with the buffer protocol), held for the life of this object.
+// Memory of a NumPy array or another object with the buffer protocol, held for the life of this object.
 //
-// Used in place of nanobind's ndarray because it costs a tenth of a microsecond and accepts read-only memory.
+// Used instead of nanobind's ndarray because it takes a tenth of a microsecond and accepts read-only memory.
 class Buffer {
 public:
     explicit Buffer(nanobind::handle array, bool writable = false) {
@@ -24,7 +24,7 @@ public:
     std::int64_t shape(int axis) const { return view_.shape[axis]; }
     std::int64_t stride(int axis) const { return view_.strides[axis]; }
 
-    // Bytes of one row (everything behind axis 0), or -1 if a row is not one piece of memory.
+    // Bytes of one row (all axes but the first), or -1 if rows are not contiguous.
     std::int64_t row_nbytes() const {
         std::int64_t nbytes = view_.itemsize;
         for (int axis = view_.ndim - 1; axis > 0; axis--) {
@@ -34,7 +34,7 @@ public:
         return nbytes;
     }
 
-    // The numbers of one axis of int64 without gaps; raises TypeError for anything else.
+    // Numbers of one contiguous axis of int64; raises TypeError for anything else.
     std::int64_t* int64_items() const {
         if (view_.ndim != 1 || view_.itemsize != 8 || (view_.shape[0] > 1 && view_.strides[0] != 8))
             throw nanobind::type_error("expected one axis of int64 without gaps");

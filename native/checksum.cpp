@@ -1,6 +1,6 @@
-// A CRC is the remainder of a polynomial over two elements, one coefficient a bit. What lies n bits before the end counts
-// times x^n, and that may be any polynomial with the same remainder: so 512 bits at a time are multiplied by the remainder
-// of x^512 and added to the next 512, and what is left at the end, as many bits as one register has, is divided bit by bit.
+// A CRC is the remainder of a polynomial over GF(2), with one coefficient per bit. Bits n places before the end count
+// times x^n, and any polynomial with the same remainder may replace them. So 512 bits at a time are multiplied by the
+// remainder of x^512 and added to the next 512; the last register is divided bit by bit.
 #include "checksum.h"
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -15,7 +15,7 @@ constexpr std::uint32_t kPolynomial = 0xEDB88320;  // the coefficient of x^0 is 
 
 constexpr std::uint32_t times_x(std::uint32_t value) { return value >> 1 ^ (value & 1 ? kPolynomial : 0); }
 
-// The remainder of x^n, one place to the left: a product of two such numbers comes out one place to the right.
+// Remainder of x^n, shifted left by one: a product of two such numbers comes out shifted right by one.
 constexpr std::uint64_t power(int n) {
     std::uint32_t value = 0x80000000;
     for (int i = 0; i < n; i++) value = times_x(value);
@@ -40,14 +40,14 @@ std::uint32_t divided(std::uint32_t state, const unsigned char* data, std::size_
     return state;
 }
 
-// `value` moved away from the end by as many bits as `by` was made for, and what lies there.
+// `value` moved away from the end by the number of bits that `by` stands for, plus the bits there.
 __attribute__((target("pclmul,sse4.1"))) inline __m128i folded(__m128i value, __m128i by, __m128i there) {
     const __m128i early = _mm_clmulepi64_si128(value, by, 0x00), late = _mm_clmulepi64_si128(value, by, 0x11);
     return _mm_xor_si128(_mm_xor_si128(early, late), there);
 }
 
-// Factors for a move by so many bits. The early half of a register counts 64 bits more; a product of 64 bits with 33 ends
-// 32 bits before the end of the register.
+// Factors that move both halves of a register by the same number of bits. The early half counts 64 bits more; a product
+// of 64 bits with 33 ends 32 bits before the end of the register.
 inline __m128i move_by(std::uint64_t early, std::uint64_t late) {
     return _mm_set_epi64x(static_cast<long long>(late), static_cast<long long>(early));
 }

@@ -4,10 +4,10 @@
 
 namespace feedline {
 
-// Whether this processor multiplies polynomials, without which `crc32` below may not be called.
+// True if this CPU has carry-less multiplication; `crc32` below needs it.
 bool has_quick_crc32();
 
-// The CRC-32 of zlib, gzip and PNG, at the speed of memory.
+// CRC-32 of zlib, gzip and PNG, at memory speed.
 std::uint32_t crc32(const unsigned char* data, std::size_t nbytes);
 
 }  // namespace feedline

@@ -15,12 +15,12 @@
 namespace feedline {
 namespace {
 
-// One call of run_chunks; it lives on the caller's stack until no helper holds it.
+// One call of run_chunks; it stays on the caller's stack until no helper uses it.
 struct Job {
     const std::function<void(std::int64_t)>& work;
     const std::int64_t chunks;
     std::atomic<std::int64_t> next{0};
-    int helpers = 0;  // that are inside `run`; guarded by the crew's mutex
+    int helpers = 0;  // helpers inside `run`; guarded by the crew's mutex
 
     void run() {
         for (std::int64_t chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < chunks;) work(chunk);
@@ -49,7 +49,7 @@ private:
             try {
                 std::thread([this] { help(); }).detach();
             } catch (const std::system_error&) {
-                return;  // no more threads allowed here: the caller does the work itself
+                return;  // no more threads can be started: the caller does the work itself
             }
         }
     }
@@ -71,15 +71,15 @@ private:
     std::mutex mutex_;
     std::condition_variable work_;
     std::condition_variable left_;
-    std::deque<Job*> wanted_;  // a job stands here once for each helper it would like
+    std::deque<Job*> wanted_;  // a job appears once for each helper that it requests
     int size_ = 0;
 };
 
-// Never destroyed: its threads sleep on it until the process ends.
+// Never destroyed: its threads wait on it until the process ends.
 std::atomic<Crew*> crew{new Crew};
 
 #ifdef __unix__
-// A forked child has none of the threads, and the mutex may be in any state: it starts over with a new crew.
+// A forked child has none of the threads, and the mutex may be locked: it starts with a new crew.
 const int registered = pthread_atfork(nullptr, nullptr, [] { crew.store(new Crew); });
 #endif
 

@@ -10,9 +10,9 @@ namespace feedline {
 namespace {
 
 constexpr std::int64_t kLine = 64;                 // bytes of a cache line
-constexpr std::int64_t kAhead = 4096;              // bytes that are asked for before they are copied,
+constexpr std::int64_t kAhead = 4096;              // bytes that are prefetched before they are copied,
 constexpr std::int64_t kMostAhead = 32;            // and rows
-constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // bytes per turn of a thread: 50 µs, several wake-ups
+constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // bytes per chunk of a thread: 50 µs, several times a wake-up
 
 inline const char* row_at(const Rows& source, std::int64_t index) {
     return source[index < 0 ? index + source.count : index];
@@ -21,12 +21,11 @@ inline const char* row_at(const Rows& source, std::int64_t index) {
 inline void prefetch(const char* row, std::int64_t nbytes) {
 #if defined(__GNUC__)
     for (std::int64_t at = 0; at < nbytes; at += kLine) __builtin_prefetch(row + at);
-    __builtin_prefetch(row + nbytes - 1);  // rows seldom begin with a line, so they often end in one more
+    __builtin_prefetch(row + nbytes - 1);  // rows seldom start at a cache line, so they often end in one more
 #endif
 }
 
-// Copies rows [start, stop) with `copy`, asking early for the rows that come next: they lie where no hardware
-// prefetcher expects them.
+// Copies rows [start, stop) with `copy`, and prefetches the next rows: hardware prefetchers cannot predict them.
 template <class Copy>
 inline void each_row(const Rows& source, const std::int64_t* indices, std::int64_t start, std::int64_t stop, Copy copy) {
     const std::int64_t distance = std::max<std::int64_t>(1, std::min<std::int64_t>(kMostAhead, kAhead / source.nbytes));
@@ -39,7 +38,7 @@ inline void each_row(const Rows& source, const std::int64_t* indices, std::int64
     for (std::int64_t i = last; i < stop; i++) copy(i, row_at(source, indices[i]));
 }
 
-// Rows so short that a call of memcpy would cost more than the copy.
+// Rows so short that calling memcpy would cost more than the copy.
 template <std::size_t nbytes>
 void copy_short(const Rows& source, const std::int64_t* indices, const Rows& out, std::int64_t start, std::int64_t stop) {
     each_row(source, indices, start, stop,
@@ -65,7 +64,7 @@ void copy_rows(const Rows& source, const std::int64_t* indices, const Rows& out,
 template <class Item>
 inline void widen_row(char* out, const char* row, std::int64_t items) {
     for (std::int64_t j = 0; j < items; j++) {
-        Item item;  // windows start at any byte, so items may be unaligned
+        Item item;  // windows start at any byte: items may be unaligned
         std::memcpy(&item, row + j * static_cast<std::int64_t>(sizeof(Item)), sizeof(Item));
         const std::int64_t wide = item;
         std::memcpy(out + j * 8, &wide, 8);

@@ -1,4 +1,4 @@
-// The extension module `feedline._native`: one bind_* function for each family of kernels.
+// Extension module `feedline._native`: one bind_* function for each family of kernels.
 #include <nanobind/nanobind.h>
 
 #include "module.h"

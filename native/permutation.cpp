@@ -7,9 +7,9 @@
 namespace feedline {
 namespace {
 
-constexpr int kBlock = 512;  // small enough for the first-level cache, long enough for every vector width
+constexpr int kBlock = 512;  // fits the first-level cache, and fills every vector width
 
-// Values on their way through the network, as two halves, and where each result belongs.
+// Values in the network, as two halves, and the target of each result.
 struct Block {
     alignas(64) std::uint32_t high[kBlock];
     alignas(64) std::uint32_t low[kBlock];
@@ -38,14 +38,14 @@ void encrypt(Block& block, int count, const std::uint32_t* keys, std::uint32_t e
     }
 }
 
-// Writes every value to its target and keeps those that fell outside, moved to the front; their number.
+// Writes every value to its target, moves those that fell outside to the front, and returns their number.
 int settle(Block& block, int count, int low_bits, std::uint64_t length, std::int64_t* out) {
     int kept = 0;
     for (int i = 0; i < count; i++) {
         const std::uint32_t high = block.high[i], low = block.low[i];
         const std::int64_t target = block.target[i];
         const std::uint64_t value = std::uint64_t{high} << low_bits | low;
-        out[target] = static_cast<std::int64_t>(value);  // one that fell outside is overwritten in a later turn
+        out[target] = static_cast<std::int64_t>(value);  // values outside are overwritten in a later round
         block.high[kept] = high;
         block.low[kept] = low;
         block.target[kept] = target;

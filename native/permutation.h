@@ -3,19 +3,20 @@
 
 namespace feedline {
 
-// The permutation of [0, length) that `key` names, 1 <= length < 2**62. Same numbers as `_permuted_numpy`.
+// Permutation of [0, length) given by `key`, 1 <= length < 2**62. Same numbers as `_permuted_numpy`.
 //
-// A Feistel network of eight rounds over the smallest sufficient power of two, walked until it lands below `length`.
+// A Feistel network of eight rounds over the smallest sufficient power of two; values of at least `length` go through
+// it again (cycle walking).
 class Permutation {
 public:
     static constexpr int kRounds = 8;
 
     Permutation(std::uint64_t key, std::uint64_t length);
 
-    // out[i] = the element at place start + i.
+    // out[i] = element at position start + i.
     void range(std::int64_t start, std::int64_t count, std::int64_t* out) const;
 
-    // out[i] = the element at places[i]; `out` may be `places` itself. Every place must lie in [0, length).
+    // out[i] = element at position places[i]; `out` may be `places`. Every position must lie in [0, length).
     void at(const std::int64_t* places, std::int64_t count, std::int64_t* out) const;
 
 private:

@@ -1,8 +1,8 @@
-"""Claim: `device="cuda"` copies at the rate of page-locked memory and keeps the GPU as busy as batches that are there.
+"""Claim: `device="cuda"` copies at the rate of page-locked memory and keeps the GPU as busy as resident batches.
 
-Batches of 256 pictures (3×224×224, uint8, 38.5 MB) from worker processes feed a ResNet-50 in bfloat16; beside feedline
-torch's DataLoader with its pin thread and `non_blocking` copies, and one batch that lies on the device already.
-"GPU busy" is the time between events around the steps, over the wall time of the same runs.
+Batches of 256 images (3×224×224, uint8, 38.5 MB) from worker processes feed a ResNet-50 in bfloat16. The peers are
+torch's DataLoader with its pin thread and `non_blocking` copies, and one batch that is already on the device. "GPU
+busy" is the time between events around the steps, divided by the wall time of the same runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Pictures(torch.utils.data.Dataset):
-    """Decoded pictures in memory, so that loading is cheap and the way to the device is what is measured."""
+    """Decoded images in memory: loading is cheap, so that the copy to the device is measured."""
 
     def __init__(self) -> None:
         self.images = torch.randint(0, 256, (PICTURES, 3, 224, 224), dtype=torch.uint8)
@@ -80,7 +80,7 @@ def resnet50() -> nn.Module:
 
 
 class Training:
-    """A step as scripts make it: normalize on the device, forward, backward, SGD."""
+    """A usual step: normalize on the device, forward, backward, SGD."""
 
     def __init__(self) -> None:
         self.model = resnet50().cuda().to(memory_format=torch.channels_last)
@@ -105,7 +105,7 @@ class Run:
 
 
 def measure(training: Training, batches: Iterator[Batch]) -> Run:
-    """Train on what the loader gives; the first steps are not counted."""
+    """Train on the batches of a loader; the first steps are not counted."""
     for images, labels in islice(batches, WARM_UP):
         training.step(images, labels)
     torch.cuda.synchronize()
@@ -121,14 +121,14 @@ def measure(training: Training, batches: Iterator[Batch]) -> Run:
 
 
 def mark() -> torch.cuda.Event:
-    """The time at which the device gets here."""
+    """Record the time at which the device gets here."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
 def there(training: Training) -> Run:
-    """The limit: the batch is on the device already."""
+    """The limit: the batch is already on the device."""
     images = torch.randint(0, 256, (BATCH_SIZE, 3, 224, 224), dtype=torch.uint8).cuda()
     return measure(training, iter([(images, torch.arange(BATCH_SIZE).cuda())] * (WARM_UP + STEPS)))
 
@@ -156,7 +156,7 @@ def theirs(data: Pictures, training: Training) -> Run:
 
 
 def epochs(loader: torch.utils.data.DataLoader[Batch]) -> Iterator[Batch]:
-    """Epoch after epoch, without end."""
+    """One epoch after the other, without end."""
     while True:
         yield from loader
 
@@ -176,7 +176,7 @@ def alone() -> float:
 
 
 def compare(runners: dict[str, Callable[[], Run]]) -> None:
-    """Three tables: pictures per second, then, of the same runs, how busy the GPU was, and how fast copies went."""
+    """Three tables of the same runs: images per second, GPU busy, and rate of copies."""
     runs: dict[str, list[Run]] = {name: [] for name in runners}
 
     def recorded(name: str) -> float:

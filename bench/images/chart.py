@@ -1,4 +1,4 @@
-"""One contest as a bar chart (SVG): a bar for each contestant, fastest first, the limits as dashed lines."""
+"""One contest as a bar chart (SVG): one bar per contestant, fastest first; limits are dashed lines."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The image contests: feedline and what people use today, by turns, on one machine, with the same pictures and work.
+"""The image contests: feedline and its peers in turns on one machine, with the same images and work.
 
-    python -m images.contest                    every contest; figures to bench/results, docs/benchmarks.md rewritten
-    python -m images.contest --quick            one short round each, to see that everyone still works; printed only
+    python -m images.contest                    all contests; writes bench/results and docs/benchmarks.md
+    python -m images.contest --quick            one short round each, printed only, to see that everything works
     python -m images.contest --only feedline --event 500x375,
 
-What is missing (pictures, the peers' environments, their file formats) is made first, once, below build/.
+Missing images, environments of peers and their file formats are made first, once, below build/.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Options:
 
 
 class Absent:
-    """Who could not take part, and why."""
+    """A contestant that cannot take part, and the reason."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
@@ -61,7 +61,7 @@ class Absent:
 
 
 def prepared(corpus: Corpus) -> Manifest:
-    """The corpus's pictures, made if they are not there."""
+    """The corpus's images, made if missing."""
     found = manifest(corpus)
     if found:
         return found
@@ -71,7 +71,7 @@ def prepared(corpus: Corpus) -> Manifest:
 
 
 def ready(event: Event, options: Options, absent: Absent) -> dict[Entrant, int]:
-    """Those who can take part, each with the bytes of the form that it reads."""
+    """The contestants that can take part, each with the size of its data."""
     able = {}
     for entrant in event.entrants(options.only):
         with absent.excused(entrant):
@@ -82,12 +82,12 @@ def ready(event: Event, options: Options, absent: Absent) -> dict[Entrant, int]:
 
 
 def run(event: Event, options: Options) -> dict[str, Any]:
-    """One contest from the start of its processes to its figures."""
-    told, absent = prepared(event.corpus), Absent()
+    """One contest, from the start of its processes to its figures."""
+    corpus_manifest, absent = prepared(event.corpus), Absent()
     sizes = ready(event, options, absent)
     task = event.task(2 * event.workers if options.quick else None)
     with ExitStack() as stack:
-        processes = [stack.enter_context(Contestant(entrant, task, told)) for entrant in sizes]
+        processes = [stack.enter_context(Contestant(entrant, task, corpus_manifest)) for entrant in sizes]
         present = _weighed_in(processes, absent)
         race = Contest(event.name, unit="images/s", baseline=_baseline(present))
         for contestant in present:
@@ -98,14 +98,14 @@ def run(event: Event, options: Options) -> dict[str, Any]:
     ]
     return {
         "title": event.title,
-        **_described(outcome, told, task),
+        **_describe(outcome, corpus_manifest, task),
         "entrants": standings,
         "absent": [{"name": name, "reason": reason} for name, reason in absent.reasons.items()],
     }
 
 
 def _weighed_in(processes: Sequence[Contestant], absent: Absent) -> list[Contestant]:
-    """Those who started and did their first epoch as they should."""
+    """The contestants that started and delivered a correct first epoch."""
     present = []
     with ThreadPoolExecutor(WORKERS) as pool:
         starts = [pool.submit(contestant.start) for contestant in processes]
@@ -140,12 +140,12 @@ def _standing(contestant: Contestant, standing: Standing, nbytes: int) -> dict[s
     }
 
 
-def _described(outcome: Outcome, told: Manifest, task: Task) -> dict[str, Any]:
+def _describe(outcome: Outcome, manifest: Manifest, task: Task) -> dict[str, Any]:
     return {
         "name": outcome.name,
         "unit": outcome.unit,
         "baseline": outcome.baseline,
-        "corpus": asdict(told),
+        "corpus": asdict(manifest),
         "task": {name: value for name, value in asdict(task).items() if name != "root"},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),

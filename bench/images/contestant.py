@@ -23,19 +23,19 @@ LOGS = CACHE / "logs"
 
 
 class DisqualifiedError(Exception):
-    """A contestant died, or did not deliver what was asked for; the message says which, and what."""
+    """A contestant died or delivered wrong batches; the message says which, and what."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One epoch: pictures a second, and the CPU seconds of all processes per 1,000 pictures."""
+    """One epoch: images per second, and CPU seconds of all processes per 1,000 images."""
 
     rate: float
     cpu_s_per_1000: float
 
 
 class Contestant:
-    """A context manager: leaving it ends the process and all that it started."""
+    """The process of a contestant; leaving the block ends it with all its descendants."""
 
     def __init__(self, entrant: Entrant, task: Task, manifest: Manifest) -> None:
         self.entrant, self.task, self.manifest = entrant, task, manifest
@@ -77,34 +77,34 @@ class Contestant:
         return Tree(self.process.pid)
 
     def weigh_in(self) -> None:
-        """One epoch that is not counted: it warms up, is weighed, and what it delivers is checked."""
+        """One uncounted epoch: it warms up, is weighed, and its batches are checked."""
         done = Signal()
         with ThreadPoolExecutor(1) as pool:
             weight = pool.submit(self.tree.peak, Path(self.task.root), done)
             try:
-                told = self._epoch()
+                answer = self._epoch()
             finally:
                 done.set()
             self.weight = weight.result()
-        self._check(told)
+        self._check(answer)
         self.tree.settle()
 
     def turn(self) -> float:
-        """One epoch that counts; its rate."""
+        """One counted epoch; returns its rate."""
         _read_through(Path(self.task.form(self.entrant.form)))
         before = self.tree.cpu_s()
-        told = self._epoch()
+        answer = self._epoch()
         self.tree.settle()
         spent = self.tree.cpu_s() - before
-        self._check(told)
-        worked = told["images"] + told["thrown_away"]
-        self.turns.append(Turn(told["images"] / told["seconds"], 1000 * spent / worked))
+        self._check(answer)
+        worked = answer["images"] + answer["thrown_away"]
+        self.turns.append(Turn(answer["images"] / answer["seconds"], 1000 * spent / worked))
         return self.turns[-1].rate
 
     def _epoch(self) -> dict[str, Any]:
         assert self.process is not None
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it has died: the missing answer tells
+        with suppress(BrokenPipeError):  # it has died, which the missing answer reports
             self.process.stdin.write("\n")
             self.process.stdin.flush()
         return self._answer()
@@ -119,14 +119,14 @@ class Contestant:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _check(self, told: dict[str, Any]) -> None:
-        fault = fault_of(told, self.task, self.manifest, delivers=not self.entrant.limit)
+    def _check(self, answer: dict[str, Any]) -> None:
+        fault = fault_of(answer, self.task, self.manifest, delivers=not self.entrant.limit)
         if fault:
             raise DisqualifiedError(f"{self.entrant.name} {fault}")
 
 
 def _read_through(form: Path) -> None:
-    """Every turn begins with its pictures in the page cache, whatever the others have pushed out of it."""
+    """Read the files into the page cache, from which other contestants may have evicted them."""
     for path in [form] if form.is_file() else sorted(form.rglob("*")):
         if path.is_file():
             with path.open("rb") as file:
@@ -134,21 +134,21 @@ def _read_through(form: Path) -> None:
                     pass
 
 
-def fault_of(told: dict[str, Any], task: Task, manifest: Manifest, *, delivers: bool = True) -> str | None:
-    """What is wrong with an epoch; None when all is well. Shapes and dtypes were looked at batch by batch."""
-    if told["images"] != task.images:
-        return f"delivered {told['images']} pictures; expected {task.images}"
+def fault_of(answer: dict[str, Any], task: Task, manifest: Manifest, *, delivers: bool = True) -> str | None:
+    """The fault of an epoch, or None. Shapes and dtypes were checked batch by batch."""
+    if answer["images"] != task.images:
+        return f"delivered {answer['images']} images; expected {task.images}"
     if not delivers:
         return None
     # An endless stream begins its next epoch within a turn, and may then give a batch once more.
-    if told["different"] < max(2, told["batches"] * 3 // 4):
-        return f"delivered {told['batches']} batches of which only {told['different']} differ"
-    if not set(told["labels"]) <= set(range(len(manifest.classes))) or len(told["labels"]) < 2:
-        return f"delivered the labels {told['labels']}; expected those of {len(manifest.classes)} classes"
+    if answer["different"] < max(2, answer["batches"] * 3 // 4):
+        return f"delivered {answer['batches']} batches, of which only {answer['different']} differ"
+    if not set(answer["labels"]) <= set(range(len(manifest.classes))) or len(answer["labels"]) < 2:
+        return f"delivered the labels {answer['labels']}; expected those of {len(manifest.classes)} classes"
     # Middles of photographs are a little brighter than their borders, and few small crops differ much.
     tolerance = 12 + 200 / task.images**0.5
-    if any(abs(a - b) > tolerance for a, b in zip(told["mean"], manifest.mean, strict=True)):
-        return f"delivered pixels of mean {told['mean']}; expected about {list(manifest.mean)}"
+    if any(abs(a - b) > tolerance for a, b in zip(answer["mean"], manifest.mean, strict=True)):
+        return f"delivered pixels of mean {answer['mean']}; expected about {list(manifest.mean)}"
     return None
 
 

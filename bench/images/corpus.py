@@ -1,9 +1,9 @@
-"""The pictures that the image contests read: parts of a few real photographs, with grain, as JPEG files of one size.
+"""The images of the contests: parts of a few real photographs, with grain, as JPEG files of one size.
 
-No corpus of thousands of photographs can be shipped or downloaded here, so one is made: every file is another part of
-one of the photographs that installed packages ship, enlarged or reduced to the corpus's size. Enlarging takes detail
-away; film grain puts as much back as it takes for the bytes per picture to be those of a camera's JPEG, because bytes
-are what a decoder's time goes to. The same files come out for the same versions of the packages, in any order.
+No corpus of thousands of photographs can be shipped or downloaded here, so one is made. Every file is a different part
+of a photograph that installed packages ship, enlarged or reduced to the corpus's size. Enlarging removes detail; film
+grain adds enough for the bytes per image to match a camera's JPEG, because decoding time depends on bytes. The files
+depend on the versions of the packages only, not on the order in which they are made.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """`pictures` JPEG files of `size` (width, height) in class folders, of about `nbytes` each (None: as they come).
+    """`pictures` JPEG files of `size` (width, height) in class folders, of about `nbytes` each.
 
-    `part` says which share of a photograph's side a picture shows, from and to.
+    `nbytes` is None for any size. `part` is the smallest and largest share of a photograph's side that an image shows.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Corpus:
 
     @property
     def root(self) -> Path:
-        """The folder that holds the files and every other form of them."""
+        """The folder of the files and of all other forms of them."""
         return CACHE / self.name
 
     @property
@@ -71,7 +71,7 @@ CORPORA = {
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The `number`-th picture of its class, which is the photograph's name."""
+    """The `number`-th image of its class, which is the name of the photograph."""
 
     label: str
     number: int
@@ -83,7 +83,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was made: `nbytes` of `pictures` files, their classes, the mean of all pixels (red, green, blue)."""
+    """The finished corpus: `nbytes` of `pictures` files, their classes, the mean of all pixels (red, green, blue)."""
 
     corpus: str
     recipe: int
@@ -95,13 +95,13 @@ class Manifest:
 
 
 def pictures(corpus: Corpus) -> list[Picture]:
-    """Every picture of the corpus, classes by turns."""
+    """Every image of the corpus, classes in turns."""
     labels = sorted(_photos())
     return [Picture(labels[i % len(labels)], i // len(labels)) for i in range(corpus.pictures)]
 
 
 def manifest(corpus: Corpus) -> Manifest | None:
-    """What the last complete run wrote; None when there is none, or it was of another recipe or size."""
+    """The manifest of the last complete run, or None if it had another recipe or size."""
     path = corpus.root / "manifest.json"
     if not path.exists():
         return None
@@ -111,7 +111,7 @@ def manifest(corpus: Corpus) -> Manifest | None:
 
 
 def write(corpus: Corpus, tick: Callable[[], None] = lambda: None) -> Manifest:
-    """Make all files, calling `tick` after each, and the manifest when the last one is there."""
+    """Make all files, calling `tick` after each, and then the manifest."""
     chosen = pictures(corpus)
     for label in {picture.label for picture in chosen}:
         (corpus.files / label).mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def write(corpus: Corpus, tick: Callable[[], None] = lambda: None) -> Manifest:
 
 
 def drawn(corpus: Corpus, picture: Picture) -> Pixels:
-    """The pixels of one picture, a function of the corpus's recipe and the picture's name alone."""
+    """The pixels of one image, a function of the corpus's recipe and the image's name."""
     plain = _part(corpus, picture)
     if corpus.nbytes is None:
         return plain
@@ -137,14 +137,14 @@ def drawn(corpus: Corpus, picture: Picture) -> Pixels:
 
 
 def encoded(pixels: Pixels) -> bytes:
-    """As most JPEG files are: baseline, color at half the resolution."""
+    """A usual JPEG file: baseline, color at half the resolution."""
     buffer = BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=QUALITY, subsampling="4:2:0")
     return buffer.getvalue()
 
 
 def attribution() -> str:
-    """Whose photographs these are."""
+    """The authors of the photographs."""
     rows = [f"- {p.label}: {p.title}, {p.credit}, {p.license}, {p.origin}" for p in installed_photos()]
     head = "Every file is a part of one of these photographs, resized, with film grain, encoded again:\n\n"
     return head + "\n".join(rows) + "\n"
@@ -168,7 +168,7 @@ def _part(corpus: Corpus, picture: Picture) -> Pixels:
 
 
 def _grained(pixels: Pixels, strength: float, picture: Picture) -> Pixels:
-    """Normal noise of standard deviation `strength`, the same in all channels, as grain is."""
+    """The image with normal noise of standard deviation `strength`, equal in all channels."""
     rng = SampleRng(derive(picture.label, picture.number, "grain")).generator
     noise = rng.standard_normal(pixels.shape[:2], np.float32)[..., None] * np.float32(strength)
     return np.clip(pixels + noise, 0, 255).astype(np.uint8)
@@ -176,7 +176,7 @@ def _grained(pixels: Pixels, strength: float, picture: Picture) -> Pixels:
 
 @cache
 def _grain(corpus: Corpus, label: str) -> float:
-    """How strong a photograph's grain must be for its pictures to have the wanted size, by bisection."""
+    """The strength of grain that gives a photograph's images the intended size, by bisection."""
     assert corpus.nbytes is not None
     tries = [_window(_part(corpus, picture)) for picture in (Picture(label, number) for number in range(3))]
     wanted = corpus.nbytes * tries[0].shape[0] * tries[0].shape[1] / (corpus.size[0] * corpus.size[1])
@@ -189,7 +189,7 @@ def _grain(corpus: Corpus, label: str) -> float:
 
 
 def _window(pixels: Pixels) -> Pixels:
-    """The middle, as a stand-in for a picture that takes long to encode."""
+    """The middle, in place of an image that takes long to encode."""
     height, width = (min(side, 1000) for side in pixels.shape[:2])
     top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
     return pixels[top : top + height, left : left + width]

@@ -1,7 +1,7 @@
-"""The peers' virtual environments: one a file of pins in peers/, below build/peers, made once.
+"""The peers' virtual environments below build/peers, made once, one per file of pins in peers/.
 
-Peers that can live together share one; Pillow-SIMD, DALI, FFCV and Mosaic need others of what the rest uses. Packages
-are installed without what they ask for: the pins are complete, and two of the peers would bring all of CUDA.
+Peers that are compatible share one; Pillow-SIMD, DALI, FFCV and Mosaic need their own. Packages are installed without
+their dependencies: the pins are complete, and two of the peers would bring all of CUDA.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ HOME = ROOT / "build" / "peers"
 
 
 class UnavailableError(Exception):
-    """A peer cannot be had on this machine; the message says why."""
+    """A peer that cannot be installed on this machine; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The pins of peers/NAME.txt, installed beside Debian's `packages`.
+    """The pins of peers/NAME.txt, and Debian's `packages`.
 
     `variables` are set while packages are built, and `path` while they are used (relative to peers/).
     """
@@ -43,22 +43,22 @@ class Environment:
 
     @property
     def pins(self) -> dict[str, str]:
-        """Package to version."""
+        """Versions by package."""
         lines = (PEERS / f"{self.name}.txt").read_text(encoding="utf-8").splitlines()
         return dict(line.split("==") for line in lines)
 
     def surroundings(self) -> dict[str, str]:
-        """The variables that a contestant of this environment runs with."""
+        """Environment variables of a contestant."""
         path = str(PEERS / self.path) if self.path else ""
         return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
     def make(self) -> None:
-        """Install what is not there yet; `UnavailableError` when that fails."""
+        """Install missing packages; `UnavailableError` if that fails."""
         folder, done = HOME / self.name, HOME / f"{self.name}.done"
         state = blake2b((PEERS / f"{self.name}.txt").read_bytes(), digest_size=8).hexdigest()
         if done.exists() and done.read_text(encoding="utf-8") == state:
             return
-        print(f"making the environment {self.name}")
+        print(f"installing the environment {self.name}")
         _system(self.packages)
         _run([sys.executable, "-m", "venv", str(folder)])
         for name in FIRST & self.pins.keys():
@@ -84,7 +84,7 @@ ENVIRONMENTS = {
 
 
 def _system(packages: tuple[str, ...]) -> None:
-    """Debian's packages, installed when root asks; elsewhere named."""
+    """Install Debian's packages as root; otherwise name them in the error."""
     missing = [name for name in packages if not _installed(name)]
     if not missing:
         return
@@ -114,5 +114,5 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
 
 
 def spelled(command: list[str]) -> str:
-    """The command as it would be typed in the repository's folder."""
+    """The command as typed in the repository's folder."""
     return " ".join(command).replace(f"{ROOT}/", "")

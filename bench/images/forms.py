@@ -1,6 +1,6 @@
-"""The forms that a corpus must have for the contestants to read it: files, tars, and what some peers alone can read.
+"""The forms of a corpus: files, tars, and the formats that only some peers read.
 
-Each is written once, beside the files, by the peer's own writer. The time that takes is not counted; the size is told.
+Each is written once, next to the files, by the peer's own writer. Its time is not counted; its size is reported.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Writer = Callable[[Path, Path], None]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way in which a corpus lies on disk: `write(files, target)` makes the file or folder `name`."""
+    """One form of a corpus on disk: `write(files, target)` makes the file or folder `name`."""
 
     name: str
     write: Writer
 
     def nbytes(self, corpus: Corpus) -> int:
-        """The size of the form, written first if it is not there; `UnavailableError` when it cannot be written."""
+        """The size of the form, which is written first if missing; `UnavailableError` if that fails."""
         target = corpus.root / self.name
         if not target.exists():
             print(f"writing {corpus.name} as {self.name}")
@@ -44,7 +44,7 @@ class Form:
 
 
 def _tar(files: Path, target: Path) -> None:
-    """WebDataset's layout: a key is a picture's name, its members `key.jpg` and `key.cls`."""
+    """WebDataset's layout: the key is an image's name, its members are `key.jpg` and `key.cls`."""
     target.mkdir()
     samples = in_random_order(files)
     for shard in range(SHARDS):
@@ -96,7 +96,7 @@ FORMS = {
 
 
 def sizes(corpus: Corpus, names: Iterable[str]) -> dict[str, int]:
-    """The bytes of each form that can be had; for the others a reason is printed and they are left out."""
+    """The bytes of each available form; for the others, a reason is printed."""
     found = {}
     for name in names:
         try:

@@ -1,6 +1,6 @@
-"""docs/benchmarks.md and its charts, out of bench/results/images-*.json, so that no figure is typed by hand.
+"""Generate docs/benchmarks.md and its charts from bench/results/images-*.json.
 
-python -m images.page writes them; with `--check` it only says whether the page is what the results say.
+`python -m images.page` writes them; with `--check` it only compares.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Result = dict[str, Any]
 
 
 def results(folder: Path = ROOT / "bench" / "results") -> list[Result]:
-    """The image contests that were run, by corpus."""
+    """The finished image contests, by corpus."""
     paths = sorted(folder.glob("images-*.json"), reverse=True)
     found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     return sorted(found, key=lambda result: ORDER.index(result["corpus"]["corpus"]))
 
 
 def rewritten(page: str, contests: list[Result]) -> str:
-    """The page with everything between its marks replaced."""
+    """The page with new text between its marks."""
     return replaced(page, START, STOP, "".join(f"{line}\n" for line in _lines(contests)))
 
 
@@ -41,7 +41,7 @@ def chart_name(result: Result) -> str:
 
 
 def rewrite() -> None:
-    """Draw every chart and rewrite the page."""
+    """Draw every chart, and rewrite the page."""
     contests = results()
     for result in contests:
         draw(result, CHARTS / chart_name(result))
@@ -95,9 +95,9 @@ def _table(result: Result) -> Iterator[str]:
 
 def _notes(contests: list[Result]) -> Iterator[str]:
     for name, version, note in _unique((e["name"], e["version"], e["note"]) for c in contests for e in c["entrants"]):
-        told = "; ".join(part for part in (version, note) if part)
-        if told:
-            yield f"- {name}: {told}."
+        details = "; ".join(part for part in (version, note) if part)
+        if details:
+            yield f"- {name}: {details}."
 
 
 def _unique(rows: Iterable[tuple[str, str, str]]) -> Iterable[tuple[str, str, str]]:
@@ -109,7 +109,7 @@ def _short(figure: float) -> str:
 
 
 def main() -> int:
-    """Write everything, or with `--check` only compare; the exit code."""
+    """Write everything, or only compare with `--check`; returns the exit code."""
     if "--check" in sys.argv[1:]:
         page = PAGE.read_text(encoding="utf-8")
         return int(rewritten(page, results()) != page)

@@ -1,4 +1,4 @@
-"""Who takes part in which contest, with what."""
+"""The contestants of each contest, and their settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWN = "own"
 class Entrant:
     """`module` of peers/ with `options`, run in `environment`, reading the corpus as `form`.
 
-    `package` is whose version is told. A `limit` is no loader, but what none can pass that does the same work.
+    `package` is the one whose version is reported. A `limit` is not a loader, but an upper bound for the same work.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Entrant:
 
     @property
     def version(self) -> str:
-        """Of `package`, by the pins; feedline's own is told with the machine."""
+        """Version of `package`, from the pins; feedline's own is reported with the machine."""
         return "" if self.ours else f"{self.package} {ENVIRONMENTS[self.environment].pins[self.package]}"
 
 
@@ -88,7 +88,7 @@ ENTRANTS = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One contest: the same work on a corpus by all entrants but those `without`."""
+    """One contest: the same work on a corpus by all entrants except those in `without`."""
 
     name: str
     title: str
@@ -104,7 +104,7 @@ class Event:
     workers: int = WORKERS
 
     def task(self, batches: int | None = None) -> Task:
-        """The work of one turn, or of one with only so many batches."""
+        """The work of one turn, or of a turn with this many batches."""
         images = self.images if batches is None else min(self.images, batches * self.batch)
         return Task(
             str(self.corpus.root), self.corpus.pictures, self.recipe, self.size, self.scale, self.output,
@@ -112,7 +112,7 @@ class Event:
         )  # fmt: skip
 
     def entrants(self, only: Iterable[str] = ()) -> list[Entrant]:
-        """Those who take part, and whose names contain one of `only` (all, when it is empty)."""
+        """The participants whose names contain one of `only`, or all if it is empty."""
         words = [word.lower() for word in only]
         able = [entrant for entrant in ENTRANTS if entrant.name not in self.without]
         return [e for e in able if not words or any(word in e.name.lower() for word in words)]

@@ -16,10 +16,10 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Bytes: `own` memory, shared among the tree's processes once; `mapped`, pages of the corpus's files.
+    """Bytes: `own` memory of a process tree, shared pages counted once; `mapped` pages of the corpus's files.
 
-    `own` is what the proportional set sizes of the tree add up to while nobody else runs the same libraries: private
-    and shared memory by its proportional size, and of each library the largest resident part of any process.
+    `own` is the sum of the proportional set sizes while no other process uses the same libraries: private and shared
+    memory by its proportional size, and of each library the largest resident part in any process.
     """
 
     own: int
@@ -31,16 +31,16 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The process `pid` and all that it started."""
+    """The process `pid` and all its descendants."""
 
     pid: int
 
     def cpu_s(self) -> float:
-        """User and system seconds so far, those of descendants that ended included."""
+        """User and system seconds so far, including ended descendants."""
         return sum(_cpu_s(process) for process in self._living())
 
     def weight(self, corpus: Path) -> Weight:
-        """The memory in use now; `corpus` is the folder whose mapped files are told apart."""
+        """The memory in use now; `corpus` is the folder whose mapped files count as `mapped`."""
         own, libraries, mapped = 0, defaultdict[str, int](int), defaultdict[str, int](int)
         for process in self._living():
             resident = defaultdict[str, int](int)
@@ -66,7 +66,10 @@ class Tree:
         return highest
 
     def settle(self, most_s: float = 10) -> None:
-        """Wait until the tree is idle. Prefetching tells nobody when it ends, so its threads are looked at."""
+        """Wait until the tree is idle.
+
+        Prefetching does not signal its end, so the states of its threads are polled.
+        """
         idle, end = 0, perf_counter() + most_s
         while idle < _LOOKS and perf_counter() < end:
             idle = 0 if any(map(_works, self._living())) else idle + 1
@@ -84,18 +87,18 @@ _LOOKS, _LOOK_S = 3, 0.02
 
 
 def _works(process: psutil.Process) -> bool:
-    """Whether a thread of it runs, would like to, or waits for the disk."""
+    """True if a thread of the process runs, is runnable, or waits for the disk."""
     try:
-        told = [(task / "stat").read_text() for task in Path(f"/proc/{process.pid}/task").iterdir()]
-    except (FileNotFoundError, ProcessLookupError):  # it, or the thread, has ended meanwhile
+        stats = [(task / "stat").read_text() for task in Path(f"/proc/{process.pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):  # the process or the thread has ended
         return True
-    return any(text.rpartition(")")[2].split()[0] in "RD" for text in told)
+    return any(text.rpartition(")")[2].split()[0] in "RD" for text in stats)
 
 
 def _cpu_s(process: psutil.Process) -> float:
     try:
         times = process.cpu_times()
-    except psutil.NoSuchProcess:  # it has ended meanwhile, and its parent has its time
+    except psutil.NoSuchProcess:  # it has ended, and its parent counts its time
         return 0.0
     return float(times.user + times.system + times.children_user + times.children_system)
 
@@ -103,10 +106,10 @@ def _cpu_s(process: psutil.Process) -> float:
 def _maps(process: psutil.Process) -> list[Any]:
     try:
         return process.memory_maps(grouped=False)
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):  # it has ended meanwhile
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):  # it has ended
         return []
 
 
 def _is_file(path: str) -> bool:
-    """Whether pages of it belong to the page cache: not memory that has a name only to be shared."""
+    """True for pages of the page cache, false for shared memory that only has a name."""
     return path.startswith("/") and not path.startswith(("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero"))

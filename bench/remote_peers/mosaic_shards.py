@@ -1,4 +1,4 @@
-"""Mosaic's StreamingDataset reads shards from S3 into a folder that is empty at first."""
+"""Mosaic's StreamingDataset over shards in S3, with an initially empty local folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WebDataset reads the tars at some URLs, each through a pipe from curl, as its documentation has it."""
+"""WebDataset over tars at URLs, each through a pipe from curl, as in its documentation."""
 
 from __future__ import annotations
 

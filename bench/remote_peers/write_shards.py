@@ -1,4 +1,4 @@
-"""The samples of a tar file after the other, as Mosaic's shards."""
+"""Convert the samples of a tar file to Mosaic's shards."""
 
 from __future__ import annotations
 

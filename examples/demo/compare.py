@@ -13,6 +13,7 @@ import feedline as fl
 from dataset import CroppedImages, EpochSampler, IndexRng, Sample, loader_rng
 from feedline.loader.report import Context, Stats, Totals, Verdict, diagnose
 from feedline.loader.resources import usable_cpus
+from feedline.workers.registry import INLINE, PROCESSES
 from resume import ResumeTest, run_resume_test
 from training import MAIN_PROCESS, Batch, Span, TrainingRun, TrainingStep, train
 
@@ -223,7 +224,7 @@ class TimedTorchLoader:
         workers = self.loader.num_workers
         return Context(
             dataset="CroppedImages",
-            method="process" if workers else "inline",
+            pool=PROCESSES if workers else INLINE,
             num_workers=workers,
             prefetch_factor=self.loader.prefetch_factor or 0,
             cpus=usable_cpus(),

@@ -1,9 +1,9 @@
-"""Train a small network on real pictures, through torch's DataLoader and through feedline's, and compare.
+"""Train a small network on real images, through torch's DataLoader and through feedline's, and compare.
 
 Shows where the time went, that all losses are equal, and what limits each loop. Then stops an epoch in the middle and
 resumes it with another number of workers. Nothing is downloaded.
 
-The pictures are random crops of photographs, and handwritten digits, that scikit-learn, scikit-image and matplotlib
+The images are random crops of photographs, and handwritten digits, that scikit-learn, scikit-image and matplotlib
 ship; ATTRIBUTION.md beside them names their authors. They are made once. An interrupted run continues.
 
 Exit code: 0 when everything is equal, 1 when a loss or a resumed batch differs, 2 when the demo cannot run.
@@ -67,14 +67,14 @@ def run(directory: Path, count: int, settings: Settings, console: Console) -> Ou
 def make_images(images: ImageSet, console: Console) -> ImageSet:
     """Write the image files that are missing, and return `images`."""
     missing = images.missing()
-    console.print(show.heading("Pictures"))
+    console.print(show.heading("Images"))
     if missing:
         with show.progress(console) as bar:
             task = bar.add_task("cutting", total=len(missing), note="")
             try:
                 write_images(images, missing, lambda: bar.advance(task))
             except OSError as error:
-                error.add_note("Choose another folder for the pictures with --dir.")
+                error.add_note("Choose another folder for the images with --dir.")
                 raise
     console.print(show.image_set(images))
     return images
@@ -96,8 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "feedline", "demo")
     add = parser.add_argument
-    add("--dir", type=Path, default=cache, help="folder of the pictures (default: %(default)s)")
-    add("--images", type=_integer(200, 100_000), default=6000, help="number of pictures (default: %(default)s)")
+    add("--dir", type=Path, default=cache, help="folder of the images (default: %(default)s)")
+    add("--images", type=_integer(200, 100_000), default=6000, help="number of images (default: %(default)s)")
     add("--epochs", type=_integer(1), default=1, help="epochs of each training (default: %(default)s)")
     add(
         "--workers",

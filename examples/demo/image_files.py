@@ -201,14 +201,14 @@ def attribution() -> str:
 
 
 _ATTRIBUTION = """\
-# Where these pictures come from
+# Sources of these images
 
-They were made by feedline's `make demo` out of pictures that installed Python packages ship. They are **not** a data
+They were made by feedline's `make demo` from images that installed Python packages ship. They are **not** a data
 set of thousands of photographs: every file in a photograph's folder is a random crop of that one photograph, resized
 and encoded again as JPEG (quality {quality}); every digit is a scan of 8×8 pixels, enlarged to {pixels}×{pixels} and
-encoded as JPEG. They show how fast pictures are fed, not how well a model learns.
+encoded as JPEG. They show how fast images are fed, not how well a model learns.
 
-| folder | picture | by | license | from |
+| folder | image | by | license | from |
 |---|---|---|---|---|
 {photos}
 

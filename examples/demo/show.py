@@ -86,7 +86,7 @@ def resumed(test: ResumeTest) -> RenderableType:
 
 def _rows(outcome: Outcome) -> list[tuple[str, str, str]]:
     cells: dict[str, Callable[[Side], str]] = {
-        "pictures per second": lambda side: f"{side.run.images_per_s:.0f}",
+        "images per second": lambda side: f"{side.run.images_per_s:.0f}",
         "whole training": lambda side: f"{side.run.wall_s:.1f} s",
         "first batch ever": lambda side: f"{side.first_s * 1e3:.0f} ms",
         "  of this loader": lambda side: f"{side.run.first_batch_s * 1e3:.0f} ms",

@@ -1,6 +1,6 @@
-// libFuzzer's target for everything that reads pictures from outside: header, geometry, region, resize, grid. What the
-// quick entropy decoder gives must be what libjpeg gives.
-// The last bytes of an input say what is done with the rest of it; `scripts/fuzz` builds and runs this.
+// libFuzzer target for all code that reads images: header, geometry, region, resize, grid. The quick entropy decoder
+// must give libjpeg's results. The last bytes of an input are options for the rest; `scripts/fuzz` builds and runs
+// this.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -12,11 +12,11 @@ namespace {
 
 using namespace feedline;
 
-constexpr std::int64_t kLimit = 1 << 20;  // pixels: so that inputs are quick
+constexpr std::int64_t kLimit = 1 << 20;  // pixels: keeps inputs fast
 constexpr std::size_t kOptions = 24;
-constexpr int kMeetings = 4;  // with its tables, after which the quick decoder knows the fastest way
+constexpr int kMeetings = 4;  // times that tables are seen before the quick decoder uses its fastest path
 
-// The options of one input, which the fuzzer varies like everything else.
+// Options of one input; the fuzzer varies them, too.
 struct Options {
     std::uint8_t law, height, width, switches, number;
     std::uint8_t bounds[3];
@@ -49,7 +49,7 @@ void must(bool holds) {
     if (!holds) __builtin_trap();
 }
 
-// Calls `read(quick, memory)`, which gives a Status, both ways; must find the same.
+// Calls `read(quick, memory)`, which returns a Status, both ways; the results must be equal.
 template <class Read>
 void both_ways(std::size_t nbytes, Read read) {
     Memory expected(nbytes);
@@ -68,7 +68,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (size < kOptions) return 0;
     Options options;
     std::memcpy(&options, data + size - kOptions, kOptions);
-    const std::vector<std::uint8_t> jpeg(data, data + size - kOptions);  // of its own, so that reads beyond it show
+    const std::vector<std::uint8_t> jpeg(data, data + size - kOptions);  // own memory: reads beyond it are detected
     Plan plan = plan_of(options);
     Source source;
     source.bytes = {jpeg.data(), jpeg.size()};

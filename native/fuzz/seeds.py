@@ -1,4 +1,7 @@
-"""Write small JPEGs of every kind into a folder, each followed by 24 bytes of options, for the fuzzer to begin with."""
+"""Write the fuzzer's seeds: small JPEGs of every kind.
+
+Each is followed by 24 bytes of options.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ _OPTIONS_NBYTES = 24
 
 
 def jpegs() -> list[bytes]:
-    """Gray and color, each subsampling, sequential and progressive, with restart markers and orientations."""
+    """Gray and color JPEGs with all kinds of features.
+
+    They cover each subsampling, sequential and progressive scans, restart markers and orientations.
+    """
     picture = Image.radial_gradient("L").resize((61, 45))
     color = Image.merge("RGB", (picture, picture.transpose(Image.Transpose.ROTATE_180), picture))
     exif = Image.Exif()

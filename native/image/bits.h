@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-// For what only pays as part of the loop that calls it.
+// For functions that must be inlined into the loop that calls them.
 #if defined(__GNUC__)
 #define FEEDLINE_INLINE __attribute__((always_inline))
 #else
@@ -12,18 +12,18 @@
 
 namespace feedline {
 
-// The bits of one segment of entropy-coded data, which a marker or the end of the bytes closes. Behind its end come
-// zeros, without end; `overdrawn` tells whether any of them was taken.
+// Bits of one segment of entropy-coded data, which ends at a marker or with the bytes. Zeros follow its end;
+// `overdrawn` is true if any of them was taken.
 //
-// The fields are open, and nothing here that is called often takes the address of a reader: so the loops that decode
-// keep all of it in registers.
+// Fields are public, and no hot function takes the address of a reader, so that decoding loops keep all of it in
+// registers.
 struct BitReader {
     static constexpr int kReady = 56;
 
     const std::uint8_t *at = nullptr, *end = nullptr;
-    std::uint64_t bits = 0;    // the next ones, from the highest place on; below those that are ready, any
-    std::uint32_t spent = 63;  // its low byte: 63 less the number of bits that are ready; the rest is the caller's
-    int padded = 0;            // zeros from behind the end
+    std::uint64_t bits = 0;    // next bits, from the highest down; undefined below the ready ones
+    std::uint32_t spent = 63;  // low byte: 63 minus the number of ready bits; the rest is the caller's
+    int padded = 0;            // zeros taken after the end
 
     FEEDLINE_INLINE int ready() const { return 63 - static_cast<int>(spent & 255); }
     FEEDLINE_INLINE bool overdrawn() const { return ready() < padded; }
@@ -32,7 +32,7 @@ struct BitReader {
     FEEDLINE_INLINE void refill() {
         if (end - at >= 8) {
             const std::uint64_t next = eight(at);
-            if (!any_ff(next)) {  // an FF is data with a stuffed zero behind it, or a marker: byte by byte
+            if (!any_ff(next)) {  // FF is data with a stuffed zero after it, or a marker: go byte by byte
                 bits |= next >> (~spent & 63);
                 at += (spent & 255) >> 3;
                 spent &= ~std::uint32_t{255 - 7};
@@ -51,8 +51,8 @@ struct BitReader {
         spent += count;
     }
 
-    // Goes on behind the restart marker `number`, if that is what closes the segment, and if all of the segment is
-    // taken but for what fills its last byte.
+    // Continues after the restart marker `number`, if it ends the segment, and if all bits of the segment are taken
+    // except the padding of its last byte.
     bool restart(int number) {
         if (ready() - padded >= 8 || end - at < 2 || at[0] != 0xFF || at[1] != 0xD0 + number) return false;
         *this = BitReader{at + 2, end};

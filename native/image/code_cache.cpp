@@ -7,9 +7,9 @@ namespace feedline {
 namespace {
 
 constexpr std::size_t kMost = 8;                              // tables of each class
-constexpr std::size_t kPays = std::size_t{3} << 10;           // bytes of a scan that pay for its tables' look-ups
-constexpr std::size_t kPaysForRuns = std::size_t{64} << 10;   // and for those that make passing blocks faster
-constexpr int kMetForRuns = 3;                                // pictures with a table, by which both have paid
+constexpr std::size_t kPays = std::size_t{3} << 10;           // bytes of a scan from which look-up tables pay
+constexpr std::size_t kPaysForRuns = std::size_t{64} << 10;   // and from which tables that skip blocks pay
+constexpr int kMetForRuns = 3;                                // images with a table, after which both pay
 
 bool same(const HuffmanTable& kept, const JHUFF_TBL& table) {
     return !std::memcmp(kept.counts + 1, table.bits + 1, sizeof(kept.counts) - 1) &&
@@ -26,7 +26,7 @@ HuffmanTable copied(const JHUFF_TBL& table) {
 
 }  // namespace
 
-// The entry of a table, which comes first from now on.
+// Returns the entry of a table and moves it to the front.
 template <class Lookups>
 CodeCache::Entry<Lookups>& CodeCache::entry_of(Entries<Lookups>& entries, const JHUFF_TBL& table) {
     auto at = std::find_if(entries.begin(), entries.end(), [&](auto& entry) { return same(entry->table, table); });
@@ -41,7 +41,7 @@ CodeCache::Entry<Lookups>& CodeCache::entry_of(Entries<Lookups>& entries, const 
     return *entries.front();
 }
 
-// The entry of a table that another picture has; nullptr unless it has look-ups.
+// Counts one more image with a table and returns its entry; nullptr until its look-ups pay, or if it is invalid.
 template <class Lookups>
 CodeCache::Entry<Lookups>* CodeCache::met(Entries<Lookups>& entries, const JHUFF_TBL* table, std::size_t nbytes) {
     if (!table) return nullptr;

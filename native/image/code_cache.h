@@ -10,13 +10,13 @@
 
 namespace feedline {
 
-// The last few Huffman tables that pictures had, with their look-ups. Most files share a handful of tables, and making
-// the look-ups of one costs as much as decoding some kilobytes: so they are made when they pay, which is for a scan of
-// more than that, or when a table is met again.
+// Cache of the most recent Huffman tables, with their look-up tables. Most files share a handful of tables, and
+// building the look-ups of one costs as much as decoding some kilobytes. So they are built when they pay: for a longer
+// scan, or when a table is seen again.
 class CodeCache {
 public:
-    // To be asked once per picture for each of its tables; `nbytes` is the length of its scan. nullptr for a table that
-    // does not pay yet, and for one that no file can have.
+    // Call once per image for each of its tables; `nbytes` is the length of its scan. nullptr for a table that does not
+    // pay yet, and for an invalid one.
     const DcCodes* dc(const JHUFF_TBL* table, std::size_t nbytes);
     const AcCodes* ac(const JHUFF_TBL* table, std::size_t nbytes);
 
@@ -24,7 +24,7 @@ private:
     template <class Lookups>
     struct Entry {
         HuffmanTable table;
-        int met = 0;  // times, up to kMetForRuns
+        int met = 0;  // images seen with this table, up to kMetForRuns
         bool tried = false, fine = false;
         Lookups lookups;
     };

@@ -20,7 +20,7 @@ bool Codes::prepare(const HuffmanTable& table) {
 namespace {
 
 // Calls `put(code's length, symbol, i)` for each i that begins with a code of up to `bits` bits, in order: codes are
-// given out from zero on. Returns the first i that begins with none.
+// assigned from zero on. Returns the first i that begins with none.
 template <class Put>
 std::uint32_t each(const HuffmanTable& table, int bits, Put put) {
     std::uint32_t i = 0;
@@ -52,7 +52,7 @@ std::uint32_t DcCodes::found(std::uint64_t bits) const {
 
 AcCodes::Ahead AcCodes::first_of(int length, int symbol, std::uint64_t bits) {
     const int size = symbol & 15, run = symbol >> 4, all = length + size;
-    // The first bit of a number tells its sign, without which nothing is known of its value.
+    // The first bit of a number is its sign, without which its value is unknown.
     const bool known = size == 0 || length < kPairBits;
     if (!known || all > BitReader::kReady / kPairs) return {kNone, {}};
     const bool end = size == 0 && run != 15;

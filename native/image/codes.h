@@ -7,13 +7,13 @@
 
 namespace feedline {
 
-// A Huffman table as a file has it: how many codes there are of each length, and their symbols in the order of codes.
+// Huffman table as stored in a file: the number of codes of each length, and their symbols in the order of codes.
 struct HuffmanTable {
     std::uint8_t counts[17];  // of codes by length; [0] is 0
     std::uint8_t symbols[256];
 };
 
-// Finds any code by comparing; for those that are too long for the look-ups below, and to make these.
+// Finds any code by comparison: for codes too long for the look-up tables below, and to build these.
 class Codes {
 public:
     // False for a table whose codes do not fit their lengths.
@@ -31,25 +31,25 @@ public:
     }
 
 private:
-    std::uint32_t limits_[17];  // codes up to a length, with whatever follows them, are below this
-    std::uint32_t places_[17];  // of the first symbol of a length
+    std::uint32_t limits_[17];  // codes up to a length, with any bits after them, are below this
+    std::uint32_t places_[17];  // position of the first symbol of a length
     std::uint8_t symbols_[256];
 };
 
-// The number that the `size` bits behind the first `skipped` of `bits` stand for.
+// Returns the number encoded by the `size` bits after the first `skipped` bits.
 inline int number_behind(std::uint64_t bits, unsigned skipped, unsigned size) {
     bits <<= skipped;
-    const int below = static_cast<int>(static_cast<std::int64_t>(~bits) >> 63);  // all ones where the first bit is 0
+    const int below = static_cast<int>(static_cast<std::int64_t>(~bits) >> 63);  // all ones if the first bit is 0
     return static_cast<int>(bits >> 1 >> (63 - size)) - (below & ((1 << size) - 1));
 }
 
 // Reads the differences of DC coefficients.
 class DcCodes {
 public:
-    // False for a table that is not one of DC codes.
+    // False if the table cannot hold DC codes.
     bool prepare(const HuffmanTable& table);
 
-    // Of the ready bits it takes up to 31; false where they begin with no code.
+    // Takes up to 31 of the ready bits; false if they do not begin with a code.
     FEEDLINE_INLINE bool read(BitReader& reader, int& difference) const {
         const std::uint64_t bits = reader.bits;
         std::uint32_t entry = entries_[bits >> (64 - kBits)];
@@ -65,12 +65,12 @@ private:
     std::uint32_t found(std::uint64_t bits) const;
 
     Codes codes_;
-    // All bits | bits of the code << 6 | bits of the number << 11; 0 where the code is longer than kBits, if it is one.
+    // All bits | bits of the code << 6 | bits of the number << 11; 0 for no code, or one longer than kBits.
     std::uint16_t entries_[1 << kBits];
 };
 
-// Where coefficients lie in a block, by their order in the file, which is along its diagonals. Orders beyond the block
-// come up too, for what is not used then; they fall on its last place.
+// Position of coefficients in a block by their order in the file, which is along its diagonals. Speculative writes
+// beyond the block, which are not used, fall on its last position.
 using Places = std::array<std::uint8_t, 256>;
 constexpr Places along_diagonals() {
     Places places{};
@@ -87,39 +87,39 @@ inline constexpr Places kPlaces = along_diagonals();
 
 // Reads the AC coefficients of blocks, looking up several at once.
 //
-// How far a look-up goes is one number: the bits it takes in the low byte, above them the places it passes. So one
-// addition to BitReader::spent keeps account of both. The end of a block passes kEnd places.
+// The progress of a look-up is one number: the bits it takes in the low byte, the coefficients it passes above. One
+// addition to BitReader::spent counts both. The end of a block passes kEnd coefficients.
 class AcCodes {
 public:
-    // False for a table that no file can have.
+    // False for an invalid table.
     bool prepare(const HuffmanTable& table);
 
-    // Makes `pass` faster; worth it for many blocks only. After `prepare` with the same table.
+    // Makes `pass` faster; worth it for many blocks only. Call after `prepare` with the same table.
     void prepare_runs(const HuffmanTable& table);
     bool has_runs() const { return has_runs_; }
 
-    // Into a block of zeros. False for what is no block, which leaves reader and coefficients in any state.
+    // Decodes into a zeroed block. False for invalid data, which leave reader and coefficients undefined.
     FEEDLINE_INLINE bool read(BitReader& reader, std::int16_t* block) const { return rest<true>(reader, 1, block); }
 
-    // The same without a block to write to.
+    // Skips a block.
     FEEDLINE_INLINE bool pass(BitReader& reader) const;
 
 private:
     static constexpr int kPairBits = 11, kRunBits = 12;
-    static constexpr int kPairs = 4, kRuns = 3;  // look-ups that one refill is enough for
-    static constexpr unsigned kEnd = 128, kNone = (kEnd + 64) << 8;  // none: takes nothing, and ends no block
+    static constexpr int kPairs = 4, kRuns = 3;  // look-ups per refill
+    static constexpr unsigned kEnd = 128, kNone = (kEnd + 64) << 8;  // kNone takes no bits and ends no block
 
-    // The first symbol of kPairBits bits, and the second where both fit.
+    // The first symbol in kPairBits bits, and the second if both fit.
     struct Pair {
-        std::uint8_t run;    // places before the first coefficient
-        std::uint8_t alone;  // bits of the first symbol; 0 where it is for step() to find
+        std::uint8_t run;    // coefficients skipped before the first one
+        std::uint8_t alone;  // bits of the first symbol; 0 if step() has to find it
         std::int16_t first;
         std::int8_t second;
-        std::uint8_t late;  // mask of the last bits of the first coefficient, where these are not among the kPairBits
+        std::uint8_t late;  // mask of the first coefficient's last bits, if they are beyond kPairBits
     };
 
     struct Step {
-        std::uint32_t taken, next;  // bits, 0 where there is no code; the place after the symbol
+        std::uint32_t taken, next;  // bits, 0 for no code; the position after the symbol
     };
 
     Step step(std::uint64_t bits, std::uint32_t place, std::int16_t* block) const;
@@ -130,16 +130,16 @@ private:
     };
     static Ahead first_of(int length, int symbol, std::uint64_t bits);
 
-    // Of the place behind a look-up. Without branches, as nobody can foretell them: likewise in what follows.
+    // Position after a look-up. No branches here and below: they would be unpredictable.
     static bool ends(std::uint32_t place) { return (place == 64) | (place - (kEnd + 1) < 63); }
 
     template <bool kStored>
     FEEDLINE_INLINE bool rest(BitReader& reader, std::uint32_t place, std::int16_t* block) const;
 
     Codes codes_;
-    std::uint16_t aheads_[1 << kPairBits];  // of the pairs; apart from them, as each look-up waits for the last one's
+    std::uint16_t aheads_[1 << kPairBits];  // of the pairs; separate, as each look-up waits for the last one's
     Pair pairs_[1 << kPairBits];
-    std::uint16_t runs_[1 << kRunBits];  // as many symbols as fit
+    std::uint16_t runs_[1 << kRunBits];  // of as many symbols as fit
     bool has_runs_ = false;
 };
 
@@ -158,7 +158,7 @@ inline bool AcCodes::rest(BitReader& reader, std::uint32_t place, std::int16_t* 
             reader.spent += ahead;
             if (kStored) {
                 const int late = static_cast<int>(bits >> (-pair->alone & 63)) & pair->late;
-                // Where there is no second one this writes a zero, and to the place of the first if not to a later.
+                // Without a second one this writes a zero, at the first one's position or a later one.
                 block[kPlaces[(reader.spent >> 8) - 1]] = pair->second;
                 block[kPlaces[(spent >> 8) + pair->run]] = static_cast<std::int16_t>(pair->first + late);
             }
@@ -170,7 +170,7 @@ inline bool AcCodes::rest(BitReader& reader, std::uint32_t place, std::int16_t* 
 
         const std::uint32_t before = spent >> 8, after = reader.spent >> 8;
         if (pair->alone) {
-            // A block that is full has no code for its end: there, what came second is the next block's.
+            // A full block has no end code: the second symbol then belongs to the next block.
             const bool full = before + pair->run + 1 == 64;
             const std::uint32_t all = (reader.spent - spent) & 255;
             const std::uint32_t taken = all - ((all - pair->alone) & (0u - static_cast<std::uint32_t>(full)));
@@ -210,7 +210,7 @@ inline bool AcCodes::pass(BitReader& reader) const {
             reader.spent &= 255;
             return true;
         }
-        // The last look-up went beyond the block's end, or found nothing: that part once more, in smaller steps.
+        // The last look-up passed the block's end, or found nothing: repeat that part in smaller steps.
         reader.bits = bits;
         reader.spent = spent & 255;
         place = spent >> 8;

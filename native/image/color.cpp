@@ -6,14 +6,14 @@
 
 #include "../clones.h"
 
-// Built without contraction of products and sums (see CMakeLists.txt): all processors give the same bits.
+// Compiled without contraction of products and sums (see CMakeLists.txt), so that all CPUs give the same bits.
 
 namespace feedline {
 namespace {
 
 using Level = std::uint8_t;
 
-constexpr std::size_t kBlock = 256;  // pixels whose planes stay in the first cache
+constexpr std::size_t kBlock = 256;  // pixels whose planes fit the first-level cache
 
 // Truncated, as Pillow's Image.blend; `from` and `to` are levels.
 inline Level blended(int from, int to, float alpha) {
@@ -52,7 +52,7 @@ FEEDLINE_CLONES std::uint32_t level_sum(const Level* data, std::size_t count) {
     return sum;
 }
 
-// The mean brightness, rounded.
+// Returns the mean brightness, rounded.
 Level mean_of(const Levels& levels) {
     constexpr std::size_t kPart = std::size_t{1} << 24;
     std::uint64_t sum = 0;
@@ -63,7 +63,7 @@ Level mean_of(const Levels& levels) {
     return static_cast<Level>(static_cast<double>(sum) / static_cast<double>(levels.pixels) + 0.5);
 }
 
-// What a hue means: its sector of the color circle, and where in the sector it lies.
+// A hue: its sector of the color circle, and the position within the sector.
 struct Circle {
     std::array<std::int32_t, 256> sector;
     std::array<float, 256> place;
@@ -105,7 +105,7 @@ inline void to_hue(Planes& p, std::size_t i) {
     p.saturation[i] = static_cast<float>(static_cast<int>(share * 255.0) / 255.0);
 }
 
-// The brightest channel stays as bright as it is.
+// The value, which is the brightest channel, does not change.
 inline void from_hue(Planes& p, std::size_t i) {
     const int most = p.most[i], sector = p.sector[i];
     const double value = most;
@@ -113,7 +113,7 @@ inline void from_hue(Planes& p, std::size_t i) {
     const int low = rounded(value * (1.0 - share));
     const int falling = rounded(value * (1.0 - share * place));
     const int rising = rounded(value * (1.0 - share * (1.0 - place)));
-    // Masks in place of conditions, which the compiler would make jumps of.
+    // Masks instead of conditions, which the compiler would turn into branches.
     const auto when = [sector](int wanted) { return -static_cast<int>(sector == wanted); };
     p.red[i] = (most & (when(0) | when(5))) | (falling & when(1)) | (rising & when(4)) | (low & (when(2) | when(3)));
     p.green[i] = (most & (when(1) | when(2))) | (falling & when(3)) | (rising & when(0)) | (low & (when(4) | when(5)));
@@ -167,7 +167,7 @@ FEEDLINE_CLONES void weigh_across(const Level* line, std::size_t channels, const
 FEEDLINE_CLONES void weigh_down(const float* lines, std::size_t line, const std::vector<float>& weights, float* sums,
                                 Level* out) {
     add_weighted(lines, line, weights, sums, line);
-    constexpr float kTies = 12582912.0f;  // 1.5 * 2^23: adding it leaves no room for fractions, and rounds them to even
+    constexpr float kTies = 12582912.0f;  // 1.5 * 2^23: adding it rounds fractions away, half to even
     for (std::size_t j = 0; j < line; j++) {
         const float level = std::min(std::max(sums[j], 0.0f), 255.0f);
         out[j] = static_cast<Level>(static_cast<int>((level + kTies) - kTies));
@@ -193,7 +193,7 @@ void blur(const Bordered& source, const std::vector<float>& across, const std::v
     const std::size_t line = source.width * source.channels;
     const std::size_t bordered_line = line + (across.size() - 1) * source.channels;
     const std::size_t lines = source.height + down.size() - 1;
-    std::vector<float> weighed((lines + 1) * line);  // one more, to add up in
+    std::vector<float> weighed((lines + 1) * line);  // one extra line for the sums
     float* const sums = weighed.data() + lines * line;
     for (std::size_t y = 0; y < lines; y++)
         weigh_across(source.data + y * bordered_line, source.channels, across, weighed.data() + y * line, line);

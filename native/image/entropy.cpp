@@ -11,7 +11,7 @@ bool is_ours(const jpeg_decompress_struct& info) {
            info.comps_in_scan == info.num_components && info.blocks_in_MCU <= D_MAX_BLOCKS_IN_MCU;
 }
 
-// Pixels that a block of the component, or of the finest one, becomes. libjpeg-turbo is built with either set of names.
+// Pixels per block of the component, or of the finest one. libjpeg-turbo is built with either set of names.
 #if JPEG_LIB_VERSION >= 70
 int side_of(const jpeg_component_info& what) { return std::max(what.DCT_h_scaled_size, what.DCT_v_scaled_size); }
 int least_side(const jpeg_decompress_struct& info) { return info.min_DCT_h_scaled_size; }
@@ -35,7 +35,7 @@ bool ScanDecoder::begin(const jpeg_decompress_struct& info) {
     return true;
 }
 
-// Asks for all tables even if one is missing: this is how those of short scans become known.
+// Looks up all tables even if one is missing: this counts how often those of short scans are seen.
 bool ScanDecoder::find_codes(const jpeg_decompress_struct& info) {
     const std::size_t nbytes = info.src->bytes_in_buffer;
     const DcCodes* dc[NUM_HUFF_TBLS] = {};
@@ -57,7 +57,7 @@ bool ScanDecoder::find_codes(const jpeg_decompress_struct& info) {
 }
 
 void ScanDecoder::window(const jpeg_decompress_struct& info, int left, int width) {
-    // The blocks of a lone component come one by one, whatever its sampling.
+    // A single component has one block per MCU, whatever its sampling.
     const int wide = least_side(info) * (info.comps_in_scan == 1 ? 1 : info.max_h_samp_factor);
     first_ = left / wide;
     last_ = (left + width - 1) / wide;

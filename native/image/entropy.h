@@ -11,19 +11,19 @@
 
 namespace feedline {
 
-// Decodes the entropy-coded data of a baseline JPEG for libjpeg, two to three times as fast, and only as long as
-// nothing is amiss.
+// Decodes the entropy-coded data of a baseline JPEG for libjpeg, two to three times as fast, until it meets anything
+// irregular.
 class ScanDecoder {
 public:
-    // Begins the one scan whose header libjpeg has just read. False for one that is left to libjpeg: of another kind,
-    // or so short that tables of its own do not pay.
+    // Begins the scan whose header libjpeg has just read. False for scans that libjpeg must decode: other kinds, or
+    // ones too short to pay for look-up tables.
     bool begin(const jpeg_decompress_struct& info);
 
-    // Of each row of MCUs only those that show `width` columns of pixels from `left` on are wanted.
+    // Limits each row of MCUs to those that show `width` columns of pixels from `left` on.
     void window(const jpeg_decompress_struct& info, int left, int width);
 
-    // The next MCU: into blocks of zeros, as libjpeg's own entropy decoder does it, or past it for nullptr. False when
-    // anything is not as it should be. Then all of the picture is for libjpeg, which knows what to make of it.
+    // Decodes the next MCU into zeroed blocks, as libjpeg's entropy decoder does, or skips it for nullptr. False for
+    // irregular data: libjpeg then has to decode the whole image.
     bool decode(JBLOCKROW* blocks);
 
 private:
@@ -32,7 +32,7 @@ private:
         const DcCodes* dc;
         const AcCodes* ac;
         int component;
-        bool flat;  // only its mean is wanted
+        bool flat;  // only its mean is needed
     };
 
     bool find_codes(const jpeg_decompress_struct& info);

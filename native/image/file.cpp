@@ -10,7 +10,7 @@
 namespace feedline {
 namespace {
 
-constexpr std::size_t kKept = std::size_t{64} << 20;  // what a thread holds on to between pictures
+constexpr std::size_t kKept = std::size_t{64} << 20;  // bytes that a thread keeps between images
 
 class Descriptor {
 public:

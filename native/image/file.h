@@ -8,10 +8,10 @@
 
 namespace feedline {
 
-// Reads files into one piece of memory that is used again and again.
+// Reads files into one reused buffer.
 class FileReader {
 public:
-    // At most `most` bytes from the file's beginning, valid until the next call. Regular files only.
+    // Reads at most `most` bytes from the start of a regular file; valid until the next call.
     Status read(const char* path, std::size_t most, Bytes& bytes);
 
     static constexpr std::size_t kMost = std::size_t{1} << 31;

@@ -19,7 +19,7 @@ enum Marker : uint8_t { SOF0 = 0xC0, SOF1 = 0xC1, DHT = 0xC4, RST0 = 0xD0, EOI =
 
 constexpr int64_t kMarker = 2;  // bytes of a marker that has no contents
 
-// What the window must leave out, at least, of what a decoder would go through: 1/8, else the copy is not worth it.
+// The window must leave out at least 1/8 of what a decoder would read; otherwise the copy does not pay.
 constexpr int64_t kOf = 8, kAtMost = 7;
 
 inline unsigned big16(const uint8_t* at) { return static_cast<unsigned>(at[0]) << 8 | at[1]; }
@@ -37,22 +37,22 @@ struct Range {
     int64_t size() const { return stop - start; }
 };
 
-// The header of a baseline JPEG as far as the grid needs it.
+// Fields of a baseline JPEG's header that the grid needs.
 struct Frame {
     int64_t width = 0, height = 0;
     int64_t unit_width = 0, unit_height = 0;  // pixels of an MCU
     int64_t most_wide = 1;                    // horizontal sampling factor of the finest component
     int components = 0;
     int64_t interval = 0;                     // MCUs between restarts
-    size_t frame_at = 0;                      // of the SOF segment in the header that is written
-    size_t scan = 0;                          // of the entropy-coded data in the file
+    size_t frame_at = 0;                      // offset of the SOF segment in the header that is written
+    size_t scan = 0;                          // offset of the entropy-coded data in the file
 
     int64_t columns() const { return (width + unit_width - 1) / unit_width / interval; }  // intervals of a row
     int64_t rows() const { return (height + unit_height - 1) / unit_height; }
 };
 
-// Reads the header and writes what a decoder of the part needs of it: tables, frame, scan, and what decides on the
-// color space. Every read is checked against the end of the file.
+// Reads the header and writes the segments that a decoder of the part needs: tables, frame, scan, and those that decide
+// the color space. Every read is checked against the end of the file.
 class HeaderReader {
 public:
     HeaderReader(const uint8_t* jpeg, size_t nbytes, Bytes& out) : jpeg_(jpeg), nbytes_(nbytes), out_(out) {}
@@ -97,7 +97,7 @@ private:
         const size_t start = out_.size();
         append(out_, at, 18);
         put16(out_.data() + start + 2, 16);
-        put16(out_.data() + start + 16, 0);  // the thumbnail, 0 by 0 from here on
+        put16(out_.data() + start + 16, 0);  // the thumbnail is 0 × 0 now
         return true;
     }
 
@@ -114,7 +114,7 @@ private:
             frame.most_wide = std::max(frame.most_wide, wide);
             most_high = std::max(most_high, high);
         }
-        const bool single = frame.components == 1;  // the blocks of a lone component come one by one
+        const bool single = frame.components == 1;  // a single component has one block per MCU
         frame.unit_width = single ? 8 : 8 * frame.most_wide;
         frame.unit_height = single ? 8 : 8 * most_high;
         frame.frame_at = out_.size();
@@ -131,10 +131,10 @@ private:
     Bytes& out_;
 };
 
-// The intervals that hold the pixels [start, stop) and what upsampling sees beyond them.
+// Returns the intervals that hold the pixels [start, stop) and those that upsampling reads beyond them.
 //
-// A chroma sample covers at most two reduced pixels where libjpeg interpolates, so two of those suffice to each side.
-// A part that is hardly wider than a chroma sample would be upsampled in a plainer way: it takes in its neighbor too.
+// A chroma sample covers at most two reduced pixels where libjpeg interpolates, so two on each side are enough. libjpeg
+// upsamples parts hardly wider than a chroma sample differently: these include their neighbor, too.
 Range touched(int64_t start, int64_t stop, int64_t whole, int64_t step, int64_t least, int64_t denominator) {
     const int64_t margin = 2 * denominator;
     start = std::max<int64_t>(0, start / denominator * denominator - margin);
@@ -152,20 +152,20 @@ FEEDLINE_CLONES int64_t sum(const uint16_t* lengths, int64_t count) {
     return total;
 }
 
-// The entropy-coded data of the part: a rectangle of intervals, their markers numbered anew.
+// Entropy-coded data of the part: a rectangle of intervals, with renumbered markers.
 class Scan {
 public:
     Scan(const uint8_t* data, const uint16_t* lengths, const Frame& frame)
         : data_(data), lengths_(lengths), wide_(frame.columns()), rows_(frame.rows()) {}
 
-    // False when a marker is not where the lengths, whose sum has been checked, say.
+    // False if a marker is not where the lengths say; their sum has been checked before.
     bool append_part(Range columns, Range rows, Bytes& out) {
         int64_t at = sum(lengths_, rows.start * wide_);
         for (int64_t row = rows.start; row < rows.stop; row++) {
             const uint16_t* const line = lengths_ + row * wide_;
             at += sum(line, columns.start);
             const int64_t nbytes = sum(line + columns.start, columns.size());
-            append(out, data_ + at, static_cast<size_t>(nbytes));  // neighbors in a row lie side by side
+            append(out, data_ + at, static_cast<size_t>(nbytes));  // neighbors in a row are contiguous
             if (!renumber(row * wide_ + columns.start, columns.size(), out.data() + out.size() - nbytes)) return false;
             at += nbytes + sum(line + columns.stop, wide_ - columns.stop);
         }
@@ -178,7 +178,7 @@ public:
 private:
     bool renumber(int64_t first, int64_t count, uint8_t* at) {
         for (int64_t i = first; i < first + count; i++) {
-            if (i == wide_ * rows_ - 1) break;  // the last of the picture has no marker
+            if (i == wide_ * rows_ - 1) break;  // the image's last interval has no marker
             if (lengths_[i] <= kMarker) return false;
             at += lengths_[i];
             if (at[-2] != 0xFF || at[-1] != (RST0 | (i & 7))) return false;
@@ -193,7 +193,7 @@ private:
     int64_t written_ = 0;
 };
 
-// Whether `at` is the marker behind interval number `interval` of `total`: the next RSTn, or EOI behind the last.
+// True if `at` is the marker after interval number `interval` of `total`: the next RSTn, or EOI after the last.
 bool ends(const uint8_t* at, int64_t interval, int64_t total) {
     const int64_t restart = RST0 | (interval & 7);
     return at[1] == (interval == total - 1 ? int64_t{EOI} : restart);
@@ -214,7 +214,7 @@ bool measure(const uint8_t* jpeg, size_t nbytes, std::vector<uint16_t>& lengths)
     const int64_t total = frame.columns() * frame.rows();
     const uint8_t *start = jpeg + frame.scan, *at = start, *const last = jpeg + nbytes - 1;
     while (at < last && (at = static_cast<const uint8_t*>(std::memchr(at, 0xFF, static_cast<size_t>(last - at))))) {
-        if (at[1] == 0) {  // a byte of data that looks like a marker
+        if (at[1] == 0) {  // a stuffed byte: data, not a marker
             at += 2;
             continue;
         }

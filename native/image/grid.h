@@ -6,41 +6,38 @@
 
 namespace feedline {
 
-// Grid-packed JPEGs: a baseline JPEG with a restart marker every g MCUs, where g divides the MCUs of a row, and beside
-// it the length of each restart interval in bytes, its marker included, in scan order. No interval depends on another,
-// so those that a window touches make a smaller valid JPEG, without decoding anything.
+// Grid-packed JPEGs: a baseline JPEG with a restart marker every g MCUs, where g divides the MCUs of a row, and the
+// length of each restart interval in bytes, including its marker, in scan order. Intervals are independent, so those
+// that a window touches form a smaller valid JPEG, without decoding.
 
-// A rectangle of pixels of the full picture.
+// A rectangle of pixels of the full image.
 struct Window {
     int x, y, width, height;
 };
 
-// Rewrites a JPEG as a grid-packed one with the same coefficients, hence the same pixels bit for bit.
+// Rewrites a JPEG as a grid-packed one with the same coefficients, and so the same pixels bit for bit.
 //
-// The finest grid is chosen that costs no more than about 1/40 of the file. Application markers and comments stay, but
-// for an index of further pictures behind the first (MPF) and those pictures themselves. False, with the reason in
-// `why`, for what cannot be rewritten without loss (damaged, 12-bit, lossless, too many blocks in an MCU) or is not
-// worth it.
+// Chooses the finest grid that costs at most about 1/40 of the file. Keeps application markers and comments, except an
+// index of further images after the first (MPF) and those images. False, with the reason in `why`, for files that
+// cannot be rewritten without loss (damaged, 12-bit, lossless, too many blocks in an MCU) or do not profit.
 bool rewrite(const std::uint8_t* jpeg, std::size_t nbytes, std::vector<std::uint8_t>& out,
              std::vector<std::uint16_t>& lengths, std::string& why);
 
-// The lengths of the intervals, found by reading the whole file, for when the index was lost; false for a file that is
-// not as `rewrite` would have written it.
+// Recovers the lengths of the intervals by reading the whole file, if the index was lost; false for a file that
+// `rewrite` did not write.
 bool measure(const std::uint8_t* jpeg, std::size_t nbytes, std::vector<std::uint16_t>& lengths);
 
-// The part of a grid-packed JPEG that holds `wanted`, as a JPEG of its own in `out`; `got` says where it lies in the
-// full picture. Pixels of `wanted` decode from it exactly as from the full file, by any decoder whose upsampling looks
-// no further than one chroma sample to each side, at full scale or at 1/denominator (2, 4, 8) of it. At a scale,
-// what decodes equally are the reduced pixels that lie in `wanted` or on its border.
+// Writes the part of a grid-packed JPEG that holds `wanted` to `out`, as a JPEG; `got` is its place in the full image.
+// Pixels of `wanted` decode from it exactly as from the full file, with any decoder whose upsampling reads at most one
+// chroma sample to each side, at full scale or at 1/denominator (2, 4, 8). At a reduced scale this holds for the pixels
+// in `wanted` and on its border.
 //
-// False, and the plain path is to be taken, when the grid does not fit the file (hostile and damaged input included:
-// nothing outside of `jpeg` and `lengths` is ever read), and when it would win nothing: the window takes in nearly all
-// that a decoder would go through anyway, which is every row down to the window's last. That is found from the header
-// alone, in a fraction of a microsecond, so a caller may always ask. It need not ask for a picture that is hardly
-// larger than the output: there a whole decode costs less than what is left out.
+// False if the grid does not match the file, also for hostile and damaged input: nothing outside of `jpeg` and
+// `lengths` is ever read. False, too, if it would gain nothing: the window covers nearly all that a decoder reads
+// anyway, which is every row down to the window's last. Decode the whole file then. The answer takes a fraction of a
+// microsecond, from the header alone. For images hardly larger than the output a whole decode is cheaper.
 //
-// Touches the header, the intervals of the window, and `lengths`; `out` is overwritten and may be used again, so that
-// its memory is allocated once.
+// Reads only the header, the intervals of the window, and `lengths`. `out` is overwritten; reuse it to keep its memory.
 bool assemble(const std::uint8_t* jpeg, std::size_t nbytes, const std::uint16_t* lengths, std::size_t count,
               Window wanted, std::vector<std::uint8_t>& out, Window& got, int denominator = 1);
 

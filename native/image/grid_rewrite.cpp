@@ -16,20 +16,20 @@ using std::size_t;
 using std::uint16_t;
 using std::uint8_t;
 
-// What a grid may cost, and what it does: an interval takes its marker, padding and the loss of the DC prediction
-// (about 3.5 bytes), and 2 bytes of the index. What optimized tables save is there to be spent as well.
+// Limit on the size of a grid. An interval costs its marker, padding and the loss of the DC prediction (about 3.5
+// bytes), and 2 bytes of the index. Bytes saved by optimized tables may be spent, too.
 struct Budget {
-    int64_t share;        // of the file: 1/share
-    int64_t cost_of_two;  // bytes that two intervals take
+    int64_t share;        // the grid may cost 1/share of the file
+    int64_t cost_of_two;  // bytes per two intervals
 };
 constexpr Budget kWithIndex{40, 11};
-constexpr Budget kFileAlone{33, 7};  // for widths with few divisors, such as primes, where else no columns are left
+constexpr Budget kFileAlone{33, 7};  // for widths with few divisors, such as primes
 
-constexpr int64_t kFewest = 64;     // MCUs: a smaller picture is decoded before a part of it could be put together
+constexpr int64_t kFewest = 64;     // MCUs: decoding a smaller image is faster than assembling a part
 constexpr int64_t kMostPixels = int64_t{1} << 27;  // coefficients of 128 megapixels take up to 800 MB
-constexpr int kMostScans = 200;                     // of a progressive file; encoders write about ten
+constexpr int kMostScans = 200;                     // scans of a progressive file; encoders write about ten
 
-// libjpeg reports errors by a jump: it lands in `guarded`, whose callees hold nothing that needs a destructor.
+// libjpeg reports errors by longjmp: it lands in `guarded`, whose callees hold nothing that needs a destructor.
 struct Errors {
     jpeg_error_mgr manager;  // the first member: libjpeg's pointer to it is a pointer to this
     std::jmp_buf landing;
@@ -53,7 +53,7 @@ struct Errors {
     void keep(j_common_ptr info) { manager.format_message(info, told); }
 };
 
-// Whether `work` came to its end; else `errors.told` says why not.
+// True if `work` completed; else `errors.told` has the reason.
 template <class Work>
 bool guarded(Errors& errors, Work work) {
     if (setjmp(errors.landing)) return false;
@@ -106,7 +106,7 @@ private:
         jpeg_read_header(&info_, TRUE);
     }
 
-    // What must not be tried: other kinds of samples, and headers that promise more than the file can hold.
+    // Refuses other kinds of samples, and headers that promise more than the file can hold.
     const char* oddity(size_t nbytes) const {
         const int64_t pixels = int64_t{info_.image_width} * info_.image_height;
         if (info_.data_precision != 8) return "Not 8 bits a sample";
@@ -115,7 +115,7 @@ private:
         return nullptr;
     }
 
-    // Whether every bit of every coefficient came; a decoder smooths a progressive picture that lacks some.
+    // True if every bit of every coefficient was read; decoders smooth progressive images that lack some.
     bool complete() const {
         for (int i = 0; info_.coef_bits && i < info_.num_components * DCTSIZE2; i++)
             if (info_.coef_bits[i / DCTSIZE2][i % DCTSIZE2] != 0) return false;
@@ -153,7 +153,7 @@ private:
         jpeg_copy_critical_parameters(&source.info(), &info_);
         info_.optimize_coding = TRUE;
         info_.restart_interval = interval;
-        info_.write_JFIF_header = FALSE;  // copied with the others, or rightly not there: decoders guess from them
+        info_.write_JFIF_header = FALSE;  // copied if present: decoders infer the color space from it
         info_.write_Adobe_marker = FALSE;
         jpeg_write_coefficients(&info_, source.coefficients());
         for (const jpeg_marker_struct* marker = source.info().marker_list; marker; marker = marker->next)
@@ -183,8 +183,8 @@ struct Units {
     }
 };
 
-// The finest grid that a budget allows for a file of `before` bytes that is left with `bare` without a grid: MCUs of
-// an interval, at most a row; 0 if even that is too much.
+// Returns the finest grid that a budget allows for a file of `before` bytes, which has `bare` bytes when rewritten
+// without a grid: MCUs per interval, at most a row; 0 if even that is too much.
 int64_t finest(const Units& units, int64_t before, int64_t bare, Budget budget) {
     const int64_t most = before + before / budget.share - bare;
     for (int64_t interval = 1; interval <= units.columns; interval++)
@@ -208,7 +208,8 @@ bool rewrite(const uint8_t* jpeg, size_t nbytes, std::vector<uint8_t>& out, std:
     if (units.columns * units.rows < kFewest) return refuse("Too small for a grid", why);
     Target bare;
     if (!bare.write(source, 0, why)) return false;
-    // A progressive file grows by becoming a baseline one, which decodes several times faster; that is not the grid's.
+    // A progressive file grows when it becomes a baseline one, which decodes several times faster; this growth is not
+    // charged to the grid.
     const bool progressive = source.info().progressive_mode;
     const int64_t left = static_cast<int64_t>(bare.nbytes());
     const int64_t interval = chosen(units, progressive ? left : static_cast<int64_t>(nbytes), left);

@@ -9,14 +9,14 @@ namespace feedline {
 namespace {
 
 constexpr int kMostScans =
-    500;                        // a few kilobytes can hold thousands, each of which costs a pass over the whole picture
-constexpr int kMargin = 2;      // columns that fancy upsampling looks at beyond the region
-constexpr int kNarrowest = 48;  // columns below which libjpeg would upsample in another way
+    500;                        // a few kilobytes can hold thousands, and each costs a pass over the whole image
+constexpr int kMargin = 2;      // columns beyond the region that fancy upsampling reads
+constexpr int kNarrowest = 48;  // libjpeg upsamples narrower regions differently
 
 const JOCTET kEnd[] = {0xFF, JPEG_EOI};
 
-// How libjpeg's entropy decoders begin, in all versions since 6: its own header for it is seldom installed. quick.cpp
-// sees to it that this is so.
+// First members of libjpeg's entropy decoders, in all versions since 6; the header that declares them is rarely
+// installed. quick.cpp verifies the layout at run time.
 struct EntropyDecoder {
     void (*start_pass)(j_decompress_ptr);
     boolean (*decode_mcu)(j_decompress_ptr, JBLOCKROW*);
@@ -49,7 +49,7 @@ JpegReader::~JpegReader() { jpeg_destroy_decompress(&decoder_); }
 bool JpegReader::open(Bytes jpeg) {
     quick_ = gave_up_ = false;
     return guarded([&] {
-        // Tables outlive a picture in a decoder: one that lacks some would be decoded with those of any other.
+        // libjpeg keeps tables from one image to the next: an image that lacks some would be decoded with another's.
         jpeg_destroy_decompress(&decoder_);
         jpeg_create_decompress(&decoder_);
         decoder_.progress = &progress_;
@@ -133,14 +133,14 @@ void JpegReader::fail_short(j_common_ptr decoder, const char* where) {
     std::longjmp(errors.escape, 1);
 }
 
-// libjpeg has bits of zero stand for what is missing and warns; it is told apart here from damage within the file.
+// libjpeg replaces missing data by zero bits and warns; this distinguishes truncation from damage within the file.
 void JpegReader::warn(j_common_ptr decoder, int level) {
     if (level < 0 && decoder->err->msg_code == JWRN_HIT_MARKER && input_of(decoder).ended)
         fail_short(decoder, "before the part of the picture that is wanted");
 }
 
-// The bytes have run out. libjpeg asks for more than it needs, so the end as such is no error while it decodes a
-// single scan of Huffman codes: it gets an end marker, and `warn` hears of it if bits were missing.
+// Called when the bytes run out. libjpeg reads ahead, so the end alone is not an error while it decodes a single scan
+// of Huffman codes: it gets an end marker, and `warn` is called if bits were missing.
 boolean JpegReader::fill(j_decompress_ptr decoder) {
     const auto common = reinterpret_cast<j_common_ptr>(decoder);
     Input& input = input_of(common);

@@ -11,10 +11,10 @@
 
 namespace feedline {
 
-// libjpeg on bytes in memory: header, then a region at a scale, line by line. Reusable after anything.
+// libjpeg on bytes in memory: header, then a region at a scale, line by line. Reusable after success and failure.
 //
-// Errors of libjpeg leave it by longjmp; every such jump begins and ends in this class, over frames of libjpeg alone.
-// A file that ends before the region that is asked for is an error; damage that libjpeg can decode past is not.
+// libjpeg reports errors by longjmp; every such jump begins and ends in this class, and crosses only frames of libjpeg.
+// A file that ends before the requested region is an error; damage that libjpeg can decode past is not.
 class JpegReader {
 public:
     JpegReader();
@@ -22,27 +22,27 @@ public:
     JpegReader(const JpegReader&) = delete;
     JpegReader& operator=(const JpegReader&) = delete;
 
-    // Each step is false when it fails, and problem() says why.
+    // Each step returns false if it fails; problem() has the reason.
     bool open(Bytes jpeg);
     int width() const { return static_cast<int>(decoder_.image_width); }
     int height() const { return static_cast<int>(decoder_.image_height); }
     int components() const { return decoder_.num_components; }
 
-    // Then: lines of `space` at 1/scale, scale being 1, 2, 4 or 8. Where `quick`, ScanDecoder takes the place of
-    // libjpeg's entropy decoder if it can. The pixels are the same; what it cannot make sense of fails and leaves
-    // gave_up(), and all is to be done again without.
+    // Second step: lines of `space` at 1/scale; scale is 1, 2, 4 or 8. With `quick`, ScanDecoder replaces libjpeg's
+    // entropy decoder if it can. The pixels are the same. Data that it cannot decode fail with gave_up() set: start
+    // again without `quick`.
     bool start(int scale, J_COLOR_SPACE space, bool quick);
     bool is_quick() const { return quick_; }
     bool gave_up() const { return gave_up_; }
     int scaled_width() const { return static_cast<int>(decoder_.output_width); }
     int scaled_height() const { return static_cast<int>(decoder_.output_height); }
 
-    // Then, unless all is wanted: columns [left, right) and lines from `top` on, exactly as a full decode gives them.
-    // Lines come wider than asked for; `first` is the column that they begin with.
+    // Optional third step: columns [left, right) and lines from `top` on, exactly as in a full decode. Lines are wider
+    // than requested; `first` is their first column.
     bool region(int left, int right, int top, int& first);
     int line_width() const { return static_cast<int>(decoder_.output_width); }
 
-    // Then: some of the next lines, at most kLines; 0 after a failure.
+    // Last step, repeated: reads the next lines, at most kLines; 0 after a failure.
     static constexpr int kLines = 4;
     int read(std::uint8_t* const* lines, int most);
 

@@ -1,4 +1,4 @@
-// The inner loops for x86 CPUs with AVX2 and FMA, chosen at run time; the rest of the build asks for neither.
+// Inner loops for x86 CPUs with AVX2 and FMA, chosen at run time; the rest of the build requires neither.
 #include "passes.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -61,7 +61,7 @@ AVX2_INLINE void across_blocks(const std::uint8_t* line, const Taps& taps, int b
 }
 
 AVX2 void across(const std::uint8_t* line, const Taps& taps, std::uint8_t* out) {
-    switch (taps.blocks()) {  // the compiler unrolls the loop over a number that it knows
+    switch (taps.blocks()) {  // the compiler unrolls loops of constant length
         case 1: return across_blocks(line, taps, 1, out);
         case 2: return across_blocks(line, taps, 2, out);
         default: return across_blocks(line, taps, taps.blocks(), out);
@@ -92,12 +92,12 @@ AVX2_INLINE __m256i finished(const Sums& sums) {
     return shifted(_mm256_add_epi32(_mm256_slli_epi32(sums.high, 8), sums.low));
 }
 
-// 32 bytes at a time, two lines at a time: their bytes are interleaved, so that each product is of a pair.
+// Works on 32 bytes of two lines at a time: their bytes are interleaved, so that each product is of a pair.
 AVX2_INLINE void down_blocks(const std::uint8_t* const* lines, const Taps::Block* block, int blocks, std::size_t nbytes,
                              std::uint8_t* out) {
     const __m256i zero = _mm256_setzero_si256();
     for (std::size_t x = 0; x < nbytes; x += 32) {
-        Sums first{zero, zero}, second = first, third = first, fourth = first;  // names, so that they stay in registers
+        Sums first{zero, zero}, second = first, third = first, fourth = first;  // separate variables stay in registers
         for (int j = 0; j < blocks * Taps::kBlock; j += 2) {
             const __m256i above = load(lines[j] + x), below = load(lines[j + 1] + x);
             const __m256i left = _mm256_unpacklo_epi8(above, below), right = _mm256_unpackhi_epi8(above, below);
@@ -155,7 +155,7 @@ AVX2 void levels(const std::uint8_t* line, int count, std::uint8_t* out, std::si
     plain_passes.levels(line, count - i, out, plane);
 }
 
-// value * factor to the nearest, the factor being the sum of two floats.
+// value * factor, rounded to nearest; the factor is the sum of two floats.
 AVX2_INLINE __m256 times(__m256 value, const float* factor) {
     return _mm256_fmadd_ps(value, _mm256_set1_ps(factor[0]), _mm256_mul_ps(value, _mm256_set1_ps(factor[1])));
 }
@@ -175,7 +175,7 @@ AVX2 void floats(const std::uint8_t* line, int count, const Numbers& numbers, fl
     plain_passes.floats(line, count - i, numbers, out, plane);
 }
 
-// The upper halves of eight floats, rounded to the nearest, ties to even.
+// Upper halves of eight floats, rounded half to even.
 AVX2_INLINE __m128i halved(__m256 values) {
     const __m256i bits = _mm256_castps_si256(values);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

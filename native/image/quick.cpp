@@ -9,14 +9,14 @@
 namespace feedline {
 namespace {
 
-// 2.1 to 3.2: read, or tried with. Later versions may keep their parts in other ways.
+// Versions 2.1 to 3.2 were read or tested. Later ones may change their structures.
 constexpr bool kKnown = LIBJPEG_TURBO_VERSION_NUMBER >= 2001000 && LIBJPEG_TURBO_VERSION_NUMBER < 3003000;
 
 constexpr int kWidth = 200, kHeight = 72;
 
 using Memory = std::vector<std::uint8_t>;
 
-// A JPEG of noise over a gradient, color at half the resolution; none if libjpeg cannot write it.
+// Writes a JPEG of noise over a gradient, with chroma at half the resolution; empty if libjpeg cannot write it.
 class Specimen {
 public:
     Specimen() {
@@ -75,7 +75,7 @@ private:
     std::uint32_t noise_ = 1;
 };
 
-// The lines from `top` on with the columns around [left, right); none where something failed.
+// Reads the lines from `top` on with the columns around [left, right); empty after a failure.
 Memory lines_of(JpegReader& reader, Bytes jpeg, int scale, int left, int right, int top, bool quick) {
     Memory all;
     int first = 0;
@@ -95,7 +95,7 @@ Memory lines_of(JpegReader& reader, Bytes jpeg, int scale, int left, int right, 
     return all;
 }
 
-// Several times, as tables are only made ready when they are met again.
+// Several times, because look-up tables are built only when a table is seen again.
 bool agree(JpegReader& reader, Bytes jpeg, int scale) {
     const Memory expected = lines_of(reader, jpeg, scale, 80, 120, 40, false);
     for (int i = 0; i < 4; i++)

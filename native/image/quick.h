@@ -2,9 +2,8 @@
 
 namespace feedline {
 
-// Whether ScanDecoder may take the place of libjpeg's entropy decoder in JpegReader: this libjpeg-turbo is of a version
-// whose inner workings are known, and pictures made for the purpose come out the same both ways. Tried once in a
-// process.
+// True if ScanDecoder may replace libjpeg's entropy decoder in JpegReader: the structures of this libjpeg-turbo version
+// are known, and test images decode equally both ways. Tested once per process.
 bool quick_is_sound();
 
 }  // namespace feedline

@@ -9,7 +9,7 @@ namespace feedline {
 
 Status RegionDecoder::decode(const Region& region, int overrun, Samples& samples) {
     Region smaller = region;
-    // Lengths that do not belong to the file show at the latest now; the file by itself is what counts.
+    // Lengths that do not match the file fail here at the latest; decode the file without them.
     if (assembled(region, smaller) && drawn(smaller, overrun, samples)) return {};
     return drawn(region, overrun, samples) ? Status{} : Status::bad(problem_);
 }
@@ -21,7 +21,7 @@ Status RegionDecoder::decode_whole(Bytes jpeg, int width, int height, bool quick
     return jpeg_.gave_up() && whole(region, rgb) ? Status{} : Status::bad(problem_);
 }
 
-// All lines from the top; once more in libjpeg's way where the quick way gave up.
+// Reads all lines from the top; again with libjpeg alone if ScanDecoder gave up.
 bool RegionDecoder::drawn(const Region& region, int overrun, Samples& samples) {
     Region ordinary = region;
     ordinary.quick = false;

@@ -10,7 +10,8 @@
 
 namespace feedline {
 
-// Takes the lines of a region from the top down, pixels of four bytes; `restart` when they come from the top again.
+// Receives the lines of a region from the top down, with pixels of four bytes; `restart` announces a new start at the
+// top.
 class Samples {
 public:
     virtual void restart() = 0;
@@ -20,8 +21,8 @@ protected:
     ~Samples() = default;
 };
 
-// A JPEG, whose header has been read, and what is wanted of it: `part` of the picture at 1/scale. With the lengths of
-// its restart intervals, where known, only those that the part touches are decoded.
+// A JPEG whose header has been read, and the region to decode: `part` of the image at 1/scale. If the lengths of its
+// restart intervals are known, only those that the part touches are decoded.
 struct Region {
     Bytes jpeg;
     int width, height;
@@ -29,16 +30,16 @@ struct Region {
     Window part;
     const std::uint16_t* grid;
     std::size_t intervals;
-    bool quick;  // as JpegReader::start; whether it helps or not, the pixels are the same
+    bool quick;  // as in JpegReader::start; the pixels are the same
 };
 
-// Decodes regions of JPEGs, one after another, with memory that is used again.
+// Decodes regions of JPEGs with reused memory.
 class RegionDecoder {
 public:
-    // Lines may be read up to `overrun` pixels behind their end.
+    // Lines may be read up to `overrun` pixels past their end.
     Status decode(const Region& region, int overrun, Samples& samples);
 
-    // The whole picture at full scale, as RGB without gaps.
+    // Decodes the whole image at full scale to contiguous RGB.
     Status decode_whole(Bytes jpeg, int width, int height, bool quick, std::uint8_t* rgb);
 
 private:

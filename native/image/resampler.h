@@ -8,7 +8,7 @@
 
 namespace feedline {
 
-// Where lines of the result go: line `y` of the outputs wanted, taps.count() pixels of `line`.
+// Receives lines of the result: line `y` of the requested outputs, taps.count() pixels of `line`.
 class Lines {
 public:
     virtual void take(int y, const std::uint8_t* line) = 0;
@@ -17,22 +17,22 @@ protected:
     ~Lines() = default;
 };
 
-// A resize as the lines of the picture come in; a line of the result is made as soon as all it needs is there. Only as
-// many lines are kept as one output needs. Reusable.
+// Streaming resize: a line of the result is computed as soon as its last input line arrives. Only the lines that one
+// output needs are kept. Reusable.
 //
-// The pass across comes first, or the pass down where the height shrinks by far more than the width: the order, of
-// which the rounding in between depends, is that of Pillow since 13.
+// The horizontal pass comes first, unless the height shrinks by far more than the width. The order decides how
+// intermediate values round; it is that of Pillow since 13.
 class Resampler {
 public:
-    // The axes of the samples that `push` will bring.
+    // Sets the axes of the samples that `push` will receive.
     void prepare(const Axis& across, const Axis& down);
 
-    void restart() { pushed_ = made_ = 0; }  // the lines come from the top again
+    void restart() { pushed_ = made_ = 0; }  // lines start at the top again
 
     const Taps& across() const { return across_; }
     const Taps& down() const { return down_; }
 
-    // The next line of samples; the first one is down().low(), and begins with sample across().low().
+    // Takes the next line of samples; the first one is line down().low(), and begins with sample across().low().
     void push(const std::uint8_t* line, const Passes& passes, Lines& lines);
 
 private:
@@ -41,7 +41,7 @@ private:
     Taps across_, down_;
     bool down_first_ = false;
     std::vector<std::uint8_t> ring_, above_, result_;
-    std::vector<const std::uint8_t*> taken_;  // the lines in the ring that make one of the result
+    std::vector<const std::uint8_t*> taken_;  // lines in the ring that make one line of the result
     std::size_t stride_ = 0, mask_ = 0;
     int pushed_ = 0, made_ = 0;
 };

@@ -14,10 +14,10 @@
 namespace feedline {
 namespace {
 
-constexpr std::size_t kKept = std::size_t{64} << 20;   // bytes for turned pictures that a thread holds on to
-constexpr std::size_t kProbed = std::size_t{256} << 10;  // bytes of a file that nearly always hold the header
+constexpr std::size_t kKept = std::size_t{64} << 20;   // bytes for rotated images that a thread keeps
+constexpr std::size_t kProbed = std::size_t{256} << 10;  // bytes of a file that almost always hold the header
 
-// The samples [low, high) of one side of a scaled picture that a box may read, and the box within them.
+// Samples [low, high) of one side of a scaled image that a box may read, and the box within them.
 struct Side {
     int low, high;
     double begin, end;  // from `low`
@@ -29,8 +29,8 @@ struct Side {
           end(to - low) {}
 };
 
-// The part of one side of the output that the resized picture covers: `count` pixels, of which the first is pixel
-// `first` of the resized picture and lies at `place` in the output.
+// Part of one side of the output that the resized image covers: `count` pixels, of which the first is pixel `first` of
+// the resized image, at `place` in the output.
 struct Shown {
     std::int64_t first;
     int count, place;
@@ -43,8 +43,7 @@ struct Shown {
 
 int reduced(int pixels, int scale) { return (pixels + scale - 1) / scale; }
 
-// The upright picture at 1/scale. Where a side is mirrored, its last, incomplete pixel is the first, which shifts all
-// others.
+// Upright image at 1/scale. If a side is mirrored, its incomplete last pixel comes first and shifts all others.
 struct Picture {
     int width, height;
     double shift_x, shift_y;
@@ -59,7 +58,7 @@ struct Picture {
     }
 };
 
-// Lines that are upright as they are stored.
+// Lines of an image that is stored upright.
 class Upright final : public Samples {
 public:
     Upright(Resampler& resampler, const Passes& passes, Lines& lines)
@@ -73,7 +72,7 @@ private:
     Lines& lines_;
 };
 
-// Lines of the stored picture, put upright in memory: `part` of the upright picture, `stride` bytes a line.
+// Lines of the stored image, rotated in memory: `part` of the upright image, `stride` bytes per line.
 class Turned final : public Samples {
 public:
     Turned(const Turn& turn, const Window& part, std::uint8_t* picture, std::size_t stride)
@@ -100,7 +99,7 @@ private:
     int taken_ = 0;
 };
 
-// Everything a thread needs to read pictures, one after another.
+// Buffers and decoders with which a thread reads images.
 class Reader {
 public:
     Status row(const Plan& plan, const Source& source, std::uint64_t key, std::int64_t limit, void* row);
@@ -158,7 +157,7 @@ Status Reader::whole(Bytes jpeg, bool quick, std::uint8_t* rgb) {
     return status.fine() ? decoder_.decode_whole(jpeg, header.width, header.height, quick, rgb) : status;
 }
 
-// Sets up resampler and writer; gives the part of the upright picture at 1/scale whose lines the resampler takes.
+// Sets up resampler and writer; returns the part of the upright image at 1/scale whose lines the resampler takes.
 Window Reader::prepare(const Plan& plan, const Geometry& found, int scale, const Picture& picture, Writer& writer) {
     const Window& box = found.box;
     const double per = scale;
@@ -221,7 +220,7 @@ Reader& reader() {
     return own;
 }
 
-// Memory may run out at any of many places; libjpeg reports it by itself.
+// Allocations can fail in many places; libjpeg reports its own.
 template <class Work>
 Status within_memory(Work work) {
     try {

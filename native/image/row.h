@@ -9,17 +9,17 @@
 
 namespace feedline {
 
-// Ready pixels: three bytes each, in any strides.
+// Decoded pixels: three bytes each, with any strides.
 struct Pixels {
     const std::uint8_t* data = nullptr;
     int width = 0, height = 0;
     std::ptrdiff_t line_stride = 0, pixel_stride = 0, channel_stride = 0;
 
-    // A part of line y, with four bytes a pixel.
+    // Reads part of line y, with four bytes per pixel.
     void line(int x, int y, int count, const Passes& passes, std::uint8_t* out) const;
 };
 
-// A picture: what is not null of path, bytes and pixels; with its grid where that is known (grid.h).
+// Source of an image: whichever of path, bytes and pixels is not null; with its grid, if known (grid.h).
 struct Source {
     const char* path = nullptr;
     Bytes bytes;
@@ -28,7 +28,7 @@ struct Source {
     std::size_t intervals = 0;
 };
 
-// What is wanted of every picture; feedline/images/recipe.py says what the fields mean.
+// Parameters of all rows of a batch; feedline/images/recipe.py documents the fields.
 struct Plan {
     Layout layout;
     Law law;
@@ -36,17 +36,17 @@ struct Plan {
     bool bicubic, oriented, scaled;
     Numbers numbers;
     const Passes* passes;
-    bool quick;  // entropy decoding of our own; the pixels are the same
+    bool quick;  // use ScanDecoder; the pixels are the same
 };
 
-// Writes one row of a batch. Uses memory and decoder of the calling thread, which are kept for its next picture.
-// A picture of more than `limit` pixels is refused before anything is done with it; 0 is no limit.
+// Writes one row of a batch, with the calling thread's buffers and decoder, which are kept for its next image. An image
+// of more than `limit` pixels is refused by its header; 0 is no limit.
 Status read_row(const Plan& plan, const Source& source, std::uint64_t key, std::int64_t limit, void* row);
 
-// The header of an encoded picture.
+// Reads the header of an encoded image.
 Status read_header(const Source& source, std::int64_t limit, Header& header);
 
-// A JPEG as it is stored, into 3 * width * height bytes; `quick` as in a plan.
+// Decodes a JPEG, without orientation, into 3 * width * height bytes; `quick` as in a plan.
 Status read_whole(Bytes jpeg, bool quick, std::uint8_t* rgb);
 
 }  // namespace feedline

@@ -11,7 +11,7 @@ constexpr int kTiff = 0x002A, kOrientation = 0x0112, kShort = 3;
 
 const char* const kCutShort = "it ends within its header";
 
-// Integers of 2 and 4 bytes at any place, in either order of bytes; 0 outside.
+// Integers of 2 and 4 bytes at any offset, in either byte order; 0 out of bounds.
 class Integers {
 public:
     Integers(Bytes bytes, bool little) : bytes_(bytes), little_(little) {}
@@ -34,7 +34,7 @@ bool begins(Bytes bytes, const char* text, std::size_t length) {
     return bytes.size >= length && std::memcmp(bytes.data, text, length) == 0;
 }
 
-// The orientation in the first directory of a TIFF structure; 0 if it has none.
+// Returns the orientation in the first directory of a TIFF structure; 0 if it has none.
 int tiff_orientation(Bytes tiff) {
     if (tiff.size < 8) return 0;
     const Integers integers(tiff, tiff.data[0] == 'I');
@@ -51,7 +51,7 @@ int tiff_orientation(Bytes tiff) {
     return 0;
 }
 
-// The digit after `tiff:Orientation="` or `tiff:Orientation>` in a packet of XMP; 0 if there is none.
+// Returns the digit after `tiff:Orientation="` or `tiff:Orientation>` in an XMP packet; 0 if there is none.
 int xmp_orientation(Bytes packet) {
     static const char name[] = "tiff:Orientation";
     const char* const begin = reinterpret_cast<const char*>(packet.data);
@@ -67,7 +67,7 @@ int xmp_orientation(Bytes packet) {
     }
 }
 
-// The orientations that the APP1 segments of one file tell.
+// Orientations in the APP1 segments of one file.
 struct Orientations {
     bool has_exif = false, has_xmp = false;
     int exif = 0, xmp = 0;
@@ -98,7 +98,7 @@ bool is_frame(int marker) {
     return marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC;
 }
 
-// The segment SOFn.
+// SOFn segment.
 Status frame(int marker, Bytes segment, Header& header) {
     const Integers integers(segment, false);
     if (segment.size < 6) return Status::bad(kCutShort);
@@ -128,7 +128,7 @@ Status scan(Bytes jpeg, std::int64_t limit, Header& header) {
     Orientations orientations;
     const Integers integers(jpeg, false);
     for (std::size_t at = 2;;) {
-        while (at < jpeg.size && jpeg.data[at] != 0xFF) at++;  // libjpeg, too, skips what is between segments
+        while (at < jpeg.size && jpeg.data[at] != 0xFF) at++;  // libjpeg also skips bytes between segments
         while (at < jpeg.size && jpeg.data[at] == 0xFF) at++;
         if (at >= jpeg.size) return Status::bad(kCutShort);
         const int marker = jpeg.data[at++];

@@ -6,22 +6,21 @@
 
 namespace feedline {
 
-// A run of bytes that someone else owns.
+// Bytes that are not owned.
 struct Bytes {
     const std::uint8_t* data = nullptr;
     std::size_t size = 0;
 };
 
-// What the markers before a JPEG's first scan tell.
+// Fields of the markers before a JPEG's first scan.
 struct Header {
     int width = 0, height = 0, components = 0;
     bool progressive = false;
-    int orientation = 1;  // of EXIF, or of XMP where EXIF has none, as Pillow reads it
+    int orientation = 1;  // from EXIF, or from XMP if EXIF has none, as in Pillow
 };
 
-// Reads the header; no memory is taken. `foreign` for what does not begin as a JPEG does and for four components
-// (CMYK), `bad` for what is empty, cut short or of a kind of JPEG that is not read here, which the text names, `large`
-// above `limit` pixels (0 is no limit).
+// Reads the header without allocating. `foreign` for other formats and for four components (CMYK); `bad` for empty or
+// truncated data and for unsupported kinds of JPEG, which the text names; `large` above `limit` pixels (0 is no limit).
 Status scan(Bytes jpeg, std::int64_t limit, Header& header);
 
 }  // namespace feedline

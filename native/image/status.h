@@ -5,13 +5,13 @@
 
 namespace feedline {
 
-// What became of a picture. The numbers are known to feedline/images/decode.py.
+// Result of reading an image. feedline/images/decode.py uses the same numbers.
 enum class Verdict {
     written = 0,
-    foreign = 1,  // not an ordinary JPEG: for Pillow
+    foreign = 1,  // not a JPEG that is read here: for Pillow
     bad = 2,      // `text` says why
-    file = 3,     // its file could not be read: `number` is the errno
-    large = 4,    // above the limit on pixels: `number` is width << 32 | height
+    file = 3,     // the file could not be read: `number` is the errno
+    large = 4,    // more pixels than the limit: `number` is width << 32 | height
 };
 
 struct Status {

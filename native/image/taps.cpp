@@ -25,7 +25,7 @@ struct Filter {
     double support, narrowing;
 };
 
-// Shares as integers, to the nearest, halves away from zero.
+// Rounds shares to integers, halves away from zero.
 void fix(const double* shares, int count, Taps::Block* blocks) {
     for (int j = 0; j < count; j++) {
         const double scaled = shares[j] * (1 << Taps::kBits);
@@ -36,7 +36,7 @@ void fix(const double* shares, int count, Taps::Block* blocks) {
     }
 }
 
-// The share of each sample [from, to) in an output whose center is `center`; they sum to one.
+// Computes the share of each sample [from, to) in an output centered at `center`; they sum to one.
 void shares_of(const Filter& filter, double center, int from, int to, double* shares) {
     double sum = 0.0;
     for (int j = from; j < to; j++) {
@@ -50,10 +50,10 @@ void shares_of(const Filter& filter, double center, int from, int to, double* sh
 
 }  // namespace
 
-// The arithmetic, its order included, is that of Pillow's resampling, so that the same weights come out.
+// The arithmetic and its order are those of Pillow's resampling, so that the weights are equal.
 void Taps::prepare(const Axis& axis) {
     const double scale = (axis.end - axis.begin) / static_cast<double>(axis.outputs);
-    const double widening = std::max(scale, 1.0);  // of the filter: what makes it antialiased
+    const double widening = std::max(scale, 1.0);  // widens the filter, which makes it antialiased
     const Filter filter{axis.bicubic, (axis.bicubic ? 2.0 : 1.0) * widening, 1.0 / widening};
     const auto center = [&](int i) { return axis.begin + (static_cast<double>(axis.first + i) + 0.5) * scale; };
     const auto place = [&](int i) { return static_cast<std::size_t>(axis.mirrored ? axis.count - 1 - i : i); };

@@ -5,8 +5,8 @@
 
 namespace feedline {
 
-// One axis of an antialiased resize: `outputs` pixels from the samples [begin, end) of a line of `samples`, of which
-// the output's pixels [first, first + count) are wanted.
+// One axis of an antialiased resize: `outputs` pixels from the samples [begin, end) of a line of `samples`; only pixels
+// [first, first + count) are computed.
 struct Axis {
     double begin, end;
     int samples;
@@ -14,13 +14,13 @@ struct Axis {
     std::int64_t first;
     int count;
     bool bicubic;
-    bool mirrored;  // the wanted pixels come in reverse order
+    bool mirrored;  // pixels come in reverse order
 };
 
-// The weights of that axis, equal to Pillow's to the last bit: integers in units of 2^-22.
+// Weights of that axis, bit for bit those of Pillow: integers in units of 2^-22.
 //
-// For multiplication by pairs of 16 bits each weight is kept as high * 256 + low. The weights of an output are padded
-// with zeros to whole blocks of four, and the outputs to a multiple of eight.
+// Each weight is stored as high * 256 + low, for multiplication of pairs of 16 bits. The weights of an output are
+// padded with zeros to whole blocks of four, and the outputs to a multiple of eight.
 class Taps {
 public:
     static constexpr int kBlock = 4, kBits = 22;
@@ -41,7 +41,7 @@ public:
     int offset(int output) const {
         return offsets_[static_cast<std::size_t>(output)];
     }                                                                              // of the first sample, from low
-    int end(int output) const { return ends_[static_cast<std::size_t>(output)]; }  // behind the last sample, from low
+    int end(int output) const { return ends_[static_cast<std::size_t>(output)]; }  // past the last sample, from low
     const int* offsets() const { return offsets_.data(); }
     const Block* of(int output) const {
         return weights_.data() + static_cast<std::size_t>(output) * static_cast<std::size_t>(blocks_);

@@ -5,8 +5,8 @@
 
 namespace feedline {
 
-// How a picture is stored and how it is meant to be seen, by EXIF's orientation: the upright pixel (x, y) is the stored
-// (x, y), exchanged if `transposed`, then counted from the stored picture's other edge where mirrored.
+// Mapping of an EXIF orientation: the upright pixel (x, y) is the stored (x, y), exchanged if `transposed`, then
+// counted from the stored image's opposite edge if mirrored.
 struct Turn {
     bool transposed = false, mirrored_x = false, mirrored_y = false;
 
@@ -17,7 +17,7 @@ struct Turn {
 
     bool none() const { return !transposed && !mirrored_x && !mirrored_y; }
 
-    // The stored part that an upright one comes from, in a stored picture of this size.
+    // Returns the stored part that an upright part comes from, in a stored image of this size.
     Window stored(Window part, int width, int height) const {
         if (transposed) {
             std::swap(part.x, part.y);

@@ -6,7 +6,7 @@
 namespace feedline {
 namespace {
 
-// The upper half of a float, rounded to the nearest, ties to even; what is no number stays none.
+// Upper half of a float, rounded half to even; NaN stays NaN.
 std::uint16_t halved(float value) {
     std::uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));

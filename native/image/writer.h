@@ -7,10 +7,10 @@
 
 namespace feedline {
 
-// The type of the numbers in a batch, as feedline/images/native.py has it.
+// Type of the numbers in a batch; equal to `_DTYPES` in feedline/images/native.py.
 enum class Number { level = 0, single = 1, half = 2 };
 
-// How a row of a batch lies in memory.
+// Memory layout of a row of a batch.
 struct Layout {
     int width, height;
     bool planar;  // CHW
@@ -20,7 +20,7 @@ struct Layout {
     std::size_t nbytes() const;
 };
 
-// Writes lines of pixels into one row, as the numbers that are wanted, from (left, top) on.
+// Writes lines of pixels to one row as numbers, from (left, top) on.
 class Writer final : public Lines {
 public:
     Writer(const Layout& layout, const Passes& passes, const Numbers& numbers, void* row)
@@ -31,7 +31,7 @@ public:
         top_ = top;
         width_ = width;
     }
-    void clear();  // every pixel black
+    void clear();  // sets every pixel to black
     void take(int y, const std::uint8_t* line) override;
 
 private:
@@ -45,7 +45,8 @@ private:
     int left_ = 0, top_ = 0, width_ = 0;
 };
 
-// The table, its bfloat16 form, and whether arithmetic with `mean` and `std` gives the same bits in `passes`.
+// Builds the table, its bfloat16 form, and the flag that arithmetic with `mean` and `std` gives the same bits in
+// `passes`.
 Numbers prepared(const float (&of)[3][256], const float (&mean)[3], const float (&std)[3], const Passes& passes);
 
 }  // namespace feedline

@@ -1,4 +1,4 @@
-"""feedline feeds PyTorch training loops: torch's DataLoader with exact resume, at the speed of the hardware."""
+"""Data loading for PyTorch: a drop-in DataLoader with exact resume."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -41,12 +41,15 @@ __all__ = [
     "transforms",
 ]
 
-_LATER = {"datasets", "images", "stores", "testing", "transforms"}
+_LAZY = {"datasets", "images", "stores", "testing", "transforms"}
 
 
 def __getattr__(name: str) -> Any:
-    """The parts a loader itself does without, imported when first asked for: worker processes start sooner."""
-    if name in _LATER:
+    """Import a subpackage on first use.
+
+    Worker processes, which do without, start sooner.
+    """
+    if name in _LAZY:
         return import_module(f"feedline.{name}")
     raise AttributeError(f"module 'feedline' has no attribute {name!r}")
 

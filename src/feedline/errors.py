@@ -1,6 +1,6 @@
-"""One tree of exceptions; each also inherits the built-in that a caller would catch.
+"""The exception tree of feedline.
 
-What can go wrong between a store and its reader, sorted by what may help: waiting, or nothing but a change.
+Every class also inherits the built-in exception that a caller would catch.
 """
 
 from __future__ import annotations
@@ -9,49 +9,58 @@ from contextlib import suppress
 
 
 def note(error: BaseException, text: str) -> None:
-    """Add a note; an exception that refuses, such as a frozen dataclass, is left as it is."""
+    """Add a note to an exception.
+
+    An exception that refuses notes, such as a frozen dataclass, stays as it is.
+    """
     with suppress(Exception):
         error.add_note(text)
 
 
 class FeedlineError(Exception):
-    """Root of every exception that feedline itself raises."""
+    """The root of all exceptions that feedline raises."""
 
 
 class ArgumentError(FeedlineError, ValueError):
-    """An argument, or a combination of arguments, that cannot work."""
+    """An argument, or a combination of arguments, is invalid."""
 
 
 class MissingExtraError(FeedlineError, ImportError):
-    """An optional dependency is not installed; the message holds the pip command."""
+    """An optional dependency is missing; the message holds the pip command."""
 
 
 class StateError(FeedlineError, ValueError):
-    """A saved state that does not belong to this loader, or is damaged."""
+    """A saved state is damaged, or belongs to another loader."""
 
 
 class SampleError(FeedlineError, ValueError):
-    """A sample that cannot be read or decoded."""
+    """A sample cannot be read or decoded."""
 
 
 class SampleIndexError(FeedlineError, IndexError):
-    """A sampler gave an index that the dataset does not have."""
+    """An index is out of range for the dataset."""
 
 
 class CollateError(FeedlineError, TypeError):
-    """Samples that cannot be put together into one batch."""
+    """Samples cannot be collated into one batch."""
 
 
 class NotPicklableError(FeedlineError, TypeError):
-    """Something that must travel to a worker process cannot be pickled; the message names its path."""
+    """An object cannot be sent to a worker process.
+
+    The message names the path to the part that cannot be pickled.
+    """
 
 
 class WorkerError(FeedlineError, RuntimeError):
-    """A worker failed as a process or thread, not with an exception of the user's code."""
+    """A worker failed as a process or thread.
+
+    Exceptions of the user's code keep their own type.
+    """
 
 
 class WorkerDiedError(WorkerError):
-    """A worker process ended without answering (killed, out of memory, crashed, or exited)."""
+    """A worker process died: killed, out of memory, crashed, or exited."""
 
 
 class WorkerStalledError(WorkerError, TimeoutError):
@@ -63,15 +72,15 @@ class ErrorLimitError(FeedlineError, RuntimeError):
 
 
 class ReprError(FeedlineError, RuntimeError):
-    """Stands for an exception of a worker that could not itself be carried to this process."""
+    """The repr of a worker's exception that could not be pickled."""
 
 
 class StoreError(FeedlineError, OSError):
-    """A store that cannot be read as it was asked."""
+    """A store cannot be read."""
 
 
 class ObjectNotFoundError(StoreError, FileNotFoundError):
-    """The store has no such object, or no such bucket."""
+    """The object, or its bucket, does not exist."""
 
 
 class AccessDeniedError(StoreError, PermissionError):
@@ -79,29 +88,29 @@ class AccessDeniedError(StoreError, PermissionError):
 
 
 class RangeError(StoreError):
-    """A range that cannot be had: the object ends before it, or the server does not know ranges."""
+    """The object ends before the range, or the server has no ranges."""
 
 
 class NoRangesError(RangeError):
-    """A server that gives whole objects only."""
+    """The server only returns whole objects."""
 
 
 class ObjectChangedError(StoreError):
-    """An object is no longer the one that was asked for, or changed while it was read."""
+    """The object changed since it was opened, or while it was read."""
 
 
 class StoreUnavailableError(StoreError, ConnectionError):
-    """The store failed again and again, in ways that waiting might have helped, until patience was at its end."""
+    """The store kept failing until all retries were used."""
 
 
 class CacheWarning(UserWarning):
-    """The cache cannot do its part; reading goes on without it."""
+    """The cache cannot be used; reading continues without it."""
 
 
 class TransientError(Exception):
-    """One attempt failed in a way that another may not. It never leaves the package.
+    """A request failed in a way that a retry may fix.
 
-    `throttled`: the server asks for fewer requests.
+    Internal: it never leaves the package. `throttled`: the server asks for fewer requests.
     """
 
     def __init__(self, reason: str, *, throttled: bool = False) -> None:

@@ -33,8 +33,8 @@ def states(*arguments: object) -> tuple[int, list[str]]:
 
 def test_valid_indexes_stay_and_missing_ones_are_built(shards: Path) -> None:
     (shards / "shard-000001.tar.index").unlink()
-    assert states(shards) == (0, ["fits", "made", "fits"])
-    assert states(shards, "--rebuild") == (0, ["made", "made", "made"])
+    assert states(shards) == (0, ["valid", "built", "valid"])
+    assert states(shards, "--rebuild") == (0, ["built", "built", "built"])
 
 
 def test_a_lost_index_gets_its_grids_back_from_the_pictures(shards: Path) -> None:
@@ -49,13 +49,13 @@ def test_a_lost_index_gets_its_grids_back_from_the_pictures(shards: Path) -> Non
 
 def test_foreign_tars_are_indexed_with_or_without_a_checksum(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "a.tar", {"0.txt": b"one", "1.txt": b"two"})
-    assert states(tar) == (0, ["made"])
+    assert states(tar) == (0, ["built"])
     assert states(tar, "--check") == (0, ["checked"])
     with pytest.raises(ShardError, match="no checksum"):
         open_index(tar).verify()
-    assert states(tar, "--checksum") == (0, ["made"])
+    assert states(tar, "--checksum") == (0, ["built"])
     open_index(tar).verify()
-    assert states(tar, "--checksum") == (0, ["fits"])
+    assert states(tar, "--checksum") == (0, ["valid"])
 
 
 def test_a_changed_tar_is_found(shards: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_changed_tar_is_found_without_a_checksum(tmp_path: Path) -> None:
     result = feedline("index", tar, "--check")
     assert result.exit_code == 1
     assert "feedline index --rebuild" in " ".join(result.output.split())
-    assert states(tar, "--rebuild") == (0, ["made"])
+    assert states(tar, "--rebuild") == (0, ["built"])
     assert states(tar, "--check") == (0, ["checked"])
 
 
@@ -93,7 +93,7 @@ def test_bad_tars_are_reported_and_the_others_are_indexed(tmp_path: Path) -> Non
     for name in ("b.tar", "c.tar", "d.tar"):
         assert str(tmp_path / name) in text
     assert max(map(len, result.output.splitlines())) <= 60
-    assert states(tmp_path, "--allow-truncated")[1] == ["fits", "bad", "bad", "made"]
+    assert states(tmp_path, "--allow-truncated")[1] == ["valid", "bad", "bad", "built"]
 
 
 def test_a_missing_index_fails_the_check_with_the_command(tmp_path: Path) -> None:
@@ -128,10 +128,10 @@ class TestRemote:
         self, memory: Any, shards: Path, tmp_path: Path
     ) -> None:
         address, into = self.put(memory, shards), tmp_path / "indexes"
-        assert states(address, "--into", into) == (0, ["made", "made", "made"])
-        assert states(address, "--into", into) == (0, ["fits", "fits", "fits"])
+        assert states(address, "--into", into) == (0, ["built", "built", "built"])
+        assert states(address, "--into", into) == (0, ["valid", "valid", "valid"])
         assert states(address, "--into", into, "--check") == (0, ["checked"] * 3)
-        assert states(address, "--into", into, "--rebuild", "--checksum") == (0, ["made", "made", "made"])
+        assert states(address, "--into", into, "--rebuild", "--checksum") == (0, ["built", "built", "built"])
         assert states(address, "--into", into, "--check") == (0, ["checked"] * 3)
         assert not (tmp_path / "xdg").exists()
         with_grids = TarShards(address, ("jpg", "cls"), index_dir=into)
@@ -139,7 +139,7 @@ class TestRemote:
         for path in (into / "remote").iterdir():
             memory.pipe(f"/remote/{path.name}", path.read_bytes())
         before = statistics().nbytes
-        assert states(address) == (0, ["fits", "fits", "fits"])
+        assert states(address) == (0, ["valid", "valid", "valid"])
         assert TarShards(address)._shards[0].index.has_grids
         assert statistics().nbytes - before < sum(path.stat().st_size for path in (into / "remote").iterdir()) + 100
 
@@ -150,7 +150,7 @@ class TestRemote:
         result = feedline("index", address, "--check")
         assert result.exit_code == 1
         assert f"hasnoindex.Buildit:feedlineindex{address}/shard-000000.tar" in "".join(result.output.split())
-        assert states(f"{address}/shard-00000[01].tar") == (0, ["made", "made"])
+        assert states(f"{address}/shard-00000[01].tar") == (0, ["built", "built"])
         monkeypatch.setattr(index_files, "made", None)
         assert TarShards(f"{address}/shard-00000[01].tar")._shards[0].index.has_grids
 
@@ -158,16 +158,16 @@ class TestRemote:
         write_tar(tmp_path / "a.tar", {"0.txt": b"one"})
         (tmp_path / "b.tar").write_bytes(b"no tar at all" * 100)
         address = self.put(memory, tmp_path)
-        assert states(address) == (1, ["made", "bad"])
+        assert states(address) == (1, ["built", "bad"])
         assert f"{address}/b.tarisdamaged" in "".join(feedline("index", address).output.split())
         write_tar(tmp_path / "a.tar", {"1.txt": b"two"})
         assert states(f"{self.put(memory, tmp_path)}/a.tar", "--check") == (1, ["bad"])
-        assert states(f"{address}/a.tar") == (0, ["made"])
+        assert states(f"{address}/a.tar") == (0, ["built"])
         assert states(f"{address}/a.tar", "--check") == (0, ["checked"])
 
     def test_a_folder_for_the_indexes_of_files(self, shards: Path, tmp_path: Path) -> None:
         into = tmp_path / "indexes"
-        assert states(shards, "--into", into) == (0, ["made", "made", "made"])
+        assert states(shards, "--into", into) == (0, ["built", "built", "built"])
         assert Path(f"{into}{shards}/shard-000000.tar.index").exists()
         assert states(shards, "--into", into, "--check") == (0, ["checked"] * 3)
 

@@ -77,12 +77,14 @@ def test_a_cursor_never_changes() -> None:
 
 def test_partitions_advance_apart() -> None:
     cursor = (
-        PartitionCursor(1).after(2, PartitionOffset(1, 4), turn=0).after(0, PartitionOffset(1, 4, ended=True), turn=1)
+        PartitionCursor(1)
+        .after(2, PartitionOffset(1, 4), next_partition=0)
+        .after(0, PartitionOffset(1, 4, ended=True), next_partition=1)
     )
     assert cursor.mark(0) == PartitionOffset(1, 4, ended=True)
     assert cursor.mark(1) == PartitionOffset()
     assert cursor.mark(2) == PartitionOffset(1, 4)
-    assert cursor.turn == 1
+    assert cursor.next_partition == 1
     assert cursor.ended() == {0}
     assert cursor.next_epoch() == PartitionCursor(2)
 
@@ -91,6 +93,6 @@ def test_partitions_advance_apart() -> None:
 def test_a_partition_stands_at_its_last_mark(deliveries: list[tuple[int, int]]) -> None:
     cursor = PartitionCursor()
     for partition, batches in deliveries:
-        cursor = cursor.after(partition, PartitionOffset(batches), turn=partition)
+        cursor = cursor.after(partition, PartitionOffset(batches), next_partition=partition)
     assert dict(cursor.marks) == {partition: PartitionOffset(batches) for partition, batches in deliveries}
     assert list(cursor.marks) == sorted(cursor.marks)

@@ -30,7 +30,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """The module, once with its native half and once without."""
     if request.param == "numpy":
         monkeypatch.setattr(_kernels, "native", None)
-        monkeypatch.setattr(_kernels, "_say_slow", lambda: None)
+        monkeypatch.setattr(_kernels, "_warn_slow", lambda: None)
     return _kernels
 
 

@@ -101,7 +101,7 @@ def test_a_pool_gives_what_its_calls_give() -> None:
         failed: Future[int] = pool.submit(int, "x")
         with pytest.raises(ValueError, match="invalid literal"):
             failed.result()
-    with pytest.raises(RuntimeError, match="takes no calls"):
+    with pytest.raises(RuntimeError, match="takes no more calls"):
         pool.submit(int)
 
 

@@ -113,7 +113,7 @@ def _is_fork_server(process: psutil.Process) -> bool:
 
 
 def _leads_to_fork_server(fd: int, _target: str) -> bool:
-    living = fork_server._household._fork_servers.get(os.getpid())
+    living = fork_server._servers._by_pid.get(os.getpid())
     return living is not None and fd == living._socket.fileno()
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from laws_reference import ORDERS, Augmented, Hands, Work, draws, rows_of, taken
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+import executor_pool  # noqa: F401 - registers its pool
 import feedline as fl
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning")
@@ -58,7 +59,10 @@ DATASETS: dict[str, Callable[[], Any]] = {
     "subset": lambda: Subset(TensorDataset(torch.arange(N)), [*range(0, N, 2), *range(N)][:N]),
     "list": lambda: [(i, str(i)) for i in range(N)],
 }
-CREWS = (Hands("thread", 1), Hands("thread", 3), Hands("process", 1), Hands("process", 3, 1))
+CREWS = (
+    *(Hands("thread", 1), Hands("thread", 3), Hands("process", 1), Hands("process", 3, 1)),
+    Hands("executor", 3),  # a pool from outside, which importing `executor_pool` has registered
+)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -80,7 +84,7 @@ def same(a: Any, b: Any) -> bool:
     st.integers(0, 2**63),
     st.sampled_from(CREWS),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=50, deadline=None, suppress_health_check=CHECKS)
 def test_every_kind_of_worker_gives_the_same_batches(
     name: str, collate_fn: Any, batch_size: int | None, shuffle: bool, seed: int, crew: Hands
 ) -> None:

@@ -10,8 +10,10 @@ import torch
 
 from feedline.core.dataset import BatchRead, Traits
 from feedline.core.telemetry import Span
-from feedline.loader.autoscale import EVERY, Autoscale, method_by_measurement
+from feedline.loader.autoscale import EVERY, Autoscale, kind_by_measurement
 from feedline.loader.builder import BatchBuilder
+from feedline.workers import PoolKind
+from feedline.workers.registry import INLINE, PROCESSES, THREADS
 
 
 def observe(tuner: Autoscale, work_ns: int, wait_ns: int, step_ns: int) -> int | None:
@@ -67,11 +69,11 @@ class Shared(Cheap):
 @pytest.mark.parametrize(
     ("dataset", "thread_safe", "expected"),
     [
-        (Cheap(), True, "inline"),
-        (Sleepy(), True, "thread"),
-        (Sleepy(), False, "process"),
-        (Shared(), True, "thread"),
+        (Cheap(), True, INLINE),
+        (Sleepy(), True, THREADS),
+        (Sleepy(), False, PROCESSES),
+        (Shared(), True, THREADS),
     ],
 )
-def test_the_method_comes_from_a_measurement(dataset: Cheap, thread_safe: bool, expected: str) -> None:
-    assert method_by_measurement(BatchBuilder(dataset), 8, None, thread_safe) == expected
+def test_the_method_comes_from_a_measurement(dataset: Cheap, thread_safe: bool, expected: PoolKind) -> None:
+    assert kind_by_measurement(BatchBuilder(dataset), 8, None, thread_safe) == expected

@@ -107,8 +107,8 @@ def test_honest_work_passes() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"images": 64}, "delivered 64 pictures; expected 128"),
-        ({"different": 1}, "2 batches of which only 1 differ"),
+        ({"images": 64}, "delivered 64 images; expected 128"),
+        ({"different": 1}, "2 batches, of which only 1 differ"),
         ({"labels": [0, 2]}, r"the labels \[0, 2\]"),
         ({"mean": [80.0, 100.0, 120.0]}, "pixels of mean"),
     ],

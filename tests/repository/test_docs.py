@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from preloaded import Preloaded
 
 import docs_tables
 import readme_table
+from feedline import datasets
+from feedline.datasets.formats import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -64,6 +67,29 @@ def test_no_page_is_forgotten() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / link).resolve() for link in LINK.findall(index.read_text(encoding="utf-8"))}
     assert set(PAGES) - {index, ROOT / "README.md"} <= linked
+
+
+def test_the_table_of_formats_is_that_of_the_package() -> None:
+    text = (ROOT / "docs/how-to/formats.md").read_text(encoding="utf-8")
+    table = re.search(r"^\| you have \|.*?\n\n", text, re.MULTILINE | re.DOTALL)
+    assert table is not None
+    assert table[0].strip().splitlines()[2:] == [_row(each) for each in datasets.FORMATS.values()]
+
+
+def _row(each: datasets.Format) -> str:
+    condition = f" ({each.extra_for})" if each.extra_for else ""
+    install = f" `pip install 'feedline[{each.extra}]'`{condition}" if each.extra else ""
+    return f"| {each.description} | {', '.join(f'`{usage}`' for usage in each.usage)} |{install} |"
+
+
+def test_the_arguments_of_datasets_are_those_of_the_reference() -> None:
+    text = (ROOT / "docs/reference/datasets.md").read_text(encoding="utf-8")
+    rows = {match[1]: match[2] for match in re.finditer(r"^\| `(\w+)\(([^`]*)\)`", text, re.MULTILINE)}
+    classes = {load(reference) for each in datasets.FORMATS.values() for reference in each.datasets}
+    assert {each.__name__ for each in classes} <= set(rows)
+    for each in classes:
+        listed = [name.strip().rstrip("=") for name in rows[each.__name__].split(",")]
+        assert listed == [*inspect.signature(each).parameters], each
 
 
 def test_the_figures_in_the_readme_are_those_of_the_results() -> None:

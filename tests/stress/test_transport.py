@@ -12,8 +12,8 @@ import pytest
 @pytest.mark.parametrize(
     ("scarce", "message"),
     [
-        ("size", "10489856 bytes of shared memory for a batch could not be had: File too large"),
-        ("descriptors", "528384 bytes of shared memory for a batch could not be had: Too many open files"),
+        ("size", "10489856 bytes of shared memory for a batch could not be allocated: File too large"),
+        ("descriptors", "528384 bytes of shared memory for a batch could not be allocated: Too many open files"),
     ],
 )
 def test_exhaustion_is_an_error_that_leaves_everything_working(scarce: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""A limit, not a loader: every picture decoded whole by libjpeg-turbo in plain threads, nothing else done with it."""
+"""A limit, not a loader: every image decoded whole by libjpeg-turbo in plain threads."""
 
 from __future__ import annotations
 

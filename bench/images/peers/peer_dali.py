@@ -1,4 +1,4 @@
-"""DALI on the CPU: its reader, decoder with random crop, and antialiased resize; batches as they leave the pipeline."""
+"""DALI on the CPU: its reader, decoder with random crop, and antialiased resize."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_epochs(task: Task) -> Callable[[], Iterator[Any]]:
     pipeline.build()
 
     def epoch() -> Iterator[Any]:
-        """Asks for exactly the batches of an epoch: run() would begin with the next one's."""
+        """The batches of exactly one epoch: run() would begin the next one."""
         batches = task.images // task.batch
         for _ in range(min(AHEAD, batches)):
             pipeline.schedule_run()

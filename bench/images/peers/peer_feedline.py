@@ -1,4 +1,4 @@
-"""feedline over files, over WebDataset tars, and over tars that `feedline pack` wrote."""
+"""feedline over files, over WebDataset tars, and over tars of `feedline pack`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from task import MEAN, SHORTER, STD, Task
 
 
 def open_epochs(task: Task, form: str, workers: str = "thread") -> Callable[[], Iterable[Any]]:
-    """`workers` is a worker method, or "auto": feedline chooses it, and their number."""
+    """`workers` is a worker method; with "auto" feedline chooses it and the number of workers."""
     dataset = _dataset(task, form)
     number: Any = "auto" if workers == "auto" else task.workers
     loader = fl.DataLoader(

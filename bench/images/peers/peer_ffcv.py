@@ -1,4 +1,4 @@
-"""FFCV over its own file (.beton), with pixels as JPEG or ready; its resize is OpenCV's area filter."""
+"""FFCV over its own file (.beton), with JPEGs or pixels; its resize is OpenCV's area filter."""
 
 from __future__ import annotations
 

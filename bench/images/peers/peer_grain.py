@@ -14,7 +14,7 @@ from task import Task
 
 
 class Files:
-    """What Grain calls a random access data source."""
+    """A random access data source of Grain."""
 
     def __init__(self, task: Task) -> None:
         self.paths, self.labels = task.files()
@@ -36,7 +36,7 @@ class Picture(grain.transforms.Map):
 
 
 def open_epochs(task: Task, decoder: str) -> Slices:
-    """One endless stream, because another iterator would start other worker processes."""
+    """One endless stream, because another iterator would start new worker processes."""
     pictures = (
         grain.MapDataset.source(Files(task))
         .shuffle(seed=0)

@@ -12,7 +12,7 @@ import spdl.io
 import torch
 from spdl.pipeline import PipelineBuilder
 
-from steps import centre, finished, prepare, random_box, shorter_side
+from steps import center, finished, prepare, random_box, shorter_side
 from task import Task
 
 Sample = tuple[torch.Tensor, int]
@@ -36,7 +36,7 @@ class WithFfmpeg:
             crop = f"crop={right - left}:{bottom - top}:{left}:{top}"
             return f"{crop},scale={size}:{size}:flags=bilinear,format=pix_fmts=rgb24"
         w, h = shorter_side(width, height)
-        left, top, _, _ = centre(w, h, size)
+        left, top, _, _ = center(w, h, size)
         return f"scale={w}:{h}:flags=bilinear,crop={size}:{size}:{left}:{top},format=pix_fmts=rgb24"
 
 

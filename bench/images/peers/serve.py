@@ -1,9 +1,9 @@
-"""One contestant: loads what reads the pictures, then runs an epoch for every line on standard input.
+"""One contestant: loads a reader of images, then runs an epoch for every line on standard input.
 
     python serve.py MODULE TASK OPTIONS
 
-Runs in the peer's own environment. Every answer is a line of JSON on standard output: how long the epoch took, and what
-came out of it, so that who did not do the work is found out.
+Runs in the peer's own environment. Every answer is a line of JSON on standard output: the time of the epoch, and a
+tally of its batches, which reveals a contestant that did not do the work.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEP = 32
 
 
 class Tally:
-    """What was delivered: how many pictures, their mean, how many of the batches differ from each other."""
+    """The delivered batches: number of images, their mean, and the number of different batches."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -49,10 +49,10 @@ class Tally:
         self.labels.update(np.unique(np.asarray(labels)).tolist())
 
     def count(self, images: int) -> None:
-        """Of a limit, which delivers no batches."""
+        """Count the images of a limit, which delivers no batches."""
         self.images += images
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         mean = None if not self.sums else (np.sum(self.sums, axis=0) / self.images).tolist()
         return {
             "images": self.images,
@@ -79,20 +79,20 @@ def run(batches: Iterable[Any], task: Task) -> dict[str, Any]:
             tally.count(batch)
         else:
             tally.add(*batch)
-    return {"seconds": perf_counter() - start, **tally.told()}
+    return {"seconds": perf_counter() - start, **tally.summary()}
 
 
 def main() -> None:
     module, told, options = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # libraries print; that must not be taken for an answer
+    os.dup2(2, 1)  # output of libraries must not pass for an answer
     task = Task.loads(told)
     epoch = importlib.import_module(module).open_epochs(task, **json.loads(options))
     thrown_away = getattr(epoch, "ahead", 0) * task.batch
     answers.write('{"ready": true}\n')
     for _ in sys.stdin:
         answers.write(json.dumps({**run(epoch(), task), "thrown_away": thrown_away}) + "\n")
-    os._exit(0)  # a contestant's own way to its end is not what is measured
+    os._exit(0)  # the shutdown of a contestant is not measured
 
 
 if __name__ == "__main__":

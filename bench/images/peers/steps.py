@@ -1,4 +1,4 @@
-"""What people write between a JPEG's bytes and a row of a batch: with Pillow, or with simplejpeg and OpenCV."""
+"""Usual steps from a JPEG's bytes to a row of a batch: with Pillow, or with simplejpeg and OpenCV."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Prepare = Callable[[bytes], torch.Tensor]
 
 
 def prepare(task: Task, decoder: str) -> Prepare:
-    """The encoded bytes of a picture to its row; safe to pickle."""
+    """Convert the encoded bytes of an image to its row; picklable."""
     return {"pil": WithPillow, "simplejpeg": WithSimpleJpeg}[decoder](task)
 
 
 class WithPillow:
-    """Pillow, antialiased bilinear: what torchvision's transforms do."""
+    """Pillow, antialiased bilinear, as torchvision's transforms."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -37,12 +37,12 @@ class WithPillow:
             image = image.resize((task.size, task.size), bilinear, box=box)
         else:
             width, height = shorter_side(*image.size)
-            image = image.resize((width, height), bilinear).crop(centre(width, height, task.size))
+            image = image.resize((width, height), bilinear).crop(center(width, height, task.size))
         return finished(np.asarray(image), task)
 
 
 class WithSimpleJpeg:
-    """libjpeg-turbo, and OpenCV's area filter where it shrinks: the fastest that Python packages give."""
+    """libjpeg-turbo, and OpenCV's area filter for shrinking: the fastest Python packages."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -58,12 +58,12 @@ class WithSimpleJpeg:
             left, top, right, bottom = random_box(pixels.shape[1], pixels.shape[0], task.scale)
             return finished(resized(pixels[top:bottom, left:right], task.size, task.size), task)
         width, height = shorter_side(pixels.shape[1], pixels.shape[0])
-        left, top, right, bottom = centre(width, height, task.size)
+        left, top, right, bottom = center(width, height, task.size)
         return finished(resized(pixels, width, height)[top:bottom, left:right], task)
 
 
 def resized(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
-    """OpenCV's bilinear filter does not antialias; its area filter does, and is the advice for shrinking."""
+    """The resized image. OpenCV's bilinear filter does not antialias; its area filter does."""
     import cv2
 
     shrinks = pixels.shape[1] > width or pixels.shape[0] > height
@@ -71,7 +71,7 @@ def resized(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
 
 
 def finished(pixels: np.ndarray, task: Task) -> torch.Tensor:
-    """uint8 (H, W, 3) to the output: flipped half of the time, normalised where floats are asked for."""
+    """The output from uint8 (H, W, 3): flipped half of the time, normalized if it is float."""
     if task.recipe == "random" and random.random() < 0.5:
         pixels = pixels[:, ::-1]
     if task.output == "uint8":
@@ -85,7 +85,7 @@ _SCALE = torch.tensor(STD).mul(255).reciprocal()[:, None, None]
 
 
 def random_box(width: int, height: int, scale: tuple[float, float]) -> Box:
-    """(left, top, right, bottom) by the law of torchvision's RandomResizedCrop."""
+    """A random box (left, top, right, bottom) as in torchvision's RandomResizedCrop."""
     low, high = math.log(3 / 4), math.log(4 / 3)
     for _ in range(10):
         area = width * height * random.uniform(*scale)
@@ -103,6 +103,6 @@ def shorter_side(width: int, height: int) -> tuple[int, int]:
     return round(width * zoom), round(height * zoom)
 
 
-def centre(width: int, height: int, size: int) -> Box:
+def center(width: int, height: int, size: int) -> Box:
     left, top = (width - size) // 2, (height - size) // 2
     return left, top, left + size, top + size

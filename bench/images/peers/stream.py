@@ -1,4 +1,4 @@
-"""Epochs out of loaders that never end one, or would pay for a start at each."""
+"""Epochs of loaders that never end an epoch, or would pay for a start of each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Slices:
-    """Each call gives the next `batches` of the stream, after it has thrown away the `ahead` that were ready before.
+    """Each call gives the next `batches` of the stream, after dropping the `ahead` batches that were ready.
 
-    So what was prepared while nobody asked is not counted, and as much is prepared again by the end. `ahead` is how
-    many come at once after a pause, as measured for the pinned version.
+    Batches that were prepared between calls are thus not counted, and as many are prepared again by the end. `ahead` is
+    the number that comes at once after a pause, measured for the pinned version.
     """
 
     def __init__(self, stream: Iterator[Any], batches: int, ahead: int) -> None:

@@ -1,4 +1,4 @@
-"""What every contestant is asked to do: read by each in its own environment, so the standard library must do."""
+"""The task of a contestant. Every environment reads this file, so it uses the standard library only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SHORTER = 256
 class Task:
     """`images` pictures of the corpus below `root` an epoch, in batches of `batch`, by `workers` workers.
 
-    `recipe` is "random" (random resized crop of `scale` of the area, flipped half of the time) or "centre" (shorter
-    side to 256, centre crop); both give `size` x `size` pixels. `output` is "uint8" (HWC) or "float32" (CHW,
-    normalised with `MEAN` and `STD`).
+    `recipe` is "random" (random resized crop of `scale` of the area, flipped half of the time) or "center" (shorter
+    side to 256, center crop); both give `size` x `size` pixels. `output` is "uint8" (HWC) or "float32" (CHW,
+    normalized with `MEAN` and `STD`).
     """
 
     root: str
@@ -34,28 +34,28 @@ class Task:
 
     @classmethod
     def loads(cls, text: str) -> Task:
-        told = json.loads(text)
-        return cls(**{**told, "scale": tuple(told["scale"])})
+        record = json.loads(text)
+        return cls(**{**record, "scale": tuple(record["scale"])})
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one picture."""
+        """Shape of one image."""
         return (self.size, self.size, 3) if self.output == "uint8" else (3, self.size, self.size)
 
     def form(self, name: str) -> Path:
-        """Where the corpus lies as `name`: "files", "tar", "mds", ..."""
+        """Path of the corpus as `name`: "files", "tar", "mds", ..."""
         return Path(self.root) / name
 
     def files(self) -> tuple[list[str], list[int]]:
-        """All files and the numbers of their classes, ordered as torchvision's ImageFolder orders them."""
+        """All files and their class numbers, in the order of torchvision's ImageFolder."""
         paths, labels = zip(*_listed(self.form("files")), strict=True)
         return list(paths), list(labels)
 
     def drawn(self, rng: random.Random) -> list[int]:
-        """The pictures of one epoch: as many as are asked for, each once unless the corpus is too small."""
+        """The images of one epoch, each once unless the corpus is too small."""
         chosen: list[int] = []
         while len(chosen) < self.images:
             chosen += rng.sample(range(self.pictures), min(self.pictures, self.images - len(chosen)))
@@ -63,7 +63,7 @@ class Task:
 
 
 def in_random_order(files: str | Path) -> list[tuple[str, int]]:
-    """Every file below `files` and the number of its class, mixed once and for all: how a shard should be written."""
+    """Every file below `files` and its class number, shuffled once, as a shard should be written."""
     found = _listed(Path(files))
     random.Random(0).shuffle(found)
     return found

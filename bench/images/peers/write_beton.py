@@ -1,4 +1,4 @@
-"""The corpus as FFCV's file. Its "jpg" encodes every picture again, at the same quality; its "raw" stores pixels."""
+"""Convert the corpus to FFCV's file: "jpg" re-encodes every image at the same quality, "raw" stores pixels."""
 
 from __future__ import annotations
 

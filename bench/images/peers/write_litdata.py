@@ -1,4 +1,4 @@
-"""The corpus as LitData's chunks: the files' bytes and the numbers of their classes."""
+"""Convert the corpus to LitData's chunks: bytes of the files and class numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The corpus as Mosaic's shards: the files' bytes and the numbers of their classes."""
+"""Convert the corpus to Mosaic's shards: bytes of the files and class numbers."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from feedline.cli.pack import find_tars, measure_intervals
 from feedline.cli.progress import bars
-from feedline.core.paths import made
+from feedline.core.paths import make_folder
 from feedline.core.threads import WorkAhead
 from feedline.datasets import array_container
 from feedline.datasets.paths import find
@@ -75,7 +75,7 @@ class LocalTar:
         return glance(path, index_dir=self._folder, allow_truncated=self._allow_truncated)
 
     def make(self, *, checksum: bool) -> TarIndex:
-        made(Path(self.place).parent, "the folder of the index")
+        make_folder(Path(self.place).parent, "the folder of the index")
         write_index(
             self.name, self.place, measure=measure_intervals, checksum=checksum, allow_truncated=self._allow_truncated
         )
@@ -133,7 +133,7 @@ class RemoteTar:
         index.verify(ObjectSource(self.blob))
 
     def _write(self, index: TarIndex) -> TarIndex:
-        made(Path(self.place).parent, "the folder of the index")
+        make_folder(Path(self.place).parent, "the folder of the index")
         array_container.write(self.place, index.written(ObjectSource(self.blob).version))
         return index
 
@@ -191,7 +191,7 @@ class IndexSettings:
 class IndexResult:
     """Result for one tar.
 
-    `state` is "made", "fits", "checked", or "bad" with a `problem`.
+    `state` is "built", "valid", "checked", or "bad" with a `problem`.
     """
 
     tar: str
@@ -232,8 +232,8 @@ def process(tar: TarTarget, settings: IndexSettings) -> IndexResult:
 def _make(tar: TarTarget, settings: IndexSettings) -> IndexResult:
     head = None if settings.rebuild else tar.head()
     if head is not None and (head.blake2b or not settings.checksum):
-        return IndexResult(tar.name, "fits", head.samples, index=tar.place)
-    return IndexResult(tar.name, "made", len(tar.make(checksum=settings.checksum)), index=tar.place)
+        return IndexResult(tar.name, "valid", head.samples, index=tar.place)
+    return IndexResult(tar.name, "built", len(tar.make(checksum=settings.checksum)), index=tar.place)
 
 
 def _check(tar: TarTarget) -> IndexResult:

@@ -1,4 +1,4 @@
-"""From a list of samples to a batch: torch's default, and collators for samples of different sizes."""
+"""Collate functions: torch's default, padding, packing and ragged batches."""
 
 from torch.utils.data import default_convert as convert
 

@@ -1,4 +1,4 @@
-"""What a collate function of feedline's is: picklable, comparable, and able to write where it is told."""
+"""Base classes and helpers of collate functions."""
 
 from __future__ import annotations
 
@@ -23,44 +23,53 @@ Fill = float | Mapping[Key, float]
 
 
 class Collator:
-    """A collate function; `collator(samples, empty=...)` takes its memory from `empty`, as `default` does."""
+    """A picklable, comparable collate function.
+
+    `collator(samples, empty=...)` takes its memory from `empty`, as `default` does.
+    """
 
     __slots__ = ()
 
     def __call__(self, samples: Sequence[Any], *, empty: Allocator | None = None) -> Any:
-        """The batch of these samples."""
         raise NotImplementedError
 
 
 class FieldWalk(BatchWalk):
-    """Default collate, but for the fields that `keys` names (None: those that `is_field` picks): `collate_field`.
+    """Default collate with special treatment of some fields.
 
-    A field is named by the innermost key on its path: of a dict, a named tuple's field, or the place in a tuple.
+    `collate_field` collates the fields named by `keys`, or those that `is_field` accepts if `keys` is None. A field is
+    named by the innermost key on its path: the key of a dict, the name in a named tuple, or the place in a tuple.
     """
 
-    __slots__ = ("_found", "_keys", "_seen")
+    __slots__ = ("_keys", "_matched", "_seen")
 
     def __init__(self, keys: frozenset[Key] | None, empty: Allocator | None) -> None:
         super().__init__(empty)
         self._keys = keys
-        self._found: set[Key] = set()
+        self._matched: set[Key] = set()
         self._seen: list[Key] = []
 
     def is_field(self, batch: Sequence[Any]) -> bool:
-        """Whether these values are treated when no keys were given; must not depend on their sizes."""
+        """Check whether to treat these values if no keys were given.
+
+        Must not depend on their lengths, which differ from batch to batch.
+        """
         raise NotImplementedError
 
     def collate_field(self, batch: Sequence[Any], path: Path) -> Any:
-        """What stands in the batch for a field."""
+        """The batch's value of a treated field."""
         raise NotImplementedError
 
     def __call__(self, batch: Sequence[Any], path: Path = ()) -> Any:
-        """The collation of what lies at `path` in each sample; the root call checks that every key was met."""
+        """Collate the values at `path` of each sample.
+
+        The root call raises CollateError for keys that no sample has.
+        """
         if self._is_treated(batch, path):
             return self.collate_field(batch, path)
         collated = super().__call__(batch, path)
-        if not path and self._keys is not None and self._found != self._keys:
-            missing = sorted(map(repr, self._keys - self._found))
+        if not path and self._keys is not None and self._matched != self._keys:
+            missing = sorted(map(repr, self._keys - self._matched))
             raise CollateError(f"the samples have no field {', '.join(missing)}; they have {self._seen}")
         return collated
 
@@ -71,32 +80,32 @@ class FieldWalk(BatchWalk):
             return False
         self._seen.append(path[-1])
         if path[-1] in self._keys:
-            self._found.add(path[-1])
+            self._matched.add(path[-1])
             return True
         return False
 
 
-def checked_keys(keys: Sequence[Key] | None) -> frozenset[Key] | None:
-    """`keys` as a set; a lone string is one key, never its letters."""
+def as_key_set(keys: Sequence[Key] | None) -> frozenset[Key] | None:
+    """`keys` as a set; a single string is one key."""
     if keys is None:
         return None
     return frozenset([keys] if isinstance(keys, str) else keys)
 
 
 def is_numbers(values: Any) -> bool:
-    """Whether this is a list of plain numbers, such as token ids (an empty list is)."""
+    """Check for a list of plain numbers, such as token ids."""
     return type(values) is list and set(map(type, values)) <= {int, float, bool}
 
 
 def is_sequence(values: Any) -> bool:
-    """Whether this is a tensor or an array with a first dimension, or a list of plain numbers."""
+    """Check for a list of numbers, or an array with dimensions."""
     if isinstance(values, (torch.Tensor, np.ndarray)):
         return values.ndim > 0
     return is_numbers(values)
 
 
 def are_sequences(batch: Sequence[Any]) -> bool:
-    """`is_sequence` of every one of them; for plain tensors without a Python call for each."""
+    """`is_sequence` of all values; fast for plain tensors."""
     if _are_tensors(batch):
         return bool(min(map(_ndim_of, batch)) > 0)
     return all(map(is_sequence, batch))
@@ -107,7 +116,7 @@ def _are_tensors(batch: Sequence[Any]) -> bool:
 
 
 def as_rows(batch: Sequence[Any], path: Path) -> Sequence[torch.Tensor]:
-    """The sequences of a batch as tensors; CollateError names one that is no sequence."""
+    """The sequences of a batch as tensors; CollateError names other values."""
     if not are_sequences(batch):
         wrong = next(i for i, values in enumerate(batch) if not is_sequence(values))
         raise CollateError(
@@ -119,19 +128,19 @@ def as_rows(batch: Sequence[Any], path: Path) -> Sequence[torch.Tensor]:
     rows = [_as_tensor(values) for values in batch]
     if not any(isinstance(values, list) for values in batch):
         return rows
-    dtype = next((row.dtype for row in rows if len(row)), rows[0].dtype)  # an empty list has no dtype of its own
+    dtype = next((row.dtype for row in rows if len(row)), rows[0].dtype)  # an empty list has no dtype
     return [row if len(row) else row.to(dtype) for row in rows]
 
 
 def cut(rows: Sequence[torch.Tensor], max_length: int | None) -> Sequence[torch.Tensor]:
-    """The rows without what lies beyond `max_length`."""
+    """The rows without the elements beyond `max_length`."""
     if max_length is None:
         return rows
     return [row if row.size(0) <= max_length else row[:max_length] for row in rows]
 
 
 def joined(rows: Sequence[torch.Tensor], path: Path) -> torch.Tensor:
-    """The rows end to end, their dtypes promoted as torch does."""
+    """The rows concatenated, with torch's promotion of dtypes."""
     try:
         return torch.cat(rows)  # type: ignore[arg-type]
     except RuntimeError as error:
@@ -146,12 +155,12 @@ def joined(rows: Sequence[torch.Tensor], path: Path) -> torch.Tensor:
 
 def _as_tensor(values: Any) -> torch.Tensor:
     if isinstance(values, np.ndarray) and not values.flags.writeable:
-        return torch.from_numpy(values.copy())  # torch warns of a view that could write to read-only memory
+        return torch.from_numpy(values.copy())  # torch warns of views that could write to read-only memory
     return torch.as_tensor(values)
 
 
 def fill_for(fill: Fill, path: Path) -> float:
-    """The padding value of the field at `path`; 0 for one that a mapping of values does not name."""
+    """The padding value of the field at `path`; by default 0."""
     if isinstance(fill, Mapping):
         return fill.get(path[-1], 0) if path else 0
     return fill

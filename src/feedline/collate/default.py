@@ -1,9 +1,7 @@
-"""`default`: torch's `default_collate`, faster, and into memory of the caller's choice.
+"""torch's `default_collate`, faster, and into memory of the caller's choice.
 
-The leaves of default collate: equal tensors, arrays or numbers become one tensor, written where `empty` says.
-
-Each function has a fast path for samples that are all of one kind, and hands everything else to torch, so that odd
-input gives what torch gives: the same promotion of dtypes, the same exceptions.
+Each function has a fast path for samples of one kind, and passes everything else to torch. So unusual input gives what
+torch gives: the same promotion of dtypes, the same exceptions.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _strides_of = attrgetter("strides")
 _ARRAY_TYPES = {np.ndarray, np.memmap}
 
 
-# np.uint64 is missing: torch takes no list of such scalars, and raises.
+# Without np.uint64: torch raises for a list of such scalars.
 _SCALAR_TYPES = {
     *(np.bool_, np.uint8, np.uint16, np.uint32, np.int8, np.int16, np.int32, np.int64),
     *(np.float16, np.float32, np.float64, np.complex64, np.complex128),
@@ -42,16 +40,19 @@ _SCALAR_TYPES = {
 
 
 def stack_tensors(batch: Sequence[torch.Tensor], empty: Allocator | None) -> torch.Tensor:
-    """`torch.stack`, into memory from `empty` where the result is plain CPU data without a gradient."""
+    """`torch.stack`, into memory from `empty` where possible.
+
+    Possible for plain CPU data without a gradient.
+    """
     elem = batch[0]
     if elem.is_nested or elem.layout is not torch.strided:
-        return collate_tensor_fn(batch)  # type: ignore[no-any-return]  # it raises
+        return collate_tensor_fn(batch)  # type: ignore[no-any-return]  # raises
     if wants(empty, elem.nbytes * len(batch)) and _is_plain(batch):
         assert empty is not None
         out = empty((len(batch), *elem.shape), elem.dtype)
         try:
             return torch.stack(batch, out=out)  # type: ignore[arg-type]
-        except RuntimeError:  # unequal shapes, or a gradient: torch decides below, without `out`
+        except RuntimeError:  # unequal shapes, or a gradient: torch decides below
             pass
     return torch.stack(batch)  # type: ignore[arg-type]
 
@@ -67,11 +68,11 @@ def _is_plain(batch: Sequence[torch.Tensor]) -> bool:
 
 
 def stack_arrays(batch: Sequence[NDArray[Any]], empty: Allocator | None) -> torch.Tensor:
-    """One tensor of equal arrays; the same as stacking a tensor made from each."""
+    """One tensor of equal arrays, as torch stacks tensors made from them."""
     elem = batch[0]
     dtype = torch_dtype(elem.dtype)
     if dtype is None and elem.dtype.kind in "SUO":
-        return collate_numpy_array_fn(batch)  # type: ignore[no-any-return]  # it raises
+        return collate_numpy_array_fn(batch)  # type: ignore[no-any-return]  # raises
     if dtype is None or not _are_alike(batch):
         return stack_tensors([torch.as_tensor(array) for array in batch], empty)
     out = (empty or allocate_tensor)((len(batch), *elem.shape), dtype)
@@ -92,30 +93,33 @@ def _are_alike(batch: Sequence[NDArray[Any]]) -> bool:
 
 
 def stack_ints(batch: Sequence[int], empty: Allocator | None) -> torch.Tensor:
-    """int64, or bool where all are bool; int subclasses and mixtures as torch infers them."""
+    """int64, or bool if all are bool.
+
+    Subclasses of int and mixtures give what torch infers.
+    """
     if set(map(type, batch)) in ({int}, {bool}):
         numbers = np.array(batch)
-        if numbers.dtype.kind in "bi":  # a number beyond 64 bits: torch raises below
-            return _placed(numbers, empty)
+        if numbers.dtype.kind in "bi":  # otherwise a number exceeds 64 bits, and torch raises below
+            return _store(numbers, empty)
     return torch.tensor(batch)
 
 
 def stack_floats(batch: Sequence[float], empty: Allocator | None) -> torch.Tensor:
-    """float64, whatever the following samples are."""
+    """float64, whatever the other samples are."""
     if set(map(type, batch)) == {float}:
-        return _placed(np.array(batch), empty)
+        return _store(np.array(batch), empty)
     return torch.tensor(batch, dtype=torch.float64)
 
 
 def stack_scalars(batch: Sequence[np.generic], empty: Allocator | None) -> torch.Tensor:
-    """NumPy scalars keep their dtype."""
+    """NumPy scalars, with their dtype."""
     kind = type(batch[0])
     if kind in _SCALAR_TYPES and set(map(type, batch)) == {kind}:
-        return _placed(np.array(batch), empty)
+        return _store(np.array(batch), empty)
     return torch.as_tensor(batch)
 
 
-def _placed(numbers: NDArray[Any], empty: Allocator | None) -> torch.Tensor:
+def _store(numbers: NDArray[Any], empty: Allocator | None) -> torch.Tensor:
     if empty is None or not wants(empty, numbers.nbytes):
         return torch.from_numpy(numbers)
     dtype = torch_dtype(numbers.dtype)
@@ -126,7 +130,7 @@ def _placed(numbers: NDArray[Any], empty: Allocator | None) -> torch.Tensor:
 
 
 def unchanged(batch: Sequence[Any], _: Allocator | None) -> Sequence[Any]:
-    """Strings and bytes stay what they are."""
+    """Strings and bytes, as they are."""
     return batch
 
 
@@ -140,27 +144,27 @@ Handler = Callable[["BatchWalk", Any, Path], Any]
 
 
 def default(samples: Sequence[Any], *, empty: Allocator | None = None) -> Any:
-    """What `torch.utils.data.default_collate` gives: the same containers, values, dtypes and types of exceptions.
+    """Collate as `torch.utils.data.default_collate` does.
 
-    Tensors, arrays and numbers are written into memory from `empty`, where it is given. Types that the user registered
-    in torch's `default_collate_fn_map` are collated by their own functions. Errors carry a note that names the place
-    in the sample, as in `batch[0]['image']`.
+    The containers, values, dtypes and types of exceptions are the same. Tensors, arrays and numbers are written into
+    memory from `empty`, if given. Types registered in torch's `default_collate_fn_map` are collated by the functions
+    registered for them. Errors carry a note with the place in the sample, such as `batch[0]['image']`.
     """
     return BatchWalk(empty)(samples)
 
 
 def is_standard() -> bool:
-    """Whether torch's registry of collate functions is as torch ships it."""
+    """Check that torch's registry of collate functions is unmodified."""
     return torchs.default_collate_fn_map == _SHIPPED
 
 
 def place(path: Path) -> str:
-    """A path as it is written in Python: `batch['image'][0]`."""
+    """A path as a Python expression: `batch['image'][0]`."""
     return "batch" + "".join(f"[{key!r}]" for key in path)
 
 
 class BatchWalk:
-    """Descends the samples of one batch in step; a batch is walked once, so a walk is used once."""
+    """A single walk down all samples of a batch at once."""
 
     __slots__ = ("_registry", "empty", "standard")
 
@@ -170,7 +174,7 @@ class BatchWalk:
         self.standard = is_standard()
 
     def __call__(self, batch: Sequence[Any], path: Path = ()) -> Any:
-        """The collation of what lies at `path` in each sample."""
+        """Collate the values at `path` of each sample."""
         elem = batch[0]
         handler = _EXACT.get(type(elem)) if self.standard else None
         return (handler or self._handler(elem))(self, batch, path)
@@ -193,23 +197,26 @@ class BatchWalk:
         return None
 
     def functions(self, path: Path) -> dict[Any, Callable[..., Any]]:
-        """The registry for a function of the user's that collates its parts with it: ours in place of torch's."""
+        """The registry for a user's function that collates parts with it.
+
+        torch's functions are replaced by feedline's.
+        """
         return {kind: partial(_as_registered, self, path, fn) for kind, fn in self._registry.items()}
 
 
 def _as_registered(walk: BatchWalk, path: Path, fn: Callable[..., Any], batch: Any, **_: Any) -> Any:
-    # torch's `collate` passes the registry on as `collate_fn_map`: the walk has its own
+    # torch's `collate` passes the registry as `collate_fn_map`; the walk has its own
     return _handler_of(fn)(walk, batch, path)
 
 
 def _handler_of(fn: Callable[..., Any]) -> Handler:
-    for torchs_own, handler in _OWN:
-        if fn is torchs_own:
+    for theirs, handler in _OWN:
+        if fn is theirs:
             return handler
-    return partial(_by_user, fn)
+    return partial(_collate_by_user, fn)
 
 
-def _by_user(fn: Callable[..., Any], walk: BatchWalk, batch: Any, path: Path) -> Any:
+def _collate_by_user(fn: Callable[..., Any], walk: BatchWalk, batch: Any, path: Path) -> Any:
     return fn(batch, collate_fn_map=walk.functions(path))
 
 
@@ -221,7 +228,7 @@ def _mapping(walk: BatchWalk, batch: Sequence[Mapping[Any, Any]], path: Path) ->
     try:
         if not isinstance(elem, MutableMapping):
             return type(elem)(items)  # type: ignore[call-arg]
-        clone = copy.copy(elem)  # keeps what the type holds beside its items
+        clone = copy.copy(elem)  # keeps other attributes of the mapping
         clone.update(items)
     except TypeError:
         return items
@@ -244,8 +251,8 @@ def _named_tuple(walk: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
 
 
 def _tuple(walk: BatchWalk, batch: Sequence[Any], path: Path) -> list[Any]:
-    """A list, as ever in torch."""
-    _refuse_unequal(batch, path)
+    """A list, as in torch."""
+    _check_lengths(batch, path)
     return [walk(column, (*path, i)) for i, column in enumerate(zip(*batch, strict=False))]
 
 
@@ -265,7 +272,7 @@ def _sequence(walk: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
     return clone
 
 
-def _refuse_unequal(batch: Sequence[Any], path: Path) -> None:
+def _check_lengths(batch: Sequence[Any], path: Path) -> None:
     sizes = list(map(len, batch))
     if len(set(sizes)) > 1:
         error = RuntimeError("each element in list of batch should be of equal size")
@@ -283,13 +290,16 @@ def _difference(path: Path, what: str, values: Sequence[Any]) -> str:
 
 def _unknown(_: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
     error = TypeError(torchs.default_collate_err_msg_format.format(type(batch[0])))
-    error.add_note(f"{place(path)} is such an object. Leave it out of the sample, or pass a collate_fn that knows it.")
+    error.add_note(
+        f"{place(path)} has a type that default collate does not support. Leave it out of the sample, or pass a "
+        "collate_fn that supports it."
+    )
     raise error
 
 
-def _leaf(collated: Leaf, walk: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
+def _leaf(collate: Leaf, walk: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
     try:
-        return collated(batch, walk.empty)
+        return collate(batch, walk.empty)
     except (RuntimeError, TypeError, ValueError) as error:
         shapes = [_shape(sample) for sample in batch]
         if len(set(shapes)) > 1:
@@ -300,14 +310,16 @@ def _leaf(collated: Leaf, walk: BatchWalk, batch: Sequence[Any], path: Path) -> 
 
 
 def _shape(sample: Any) -> tuple[int, ...]:
-    # a nested tensor has an attribute `shape` that raises
+    # the attribute `shape` of a nested tensor raises
     return () if getattr(sample, "is_nested", False) else tuple(getattr(sample, "shape", ()))
 
 
 def _arrays(walk: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
     if walk.standard:
         return _leaf(stack_arrays, walk, batch, path)
-    return walk([torch.as_tensor(array) for array in batch], path)  # the user may have a say in tensors
+    return walk(
+        [torch.as_tensor(array) for array in batch], path
+    )  # the user may have registered a function for tensors
 
 
 _tensors: Handler = partial(_leaf, stack_tensors)
@@ -346,7 +358,7 @@ _SHIPPED = {
 }
 
 
-# What a standard registry comes to for the types that most samples are made of, without asking it.
+# Shortcuts for common types, valid as long as the registry is unmodified.
 _EXACT: dict[type, Handler] = {
     torch.Tensor: _tensors,
     np.ndarray: _arrays,

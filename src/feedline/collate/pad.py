@@ -1,4 +1,4 @@
-"""`pad`: sequences of different lengths as one tensor, with their lengths and a mask."""
+"""Padding of sequences of different lengths."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from feedline.collate.base import (
     Fill,
     Key,
     are_sequences,
+    as_key_set,
     as_rows,
-    checked_keys,
     cut,
     fill_for,
     joined,
@@ -28,9 +28,9 @@ Side = Literal["right", "left"]
 
 
 class Padded(NamedTuple):
-    """Sequences as rows of one tensor: `values` (B, T, ...), `lengths` int64 (B,), `mask` bool (B, T), True on data.
+    """Sequences as rows of one tensor.
 
-    `mask` is None when `pad` was told not to make it.
+    `values` (B, T, ...); `lengths` int64 (B,); `mask` bool (B, T), True on data, or None with `mask=False`.
     """
 
     values: torch.Tensor
@@ -47,12 +47,14 @@ def pad(
     keys: Sequence[Key] | None = None,
     mask: bool = True,
 ) -> PadCollator:
-    """A collate function that pads sequences along their first dimension and stacks all else as `default` does.
+    """A collate function that pads sequences along their first dimension.
 
-    Every tensor or array with a first dimension, and every list of plain numbers, becomes a `Padded`; `keys` narrows
-    this to the fields of those names. Which fields are padded never depends on the lengths that a batch happens to
-    have. `value` may be a mapping from field to value, such as `{"input_ids": 50256, "labels": -100}`. Sequences
-    longer than `max_length` lose their end; the padded length is a multiple of `multiple_of`.
+    Every tensor or array with a first dimension, and every list of plain numbers, becomes a `Padded`; everything else
+    is collated as by `default`. `keys` restricts padding to the fields of those names. Which fields are padded never
+    depends on the lengths in a batch.
+
+    `value` may be a mapping from field to value, such as `{"input_ids": 50256, "labels": -100}`. Sequences longer than
+    `max_length` are cut at their end. The padded length is a multiple of `multiple_of`.
     """
     if side not in ("right", "left"):
         raise ArgumentError(f"side must be 'right' or 'left', not {side!r}")
@@ -60,12 +62,12 @@ def pad(
         raise ArgumentError(f"multiple_of must be at least 1, not {multiple_of}")
     if max_length is not None and (max_length < 1 or max_length % multiple_of):
         raise ArgumentError(f"max_length={max_length} must be positive and a multiple of multiple_of={multiple_of}")
-    return PadCollator(value, side, multiple_of, max_length, checked_keys(keys), mask)
+    return PadCollator(value, side, multiple_of, max_length, as_key_set(keys), mask)
 
 
 @dataclass(frozen=True, slots=True)
 class PadCollator(Collator):
-    """What `pad` returns."""
+    """The collate function that `pad` returns."""
 
     value: Fill
     side: Side
@@ -75,11 +77,11 @@ class PadCollator(Collator):
     mask: bool
 
     def __call__(self, samples: Sequence[Any], *, empty: Allocator | None = None) -> Any:
-        """The batch, with a `Padded` in place of every padded field."""
+        """The batch, with a `Padded` for every padded field."""
         return _PadWalk(self, empty)(samples)
 
     def padded_length(self, longest: int) -> int:
-        """The length of every row when the longest sequence has this one."""
+        """The length of the rows if the longest sequence has this length."""
         return -(-longest // self.multiple_of) * self.multiple_of
 
 
@@ -101,7 +103,7 @@ class _PadWalk(FieldWalk):
         longest = recipe.padded_length(int(lengths.max()))
         mask = _mask(lengths, longest, recipe.side, empty if recipe.mask else allocate_tensor)
         values = empty((*mask.shape, *flat.shape[1:]), flat.dtype).fill_(fill_for(recipe.value, path))
-        # One scatter of all rows is several times cheaper than a slice for each.
+        # One scatter of all rows is several times faster than a copy per row.
         numpy_view(values)[mask.numpy()] = numpy_view(flat)
         return Padded(values, lengths, mask if recipe.mask else None)
 

@@ -1,4 +1,4 @@
-"""`token_budget`: sequences packed into rows of a fixed number of tokens, so that little is padding."""
+"""Packing of sequences into rows of a fixed number of tokens."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ from feedline.errors import ArgumentError, CollateError
 
 
 class Packed(NamedTuple):
-    """Several sequences in each row of `values` (R, max_tokens); a dict of such tensors for samples that are dicts.
+    """Several sequences per row of `values` (R, max_tokens).
 
-    `positions` int64 (R, max_tokens): place within its own sequence, 0 on padding.
+    `values` is a dict of such tensors if the samples are dicts.
+
+    `positions` int64 (R, max_tokens): place within the own sequence, 0 on padding.
+
     `segments` int64 (R, max_tokens): 1, 2, ... for the sequences of a row, 0 on padding.
-    `cu_seqlens` int32: bounds of the segments in `values.flatten()`, as variable-length attention takes them; the
-    padding at the end of a row is a segment of its own, so the last bound is R * max_tokens, and empty sequences have
-    none.
-    `order` int64 (B,): which sample each sequence is, in the order of the rows.
+
+    `cu_seqlens` int32: bounds of the segments in `values.flatten()`, as variable-length attention expects them. The
+    padding at the end of a row is a segment of its own, so the last bound is R * max_tokens. Empty sequences have no
+    bound.
+
+    `order` int64 (B,): the sample number of each sequence, in the order of the rows.
     """
 
     values: Any
@@ -36,11 +41,11 @@ class Packed(NamedTuple):
 
 
 def token_budget(max_tokens: int, *, value: Fill = 0, cut: bool = False) -> PackCollator:
-    """A collate function that packs 1-D sequences into rows of `max_tokens`, best fit, longest first.
+    """A collate function that packs 1-D sequences into rows of `max_tokens`.
 
-    Samples are sequences, or dicts of sequences of one length (`input_ids`, `labels`), which are packed alike. `value`
-    fills the rest of a row, and may be a mapping from field to value. A sequence longer than a row raises, or with
-    `cut` loses its end.
+    Best fit, longest first. Samples are sequences, or dicts of sequences of one length (`input_ids`, `labels`), which
+    are packed alike. `value` fills the rest of a row, and may be a mapping from field to value. A sequence longer than
+    a row raises CollateError, or is cut at its end with `cut`.
     """
     if max_tokens < 1:
         raise ArgumentError(f"max_tokens must be at least 1, not {max_tokens}")
@@ -49,7 +54,7 @@ def token_budget(max_tokens: int, *, value: Fill = 0, cut: bool = False) -> Pack
 
 @dataclass(frozen=True, slots=True)
 class PackCollator(Collator):
-    """What `token_budget` returns."""
+    """The collate function that `token_budget` returns."""
 
     max_tokens: int
     value: Fill
@@ -57,13 +62,13 @@ class PackCollator(Collator):
 
     def __call__(self, samples: Sequence[Any], *, empty: Allocator | None = None) -> Packed:
         """All samples, in as few rows as best fit finds."""
-        fields = {path: self._fitting(column, path) for path, column in _fields(samples).items()}
+        fields = {path: self._fit(column, path) for path, column in _fields(samples).items()}
         plan = _PackPlan(_common_lengths(fields), self.max_tokens, empty or allocate_tensor)
-        values = {path: plan.packed(rows, path, fill_for(self.value, path)) for path, rows in fields.items()}
+        values = {path: plan.pack(rows, path, fill_for(self.value, path)) for path, rows in fields.items()}
         packed = values[()] if () in values else {path[-1]: value for path, value in values.items()}
         return Packed(packed, plan.positions(), plan.segments(), plan.bounds(), plan.order)
 
-    def _fitting(self, column: Sequence[Any], path: Path) -> Sequence[torch.Tensor]:
+    def _fit(self, column: Sequence[Any], path: Path) -> Sequence[torch.Tensor]:
         rows = as_rows(column, path)
         for number, row in enumerate(rows):
             if row.ndim != 1:
@@ -71,13 +76,16 @@ class PackCollator(Collator):
             if not self.cut and row.size(0) > self.max_tokens:
                 raise CollateError(
                     f"{place(path)}: sample {number} of the batch has {row.size(0)} tokens, more than max_tokens="
-                    f"{self.max_tokens}. Raise it, split such sequences, or pass cut=True to drop their ends."
+                    f"{self.max_tokens}. Raise it, split such sequences, or pass cut=True to cut them at the end."
                 )
         return cut(rows, self.max_tokens)
 
 
 def _fields(samples: Sequence[Any]) -> dict[Path, Sequence[Any]]:
-    """The columns that are packed alike: of every key, or of the samples themselves, at the path ()."""
+    """The columns to pack alike.
+
+    One per key, or the samples themselves at the path ().
+    """
     elem = samples[0]
     if not isinstance(elem, Mapping):
         return {(): samples}
@@ -100,10 +108,11 @@ def _common_lengths(fields: Mapping[Path, Sequence[torch.Tensor]]) -> list[int]:
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Which sequences share a row: each goes, longest first, into the fullest row that still holds it.
+    """Assign sequences to rows: longest first, into the fullest row with room.
 
-    Best fit decreasing needs at most 11/9 of the fewest possible rows (Johnson, "Near-optimal bin packing algorithms",
-    1973). Ties keep the order of the samples, so the result is a function of the lengths.
+    Returns the sample numbers of each row. Best fit decreasing needs at most 11/9 of the fewest possible rows (Johnson,
+    "Near-optimal bin packing algorithms", 1973). Ties keep the order of the samples, so the result is a function of the
+    lengths.
     """
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (free tokens, row), sorted
@@ -118,7 +127,10 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 class _PackPlan:
-    """Where each sequence lies, and tensors laid out that way: rows are filled from the left, without gaps."""
+    """The layout of packed sequences.
+
+    Rows are filled from the left, without gaps.
+    """
 
     def __init__(self, lengths: Sequence[int], width: int, empty: Allocator) -> None:
         rows = best_fit(lengths, width)
@@ -131,7 +143,7 @@ class _PackPlan:
         self._mask = np.arange(width) < used[:, None]
         self.order = torch.from_numpy(order)
 
-    def packed(self, sequences: Sequence[torch.Tensor], path: Path, fill: float) -> torch.Tensor:
+    def pack(self, sequences: Sequence[torch.Tensor], path: Path, fill: float) -> torch.Tensor:
         flat = joined([sequences[sample] for sample in self.order.tolist()], path)
         values = self._empty(self._shape, flat.dtype).fill_(fill)
         numpy_view(values)[self._mask] = numpy_view(flat)
@@ -139,12 +151,12 @@ class _PackPlan:
 
     def positions(self) -> torch.Tensor:
         starts = np.cumsum(self._lengths) - self._lengths
-        return self._laid_out(np.arange(self._lengths.sum()) - np.repeat(starts, self._lengths))
+        return self._lay_out(np.arange(self._lengths.sum()) - np.repeat(starts, self._lengths))
 
     def segments(self) -> torch.Tensor:
-        return self._laid_out(np.repeat(self._segment_of, self._lengths))
+        return self._lay_out(np.repeat(self._segment_of, self._lengths))
 
-    def _laid_out(self, numbers: NDArray[np.int64]) -> torch.Tensor:
+    def _lay_out(self, numbers: NDArray[np.int64]) -> torch.Tensor:
         out = self._empty(self._shape, torch.int64).zero_()
         out.numpy()[self._mask] = numbers
         return out

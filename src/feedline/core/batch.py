@@ -10,17 +10,20 @@ from feedline.core.telemetry import SpanTuple
 
 
 class _EmptyBatch:
-    """The batch of a request of which nothing is left: every sample was skipped, or its partition has ended."""
+    """The type of `EMPTY_BATCH`: the batch of a request without samples.
+
+    Every sample was skipped, or the partition has ended.
+    """
 
     def __reduce__(self) -> str:
-        return "EMPTY_BATCH"
+        return "EMPTY_BATCH"  # unpickles as the one instance, so that `is` works everywhere
 
 
 EMPTY_BATCH = _EmptyBatch()
 
 
 class SkippedSample(NamedTuple):
-    """A sample that failed and was left out, or replaced by the one at `replaced_by`."""
+    """A failed sample, left out or replaced by the one at `replaced_by`."""
 
     epoch: int
     position: int
@@ -30,7 +33,7 @@ class SkippedSample(NamedTuple):
 
 
 class BatchResult(NamedTuple):
-    """A batch and what is known of how it came about."""
+    """A batch, with its spans, skipped samples and dataset offset."""
 
     batch: Any
     spans: list[SpanTuple]
@@ -38,4 +41,4 @@ class BatchResult(NamedTuple):
     mark: PartitionOffset | None = None
     digest: str | None = None
     store_counts: Mapping[str, float] | None = None
-    """What the stores of a worker process did meanwhile."""
+    """Store metrics of the worker process since its last batch."""

@@ -1,9 +1,4 @@
-"""What belongs to one process: opened on first use, never carried over a fork, never pickled.
-
-The few things that were used last.
-
-Values that are dear to make: made once for all threads, the least recently used forgotten beyond a bound.
-"""
+"""Caches: values per process, least recently used, and loaded once."""
 
 from __future__ import annotations
 
@@ -19,28 +14,29 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """`handle()` gives what `opening()` gave, which is called once in each process, by whichever thread comes first.
+    """A value that each process opens for itself, on first use.
 
-    What a forked process inherits from its parent is left alone: not used, and not closed either, because closing may
-    reach the parent's side of it. Pickles as `opening`.
+    `handle()` returns the result of `opening()`, called once per process; other threads wait for it. A forked process
+    neither uses nor closes the value of its parent: closing could reach the parent's side of it. Pickles as `opening`.
     """
 
     def __init__(self, opening: Callable[[], T]) -> None:
         self._opening = opening
-        self._held: dict[int, T] = {}
-        # By process as well: a lock that another thread of the parent held at the fork would never be released here.
+        self._values: dict[int, T] = {}  # by process id
+        # Locks per process too: one that a thread of the parent held at the fork would never be released here.
         self._locks: dict[int, Lock] = {}
 
     def __call__(self) -> T:
         pid = os.getpid()
-        held = self._held.get(pid)
-        return self._opened(pid) if held is None else held
+        value = self._values.get(pid)
+        return self._open(pid) if value is None else value
 
-    def _opened(self, pid: int) -> T:
+    def _open(self, pid: int) -> T:
+        # `setdefault` is atomic: all threads of the process get the same lock.
         with self._locks.setdefault(pid, Lock()):
-            if pid not in self._held:
-                self._held[pid] = self._opening()
-            return self._held[pid]
+            if pid not in self._values:
+                self._values[pid] = self._opening()
+            return self._values[pid]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerProcess, (self._opening,)
@@ -53,7 +49,10 @@ Value = TypeVar("Value")
 
 
 class LRUCache(Generic[Key, Value]):
-    """At most `limit` values by key; the one unused for longest goes first. Safe to use from several threads."""
+    """At most `limit` values by key; the least recently used goes first.
+
+    Thread-safe.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -61,14 +60,14 @@ class LRUCache(Generic[Key, Value]):
         self._values: OrderedDict[Key, Value] = OrderedDict()
 
     def get(self, key: Key) -> Value | None:
-        """The value, which thereby is the last one used."""
+        """The value, marked as the most recently used; None if absent."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
 
     def put(self, key: Key, value: Value) -> Value:
-        """Keep the value, and give it back."""
+        """Store the value, and return it."""
         with self._lock:
             self._values[key] = value
             self._values.move_to_end(key)
@@ -77,7 +76,7 @@ class LRUCache(Generic[Key, Value]):
         return value
 
     def drop(self, key: Key) -> None:
-        """Forget the value, if there is one."""
+        """Remove the value, if there is one."""
         with self._lock:
             self._values.pop(key, None)
 
@@ -86,7 +85,7 @@ class LRUCache(Generic[Key, Value]):
 
 
 class Sized(Protocol):
-    """What knows the memory that it takes."""
+    """A value that knows its memory."""
 
     @property
     def nbytes(self) -> int: ...
@@ -99,38 +98,42 @@ V = TypeVar("V", bound=Sized)
 
 
 class LoadingCache(Generic[K, V]):
-    """`get(key, make)` gives the value that is kept, or makes it; other threads wait for it instead of making it too.
+    """A cache whose values are loaded once, whatever the number of threads.
 
-    The newest value is kept however large it is; beyond `limit_nbytes` those not used for longest are forgotten.
+    While one thread loads a value, others wait for it. The least recently used values beyond `limit_nbytes` are
+    dropped; the newest is kept, however large it is.
     """
 
     def __init__(self, limit_nbytes: int) -> None:
         self.limit_nbytes = limit_nbytes
-        self.made = 0
+        self.loads = 0
         self._lock = threading.Lock()
-        self._kept: OrderedDict[K, Future[V]] = OrderedDict()
+        self._futures: OrderedDict[K, Future[V]] = OrderedDict()
         self._nbytes = 0
 
     @property
     def nbytes(self) -> int:
-        """The memory of all values that are kept."""
+        """Bytes of all values in the cache."""
         return self._nbytes
 
     def __contains__(self, key: K) -> bool:
-        return key in self._kept
+        return key in self._futures
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """The value of `key`; what `make` raises is raised here, and the next call tries again."""
+        """The value of `key`, loaded with `make` if absent.
+
+        An exception of `make` is raised here, and the next call tries again.
+        """
         while True:
             with self._lock:
-                future = self._kept.get(key)
+                future = self._futures.get(key)
                 if future is None:
-                    mine = self._kept[key] = Future()
+                    mine = self._futures[key] = Future()
                     break
-                self._kept.move_to_end(key)
+                self._futures.move_to_end(key)
             if future.exception() is None:
                 return future.result()
-            # the thread that made it was told why; the error is not shared, because each caller adds notes to it
+            # Try again: the loading thread raises the error, which is not shared because callers add notes to it.
         return self._make(key, mine, make)
 
     def _make(self, key: K, future: Future[V], make: Callable[[], V]) -> V:
@@ -138,15 +141,15 @@ class LoadingCache(Generic[K, V]):
             value = make()
         except BaseException as error:
             with self._lock:
-                del self._kept[key]
+                del self._futures[key]
             future.set_exception(error)
             raise
         future.set_result(value)
         with self._lock:
-            self.made += 1
+            self.loads += 1
             self._nbytes += value.nbytes
-            for old in [other for other, kept in self._kept.items() if kept.done() and other != key]:
+            for old in [other for other, cached in self._futures.items() if cached.done() and other != key]:
                 if self._nbytes <= self.limit_nbytes:
                     break
-                self._nbytes -= self._kept.pop(old).result().nbytes
+                self._nbytes -= self._futures.pop(old).result().nbytes
         return value

@@ -1,4 +1,4 @@
-"""What the training loop has received: the only state of a loader over a map-style dataset."""
+"""The position of the training loop: the state of a loader."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ Range = tuple[int, int]
 
 
 class Cursor(NamedTuple):
-    """Everything below `position` was delivered, and of what lies above it exactly the `delivered_ahead`.
+    """The delivered positions of a map-style dataset.
 
-    Positions count in the global order of `epoch`, over all ranks. Islands are disjoint, ascending, half-open
-    ranges that do not touch `position`; they arise only from delivery out of order.
+    Everything below `position` was delivered, and above it exactly the ranges of `delivered_ahead`: disjoint,
+    ascending, half-open, not touching `position`. They only arise from delivery out of order. Positions count in the
+    global order of `epoch`, over all ranks.
     """
 
     epoch: int = 0
@@ -20,10 +21,10 @@ class Cursor(NamedTuple):
     delivered_ahead: tuple[Range, ...] = ()
 
     def after(self, start: int, stop: int) -> Cursor:
-        """The cursor once the range [start, stop) was delivered as well."""
+        """The cursor after the delivery of [start, stop)."""
         if start == stop:
             return self
-        if start == self.position and not self.delivered_ahead:  # in order: the usual case, kept cheap
+        if start == self.position and not self.delivered_ahead:  # in order: every batch of the usual case passes here
             return Cursor(self.epoch, stop)
         position, delivered_ahead = self.position, []
         for low, high in _merged([*self.delivered_ahead, (start, stop)]):
@@ -38,7 +39,7 @@ class Cursor(NamedTuple):
         return Cursor(self.epoch + 1)
 
     def gaps(self, stop: int) -> list[Range]:
-        """The ranges below `stop` that were not delivered yet, ascending."""
+        """The undelivered ranges below `stop`, ascending."""
         gaps, low = [], self.position
         for start, end in self.delivered_ahead:
             if low < min(start, stop):
@@ -61,10 +62,10 @@ def _merged(ranges: list[Range]) -> list[Range]:
 
 @dataclass(frozen=True, slots=True)
 class PartitionOffset:
-    """How far one partition of an iterable dataset was delivered.
+    """The delivered part of one partition of an iterable dataset.
 
-    `samples` counts the samples drawn for the delivered batches; `state` is the dataset's own `state_dict()` at that
-    point, None where it has none.
+    `samples` counts the samples of the delivered batches. `state` is the dataset's own `state_dict()` at that point, or
+    None.
     """
 
     batches: int = 0
@@ -75,27 +76,27 @@ class PartitionOffset:
 
 @dataclass(frozen=True, slots=True)
 class PartitionCursor:
-    """What the loop has received of an iterable dataset: a mark for each partition, and whose turn is next."""
+    """The delivered part of an iterable dataset: an offset for each partition."""
 
     epoch: int = 0
     marks: tuple[tuple[int, PartitionOffset], ...] = ()
-    turn: int = 0
+    next_partition: int = 0
 
     def mark(self, partition: int) -> PartitionOffset:
-        """The mark of `partition`; a fresh one where nothing was delivered of it."""
+        """The offset of `partition`; zero if nothing was delivered."""
         for number, mark in self.marks:
             if number == partition:
                 return mark
         return PartitionOffset()
 
-    def after(self, partition: int, mark: PartitionOffset, turn: int) -> PartitionCursor:
-        """The cursor once `partition` has reached `mark`, when it will be the turn of partition `turn`."""
+    def after(self, partition: int, mark: PartitionOffset, next_partition: int) -> PartitionCursor:
+        """The cursor after `partition` has reached `mark`."""
         marks = dict(self.marks)
         marks[partition] = mark
-        return PartitionCursor(self.epoch, tuple(sorted(marks.items())), turn)
+        return PartitionCursor(self.epoch, tuple(sorted(marks.items())), next_partition)
 
     def ended(self) -> frozenset[int]:
-        """The partitions that have nothing left."""
+        """The partitions that are exhausted."""
         return frozenset(partition for partition, mark in self.marks if mark.ended)
 
     def next_epoch(self) -> PartitionCursor:

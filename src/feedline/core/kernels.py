@@ -1,4 +1,4 @@
-"""The native kernels where they were built, else the same results from NumPy (said once)."""
+"""Native kernels for permutations and gathers, with NumPy fallbacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROUNDS = 8
 
 
 class SlowKernelsWarning(RuntimeWarning):
-    """The native kernels are not there: results are the same, but come several times slower."""
+    """Native kernels are missing: equal results, several times slower."""
 
 
 native: ModuleType | None
@@ -37,13 +37,13 @@ else:
 
 
 crc32: Callable[[memoryview], int] = getattr(native, "crc32", zlib.crc32)
-"""The CRC-32 of bytes without gaps, as zlib's, without the interpreter's lock."""
+"""CRC-32 of contiguous bytes, equal to zlib's; the native one releases the GIL."""
 
 
 def permuted(key: int, length: int, start: int, stop: int) -> Int64s:
-    """Places [start, stop) of the permutation of `range(length)` that `key` names; see `rng.permuted`."""
+    """Return elements [start, stop) of a permutation of `range(length)`; see `rng.permuted`."""
     if native is None:
-        _say_slow()
+        _warn_slow()
         return _permuted_numpy(key, length, start, stop)
     out = np.empty(stop - start, np.int64)
     native.permuted(key, length, start, out)
@@ -51,10 +51,10 @@ def permuted(key: int, length: int, start: int, stop: int) -> Int64s:
 
 
 def permuted_at(key: int, length: int, places: Int64s) -> Int64s:
-    """The elements at scattered `places`, each in [0, length), of the same permutation."""
+    """Return the permutation's elements at `places`, each in [0, length)."""
     places = _int64s(places)
     if native is None:
-        _say_slow()
+        _warn_slow()
         return _permuted_at_numpy(key, length, places)
     out = np.empty(len(places), np.int64)
     native.permuted_at(key, length, places, out)
@@ -62,11 +62,11 @@ def permuted_at(key: int, length: int, places: Int64s) -> Int64s:
 
 
 def gather_rows(array: Array, indices: Int64s, out: Array | None = None, threads: int = 1) -> Array:
-    """`array[indices]`, written into `out` where given: shape `(len(indices), *array.shape[1:])`, the array's dtype.
+    """Return `array[indices]`, written into `out` if it is given.
 
-    Negative indices count from the end; one that is out of range raises `IndexError` before anything is written.
-    `out` must not overlap `array`. Holds no lock of the interpreter; `threads` is an upper bound, and batches below a
-    megabyte use one.
+    `out` has shape `(len(indices), *array.shape[1:])` and the array's dtype, and must not overlap `array`. Negative
+    indices count from the end; one that is out of range raises `IndexError` before anything is written. Releases the
+    GIL. `threads` is an upper bound; batches below a megabyte use one thread.
     """
     indices = _int64s(indices)
     if out is None:
@@ -74,7 +74,7 @@ def gather_rows(array: Array, indices: Int64s, out: Array | None = None, threads
     elif out.dtype != array.dtype:
         raise TypeError(f"out has dtype {out.dtype}, the array {array.dtype}")
     if native is None:
-        _say_slow()
+        _warn_slow()
     elif not array.dtype.hasobject and native.gather_rows(array, indices, out, threads):
         return out
     _gather_rows_numpy(array, indices, out)
@@ -82,15 +82,16 @@ def gather_rows(array: Array, indices: Int64s, out: Array | None = None, threads
 
 
 def gather_windows(items: Array, offsets: Int64s, out: Array, threads: int = 1) -> Array:
-    """`out[i] = items[offsets[i] : offsets[i] + out.shape[1]]` over one axis of numbers; gives `out`.
+    """Copy windows of one-dimensional `items` to the rows of `out`.
 
-    A wider `out` converts on the way; uint8, uint16, uint32 and int32 to int64 in the same pass. A window that does
-    not lie within the items raises `IndexError` before anything is written.
+    Row i is `items[offsets[i] : offsets[i] + out.shape[1]]`. A wider dtype of `out` converts; uint8, uint16, uint32
+    and int32 become int64 in the same pass. A window that does not lie within the items raises `IndexError` before
+    anything is written.
     """
     offsets = _int64s(offsets)
     widen = 0 if items.dtype == out.dtype else _widening(items.dtype, out.dtype)
     if native is None:
-        _say_slow()
+        _warn_slow()
     elif widen is not None and not items.dtype.hasobject and native.gather_windows(items, offsets, out, widen, threads):
         return out
     _gather_windows_numpy(items, offsets, out)
@@ -98,7 +99,7 @@ def gather_windows(items: Array, offsets: Int64s, out: Array, threads: int = 1) 
 
 
 _WIDEN = {np.dtype(name): number for number, name in enumerate(("uint8", "uint16", "int32", "uint32"), start=1)}
-"""As `enum class Widen` in native/gather.h."""
+"""Values of `enum class Widen` in native/gather.h."""
 
 
 def _widening(source: np.dtype[Any], target: np.dtype[Any]) -> int | None:
@@ -115,7 +116,7 @@ def _int64s(values: NDArray[Any]) -> Int64s:
 
 
 @cache
-def _say_slow() -> None:
+def _warn_slow() -> None:
     warnings.warn(
         "feedline runs without its native kernels: results are the same, but shuffling and gathering are several times"
         " slower. Install a C++ compiler and the Python headers, then reinstall feedline.",
@@ -137,6 +138,7 @@ def _permuted_at_numpy(key: int, length: int, places: Int64s) -> Int64s:
     out = places.astype(np.uint64)
     todo = np.arange(len(out))
     values = out
+    # Cycle walking: the network permutes a power of two, and values of at least `length` go through it again.
     while len(todo):
         high, low = values >> np.uint64(low_bits), values & np.uint64((1 << low_bits) - 1)
         widths = [high_bits, low_bits]
@@ -163,7 +165,7 @@ def _round_keys(key: int) -> list[int]:
 
 
 def _hash32(x: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
-    """A bijective 32-bit mix with low bias (constants: C. Wellons, "Prospecting for hash functions", 2018)."""
+    # A bijective mix with low bias; constants from C. Wellons, "Prospecting for hash functions", 2018.
     mask = np.uint64(0xFFFFFFFF)
     x = (x + np.uint64(key)) & mask
     x = (x ^ x >> np.uint64(16)) * np.uint64(0x7FEB352D) & mask
@@ -176,7 +178,7 @@ def _gather_rows_numpy(array: Array, indices: Int64s, out: Array) -> None:
         raise ValueError(f"out has shape {out.shape}, the result {(len(indices), *array.shape[1:])}")
     _check_range(indices, -len(array), len(array), f"index {{}} is out of range for {len(array)} rows")
     if array.flags.c_contiguous and array.flags.aligned:
-        # "wrap" serves negative indices and writes straight into `out`; "raise" would go through a buffer.
+        # "wrap" takes negative indices and writes directly to `out`; "raise" would copy through a buffer.
         np.take(array, indices, axis=0, out=out, mode="wrap")
     else:
         out[...] = array[indices]  # np.take would copy the whole array first

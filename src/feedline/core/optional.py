@@ -1,4 +1,4 @@
-"""Optional dependencies: loaded when first needed, and named with their pip command when they are not there."""
+"""Import of optional dependencies on first use."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from feedline.errors import MissingExtraError
 
 
 def load(module: str, extra: str, what: str) -> Any:
-    """The module of an optional dependency; MissingExtraError says that `what` needs it and how to install it.
+    """Import a module of an optional dependency.
 
-    `extra` is the name in `pip install 'feedline[extra]'`. A package that is there but fails to import (a build for
-    another platform, say) is told apart from one that is missing, with its own error as the cause.
+    MissingExtraError names `what`, which needs it, and the pip command; `extra` is the name in `pip install
+    'feedline[extra]'`. A package that is installed but fails to import (a build for another platform, say) has a
+    message of its own, with the error as its cause.
     """
     try:
         return import_module(module)

@@ -1,4 +1,4 @@
-"""Randomness that is addressed, not consumed: keys from (seed, epoch, position), and what is made from keys."""
+"""Addressed randomness: keys from (seed, epoch, position), and generators from keys."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def derive(*parts: int | str) -> int:
 
 
 def derive_each(parts: Sequence[int | str], places: NDArray[Any], *more: int | str) -> NDArray[np.uint64]:
-    """`derive(*parts, place, *more)` for every place, as uint64, in one pass."""
-    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is meant
+    """`derive(*parts, place, *more)` for every place, as uint64."""
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
         keys = _mix_each((np.uint64(derive(*parts)) ^ places.astype(np.uint64, copy=False)) + np.uint64(_GOLDEN))
         for part in more:
             keys = _mix_each((keys ^ np.uint64(_number(part) & _MASK64)) + np.uint64(_GOLDEN))
@@ -67,18 +67,22 @@ def _number(part: Any) -> int:
 
 
 def permuted(key: int, length: int, start: int, stop: int) -> NDArray[np.int64]:
-    """Places [start, stop) of the permutation of `range(length)` that `key` names, as int64; O(stop - start).
+    """Elements [start, stop) of the permutation of `range(length)` with this key.
 
-    A Feistel network over the smallest sufficient power of two, walked until it lands below `length`
-    (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). `length` may be anything below 2**62.
+    int64, in O(stop - start). A Feistel network over the smallest sufficient power of two, repeated until it lands
+    below `length` (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). `length` may be anything below
+    2**62.
     """
     if not 0 <= start <= stop <= length:
-        raise ValueError(f"the places [{start}, {stop}) do not lie within a permutation of {length} elements")
+        raise ValueError(f"the span [{start}, {stop}) does not lie within a permutation of {length} elements")
     return kernels.permuted(key & _MASK64, length, start, stop)
 
 
 class SampleRng:
-    """A `numpy.random.Generator` that is created when its first method is looked up; fixed by `key`."""
+    """A `numpy.random.Generator` fixed by `key`.
+
+    The generator is only created when its first method is used.
+    """
 
     __slots__ = ("_generator", "_key")
 
@@ -88,7 +92,10 @@ class SampleRng:
 
     @property
     def key(self) -> int:
-        """The 64 bits that everything of this sample is derived from: `derive(rng.key, "crop")`."""
+        """The 64-bit key of the sample.
+
+        Derive further keys from it: `derive(rng.key, "crop")`.
+        """
         return self._key
 
     @property
@@ -99,7 +106,7 @@ class SampleRng:
         return self._generator
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle look for methods of ours before there is a generator
+        if name.startswith("__"):  # copy and pickle look up special methods before `_generator` is set
             raise AttributeError(name)
         return getattr(self.generator, name)
 
@@ -146,15 +153,18 @@ class Draws:
 
 
 class Address(threading.local):
-    """Which sample this thread is working on."""
+    """The random keys of the samples that this thread is fetching."""
 
     keys: Sequence[int] | None = None
     row: int | None = 0
-    """None while a dataset fetches many at once, and has not said which one it is at."""
+    """None while a dataset fetches several samples and has not named one."""
     calls: int = 0
 
     def next_key(self, keys: Sequence[int]) -> int:
-        """Of an unnamed sample: the n-th call is taken for the n-th sample; no two calls are given the same key."""
+        """The key of an unnamed sample of a batch.
+
+        The n-th call is assumed to be for the n-th sample; no key is returned twice.
+        """
         turn, row = divmod(self.calls, len(keys))
         self.calls += 1
         return derive(keys[row], turn) if turn else keys[row]
@@ -164,9 +174,9 @@ _address = Address()
 
 
 class addressed:  # noqa: N801 - reads as a verb in a `with` statement
-    """Within the block, `sample_rng(row)` on this thread draws from `keys[row]`; `.row` is the default row.
+    """Within the block, `sample_rng(row)` of this thread draws from `keys[row]`.
 
-    `keys=None` leaves the randomness to torch's global generator.
+    `.row` is the default row. `keys=None` leaves the randomness to torch's global generator.
     """
 
     __slots__ = ("_keys", "_outer")
@@ -184,11 +194,11 @@ class addressed:  # noqa: N801 - reads as a verb in a `with` statement
 
 
 def sample_rng(row: int | None = None) -> SampleRng:
-    """The generator of the sample that is being fetched on this thread, fixed by (seed, epoch, position).
+    """The random generator of the sample that this thread is fetching.
 
-    For use inside `__getitem__` or a transform. `row` picks another sample of the same batch, for datasets that
-    fetch many at once; if such a one does not name it, its first call is for the first sample, and so on. Outside a
-    loader, or without `seed`, it is seeded from torch's global generator.
+    It is fixed by (seed, epoch, position). For use inside `__getitem__` or a transform. A dataset that fetches several
+    samples at once names the sample by its `row` in the batch; without `row`, the first call is for the first sample,
+    and so on. Outside a loader, or without `seed`, the generator is seeded from torch's global one.
     """
     keys = _address.keys
     if keys is None:
@@ -199,17 +209,23 @@ def sample_rng(row: int | None = None) -> SampleRng:
 
 
 def takes_rng(fn: Callable[..., Any]) -> bool:
-    """Whether a callable wants the sample's generator: it needs a second argument, or has one named rng."""
+    """Check whether a callable takes the sample's generator.
+
+    It does if it requires a second argument, or has one named rng.
+    """
     try:
         parameters = list(inspect.signature(fn).parameters.values())
-    except ValueError:  # a built-in without a signature takes the sample alone
+    except ValueError:  # built-ins without a signature take the sample only
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "rng")
 
 
 def torch_keys(count: int) -> NDArray[np.uint64]:
-    """Keys for `count` samples of a loader without `seed`: what as many `sample_rng()` would draw, one by one."""
+    """Keys for `count` samples of a loader without `seed`.
+
+    They are those that as many calls of `sample_rng()` would draw.
+    """
     import torch
 
     return torch.empty(count, dtype=torch.int64).random_().numpy().view(np.uint64)

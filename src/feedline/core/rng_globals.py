@@ -12,9 +12,9 @@ import torch
 
 
 def seed_globals(key: int) -> None:
-    """Seed the generators that transforms without an `rng` argument draw from: `random`, `numpy.random` and torch."""
+    """Seed `random`, `numpy.random` and torch, for code without an `rng` argument."""
     random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - it is the legacy generator that such transforms use
+    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - such code draws from the legacy generator
     torch.default_generator.manual_seed(key)
 
 
@@ -34,7 +34,7 @@ def restore_globals(states: bytes) -> None:
 
 @contextmanager
 def restored_globals() -> Iterator[None]:
-    """Put `random`, `numpy.random` and torch's CPU generator back as they were, at the end of the block."""
+    """Restore `random`, `numpy.random` and torch's CPU generator after the block."""
     python, torch_state = random.getstate(), torch.get_rng_state()
     numpy_state = np.random.get_state()  # noqa: NPY002 - as above
     try:

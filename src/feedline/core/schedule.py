@@ -1,4 +1,7 @@
-"""Cursor in, batch requests out: which samples make up which batch, as a pure function of (seed, epoch, position)."""
+"""Schedules: from a cursor to requests for batches.
+
+Which samples make up which batch is a pure function of (seed, epoch, position).
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,18 @@ import numpy as np
 from feedline.core.cursor import Cursor, PartitionCursor, PartitionOffset
 
 LOOKAHEAD = 1 << 14
-"""Positions that are asked of a pure sampler at once: their cost is shared by many batches."""
+"""Positions read from a pure sampler at once.
+
+Many batches share the cost of a call.
+"""
 
 
 class BatchRequest(NamedTuple):
-    """Everything a worker needs to build one batch; equal requests give equal batches, anywhere and at any time.
+    """Everything a worker needs to build one batch.
 
-    `start` and `stop` bound the global batch; `indices` and `positions` are this rank's rows of it. For batch
-    samplers one position is one whole batch, and `positions` holds that position in its high bits.
+    Equal requests give equal batches, in any process, at any time. `start` and `stop` bound the global batch; `indices`
+    and `positions` are this rank's rows of it. For batch samplers one position is one whole batch, and `positions`
+    holds that position in its high bits.
     """
 
     epoch: int
@@ -32,7 +39,7 @@ class BatchRequest(NamedTuple):
 
     @property
     def partition(self) -> None:
-        """None: any worker may build it."""
+        """None: any worker may build the batch."""
         return
 
     @property
@@ -46,11 +53,11 @@ class BatchRequest(NamedTuple):
         return self._replace(indices=[indices[row] for row in rows], positions=[positions[row] for row in rows])
 
     def without(self, rows: Container[int]) -> BatchRequest:
-        """The same request with these rows left out."""
+        """The same request without these rows."""
         return self.part([row for row in range(len(self.positions)) if row not in rows])
 
     def advance(self, cursor: Cursor, _: PartitionOffset | None) -> tuple[Cursor, int]:
-        """The cursor once this batch was delivered, and how many samples it has."""
+        """The cursor after delivery, and the number of samples."""
         return cursor.after(self.start, self.stop), len(self.positions)
 
     def __str__(self) -> str:
@@ -58,7 +65,10 @@ class BatchRequest(NamedTuple):
 
 
 class PartitionRequest(NamedTuple):
-    """Next batch of one partition of an iterable dataset; a worker without it starts at `mark`."""
+    """The next batch of one partition of an iterable dataset.
+
+    A worker that has not opened the partition starts at `mark`.
+    """
 
     epoch: int
     number: int
@@ -73,7 +83,7 @@ class PartitionRequest(NamedTuple):
         return self.partition
 
     def advance(self, cursor: PartitionCursor, mark: PartitionOffset | None) -> tuple[PartitionCursor, int]:
-        """The cursor once this batch, with `mark` behind it, was delivered, and how many samples it has."""
+        """The cursor after delivery up to `mark`, and the number of samples."""
         assert mark is not None
         samples = mark.samples - cursor.mark(self.partition).samples
         return cursor.after(self.partition, mark, (self.partition + 1) % self.partitions), samples
@@ -83,36 +93,37 @@ class PartitionRequest(NamedTuple):
 
 
 _Walk = Generator[BatchRequest, None, bool]
-"""Requests of one stretch of an epoch; in the end, whether the epoch ended with it."""
+"""Requests of one span of an epoch; returns True if the epoch ended in it."""
 
 
 class IndexSource(Protocol):
-    """An order: a sampler seen by the schedule."""
+    """An order of indices, as a schedule reads it."""
 
     def take(self, epoch: int, start: int, stop: int) -> Sequence[Any]:
         """The indices at positions [start, stop), fewer where the epoch ends."""
 
 
 class ForeignSource(IndexSource, Protocol):
-    """A sampler of somebody else's, listed as it yields."""
+    """A sampler without random access, listed as it yields."""
 
     def forget(self, before: int) -> None:
-        """Free what was kept of the positions below `before`."""
+        """Free the positions below `before`."""
 
 
 class BatchSource(Protocol):
-    """An order of ready-made batches: a batch sampler seen by the schedule."""
+    """An order of batches, as a schedule reads it."""
 
     def take_batches(self, epoch: int, start: int, stop: int) -> Sequence[Any]:
-        """The batches at batch positions [start, stop), fewer where the epoch ends."""
+        """The batches [start, stop) of the epoch, fewer where it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which rows of each global batch are this rank's, and what becomes of an incomplete last one.
+    """The rows of each global batch that one rank takes.
 
-    `strided` gives rank r the rows r, r + world_size, ... (torch's DistributedSampler), else one contiguous run.
-    `pad` completes the ranks of the last batch with the epoch's first positions; without it they are cut short.
+    `strided` gives rank r the rows r, r + world_size, ..., as torch's DistributedSampler; otherwise one contiguous run.
+    `pad` completes the last batch of each rank with the epoch's first positions; without it, the ranks' last batches
+    are cut to the same length.
     """
 
     rank: int = 0
@@ -121,11 +132,14 @@ class Share:
     pad: bool = True
 
     def rows_each(self, rows: int) -> int:
-        """How many rows every rank gets of a global batch of `rows` rows."""
+        """Rows per rank of a global batch of `rows` rows."""
         return -(-rows // self.world_size) if self.pad else rows // self.world_size
 
     def positions(self, start: int, each: int) -> range:
-        """The rank's positions in the global batch that begins at `start`; past the end of the epoch they wrap."""
+        """The rank's positions in the global batch that begins at `start`.
+
+        They may lie past the end of the epoch.
+        """
         if self.strided:
             return range(start + self.rank, start + self.rank + each * self.world_size, self.world_size)
         first = start + self.rank * each
@@ -134,10 +148,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The plan of a map-style dataset whose sampler gives single indices.
+    """The schedule of a map-style dataset with a sampler of indices.
 
-    `batch_size` counts rows per rank; `batched=False` hands out bare indices (torch's `batch_size=None`).
-    `lookahead=0` asks the source for no position before its batch is due: for foreign samplers.
+    `batch_size` counts rows per rank. `batched=False` requests single indices (torch's `batch_size=None`). With
+    `lookahead=0` no position is read before its batch is due, as foreign samplers need.
     """
 
     source: IndexSource | ForeignSource
@@ -150,16 +164,16 @@ class Schedule:
 
     @property
     def span(self) -> int:
-        """Positions that one global batch covers."""
+        """Positions per global batch."""
         return self.batch_size * self.share.world_size
 
     def length(self, samples: int) -> int:
-        """Batches per epoch of this many samples."""
+        """Batches per epoch of `samples` samples."""
         full, rest = divmod(samples, self.span)
         return full + (self._tail_rows(rest) > 0)
 
     def requests(self, cursor: Cursor) -> Iterator[BatchRequest]:
-        """What remains of the cursor's epoch, in order."""
+        """The remaining requests of the cursor's epoch, in order."""
         walk = self._alone if self.share.world_size == 1 else self._shared
         delivered_ahead = iter((*cursor.delivered_ahead, None))
         position = cursor.position
@@ -186,7 +200,7 @@ class Schedule:
                     return True
                 if not batched:
                     indices = _bare(indices)
-                # tuple's own constructor: a third of the cost, and every batch passes here
+                # tuple's constructor costs a third of the named tuple's, and every batch passes here
                 yield tuple.__new__(
                     BatchRequest, (epoch, number, start, start + rows, indices, range(start, start + rows), seed)
                 )
@@ -199,7 +213,7 @@ class Schedule:
     def _shared(self, epoch: int, position: int, limit: int | None) -> _Walk:
         share, size = self.share, self.span
         number = -(-position // size)
-        if limit is not None:  # a gap below an range delivered ahead: whatever its size, nothing of it may be dropped
+        if limit is not None:  # a gap below a range delivered ahead: none of it may be dropped, whatever its size
             share = replace(share, pad=True)
         while limit is None or position < limit:
             stop = position + size if limit is None else min(limit, position + size)
@@ -221,16 +235,22 @@ class Schedule:
         return 0 if self.drop_last and each < self.batch_size else each
 
     def _rows_between(self, epoch: int, start: int, stop: int) -> int:
-        """How many of the positions [start, stop) exist; a foreign sampler's length is not trusted."""
+        """The number of positions of [start, stop) that exist.
+
+        The length of a foreign sampler may be wrong, so it is asked for the indices.
+        """
         if self.lookahead:
             return max(0, min(stop, len(self.source)) - start)  # type: ignore[arg-type]
         return len(self.source.take(epoch, start, stop))
 
     def _wrapped(self, epoch: int, places: range, end: int | None) -> tuple[Any, Sequence[int]]:
-        """Indices and positions at `places`; those at or past `end` start again from the epoch's first position."""
+        """Indices and positions at `places`.
+
+        Those at or past `end` wrap to the epoch's first positions.
+        """
         if end is None or places[-1] < end:
-            found = self.source.take(epoch, places.start, places[-1] + 1)
-            return found[:: places.step], places
+            indices = self.source.take(epoch, places.start, places[-1] + 1)
+            return indices[:: places.step], places
         positions = [place if place < end else (place - end) % end for place in places]
         rows = [self.source.take(epoch, position, position + 1) for position in positions]
         if all(isinstance(row, np.ndarray) for row in rows):
@@ -239,15 +259,16 @@ class Schedule:
 
 
 def _bare(indices: Any) -> Any:
-    """The one index of a request without batches: a Python integer where the order is of integers."""
+    """The single index of a request without batches; an int where possible."""
     return indices[0].item() if isinstance(indices, np.ndarray) else indices[0]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSchedule:
-    """The plan of a map-style dataset whose batch sampler gives whole batches: rank r takes every world_size-th.
+    """The schedule of a map-style dataset with a batch sampler.
 
-    An incomplete last round of ranks is dropped with `drop_last`, else completed with the epoch's first batches.
+    Rank r takes every world_size-th batch. An incomplete last round of ranks is dropped with `drop_last`, else
+    completed with the epoch's first batches.
     """
 
     source: BatchSource
@@ -255,15 +276,15 @@ class BatchSchedule:
     seed: int | None = None
     drop_last: bool = False
     forgets: bool = False
-    """Whether the source may free what lies before the cursor: a foreign sampler that is listed as it yields."""
+    """True if the source may free what lies before the cursor."""
 
     def length(self, batches: int) -> int:
-        """Batches per epoch and rank, of this many batches in all."""
+        """Batches per epoch and rank, of `batches` in all."""
         world_size = self.share.world_size
         return batches // world_size if self.drop_last else -(-batches // world_size)
 
     def requests(self, cursor: Cursor) -> Iterator[BatchRequest]:
-        """What remains of the cursor's epoch, in order."""
+        """The remaining requests of the cursor's epoch, in order."""
         world_size, epoch = self.share.world_size, cursor.epoch
         position = cursor.position
         delivered = list(cursor.delivered_ahead)
@@ -294,9 +315,9 @@ class BatchSchedule:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSchedule:
-    """The plan of an iterable dataset: its partitions in turn, until each has ended.
+    """The schedule of an iterable dataset: partitions take turns until they end.
 
-    Without `in_order` a slow partition is not waited for: the next request goes to the partition with the fewest
+    Without `in_order` a slow partition does not delay others: the next request goes to the partition with the fewest
     batches in flight.
     """
 
@@ -306,9 +327,14 @@ class PartitionSchedule:
     in_order: bool = True
 
     def requests(self, cursor: PartitionCursor, progress: Callable[[], PartitionCursor]) -> Iterator[PartitionRequest]:
-        """Requests from `cursor` on; `progress()` tells, at each turn, what was delivered since."""
+        """Requests from `cursor` on.
+
+        `progress()` returns the cursor of the loop, which moves as batches are delivered.
+        """
         numbers = {partition: cursor.mark(partition).batches for partition in self.mine}
-        partitions = self._in_turn(cursor.turn, progress) if self.in_order else self._least_busy(numbers, progress)
+        partitions = (
+            self._in_turn(cursor.next_partition, progress) if self.in_order else self._least_busy(numbers, progress)
+        )
         for partition in chain(self._to_restore(cursor), partitions):
             yield PartitionRequest(
                 cursor.epoch, numbers[partition], partition, self.partitions, progress().mark(partition), self.seed
@@ -316,12 +342,15 @@ class PartitionSchedule:
             numbers[partition] += 1
 
     def _to_restore(self, cursor: PartitionCursor) -> list[int]:
-        """Partitions that ended before the cursor and left a state for their dataset to continue with."""
+        """Partitions that ended before the cursor and left a dataset state.
+
+        The first request to each loads that state into its dataset.
+        """
         marks = ((partition, cursor.mark(partition)) for partition in self.mine)
         return [partition for partition, mark in marks if mark.ended and mark.state is not None]
 
-    def _in_turn(self, turn: int, progress: Callable[[], PartitionCursor]) -> Iterator[int]:
-        turns = tuple(partition for partition in self.mine if partition >= turn)
+    def _in_turn(self, first: int, progress: Callable[[], PartitionCursor]) -> Iterator[int]:
+        turns = tuple(partition for partition in self.mine if partition >= first)
         while not progress().ended().issuperset(self.mine):
             for partition in turns:
                 if not progress().mark(partition).ended:

@@ -1,4 +1,7 @@
-"""Timed stages of one batch: spans are recorded where the work happens and ride home with the batch."""
+"""Timed stages of a batch.
+
+Spans are recorded where the work happens, and travel with the batch.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ from time import monotonic_ns
 from typing import NamedTuple
 
 MAIN = -1
-"""The `worker` of a span that was recorded in the training process itself."""
+"""`worker` of a span recorded in the training process."""
 
 
 class Span(NamedTuple):
-    """One timed stage of one batch, on CLOCK_MONOTONIC: comparable between the processes of one boot of one machine."""
+    """One timed stage of one batch.
+
+    Times are of CLOCK_MONOTONIC: comparable between all processes of a machine since its boot.
+    """
 
     stage: str
     start_ns: int
@@ -20,11 +26,14 @@ class Span(NamedTuple):
 
 
 SpanTuple = tuple[str, int, int, int]
-"""A span without the names of its parts. Every batch makes a few, and a plain tuple costs a fifth."""
+"""A span without field names.
+
+Every batch creates a few, and a plain tuple costs a fifth.
+"""
 
 
 def spent(stage: str, start_ns: int, stop_ns: int) -> SpanTuple:
-    """What this thread did from `start_ns` to `stop_ns`."""
+    """A span of this thread, from `start_ns` to `stop_ns`."""
     return (stage, start_ns, stop_ns, _current.worker)
 
 
@@ -37,7 +46,7 @@ _current = _Current()
 
 
 class recording:  # noqa: N801 - reads as a verb in a `with` statement
-    """`with recording() as spans:` collects the spans of this thread into a list."""
+    """`with recording() as spans:` collects the spans of this thread."""
 
     __slots__ = ("_outer",)
 
@@ -52,12 +61,15 @@ class recording:  # noqa: N801 - reads as a verb in a `with` statement
 
 
 def work_as(worker: int) -> None:
-    """From now on the spans of this thread belong to `worker`."""
+    """Assign the further spans of this thread to `worker`."""
     _current.worker = worker
 
 
 class span:  # noqa: N801 - reads as a verb in a `with` statement
-    """`with span("decode"):` times its block; outside `recording()` it costs two clock reads and keeps nothing."""
+    """`with span("decode"):` times its block.
+
+    Outside `recording()` it costs two clock reads and keeps nothing.
+    """
 
     __slots__ = ("stage", "start_ns")
 

@@ -1,4 +1,4 @@
-"""Rows of arrays as tensors: the dtypes that NumPy and torch share, index checks, many rows in one call."""
+"""Tensors and arrays: shared dtypes, allocation, and index checks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 from feedline.errors import SampleIndexError
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
-"""An allocator: `empty(shape, dtype)` gives an uninitialized, contiguous CPU tensor."""
+"""`empty(shape, dtype)` returns an uninitialized, contiguous CPU tensor."""
 
 
 def wants(empty: Allocator | None, nbytes: int) -> bool:
-    """Whether so large a tensor had better lie in memory from `empty`: the attribute `smallest_nbytes` tells."""
+    """Check that a tensor of `nbytes` should come from the allocator.
+
+    An allocator may set a lower bound, `smallest_nbytes`.
+    """
     return empty is not None and nbytes >= getattr(empty, "smallest_nbytes", 0)
 
 
@@ -26,13 +29,16 @@ _STAND_INS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16
 
 
 def allocate_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Ordinary memory."""
+    """The default allocator: ordinary memory."""
     return torch.empty(shape, dtype=dtype)
 
 
 @lru_cache(maxsize=256)
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
-    """The torch dtype with the same memory layout, or None where torch has none (strings, objects, big endian)."""
+    """The torch dtype with the same memory layout.
+
+    None if torch has none (strings, objects, big endian).
+    """
     try:
         return torch.from_numpy(np.empty(0, dtype)).dtype
     except (TypeError, ValueError):
@@ -49,22 +55,25 @@ def _has_numpy(dtype: torch.dtype) -> bool:
 
 
 def numpy_view(tensor: torch.Tensor) -> NDArray[Any]:
-    """The memory of a CPU tensor as an array; where NumPy lacks the dtype (bfloat16), as one of the same item size."""
+    """The memory of a CPU tensor as an array.
+
+    If NumPy lacks the dtype (bfloat16), the array has another dtype of the same item size.
+    """
     if _has_numpy(tensor.dtype):
         return tensor.numpy()
     return tensor.view(_STAND_INS[tensor.itemsize]).numpy()
 
 
 def as_indices(indices: Sequence[int]) -> NDArray[np.int64]:
-    """Indices as int64; TypeError for what is not a list of integers."""
+    """Indices as int64; TypeError unless it is a list of integers."""
     array = np.asarray(indices)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise TypeError(f"indices are a list of integers, not {array.ndim}-D {array.dtype}")
+        raise TypeError(f"indices must be a list of integers, not {array.ndim}-D {array.dtype}")
     return array.astype(np.int64, copy=False)
 
 
 def one_within(index: int, length: int, name: str) -> int:
-    """As `within`, for one index."""
+    """`within` for one index."""
     at = operator.index(index)
     if not -length <= at < length:
         raise SampleIndexError(f"index {at} is out of range for {name} with {length} samples")
@@ -72,8 +81,11 @@ def one_within(index: int, length: int, name: str) -> int:
 
 
 def within(indices: NDArray[np.int64], length: int, name: str) -> NDArray[np.int64]:
-    """The indices with negative ones counted from the end; SampleIndexError names one that `name` does not have."""
-    if not len(indices) or indices.view(np.uint64).max() < length:  # seen as unsigned, a negative index is huge
+    """The indices, with negative ones counted from the end.
+
+    SampleIndexError for one that is out of range; `name` is the dataset in the message.
+    """
+    if not len(indices) or indices.view(np.uint64).max() < length:  # as unsigned numbers, negative indices are huge
         return indices
     outside = (indices < -length) | (indices >= length)
     if outside.any():

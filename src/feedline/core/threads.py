@@ -1,8 +1,7 @@
-"""Waits that end when nobody wants them any more, and threads that no exit waits for.
+"""Cancellable waits, daemon thread pools, and ordered maps over threads.
 
-Work done by several threads at once, its results in order, no more of it ahead than fits into memory.
-
-Work done on several threads, its results taken in order.
+A `CancelScope` ends waits whose result is no longer needed. `DaemonPool` runs calls that may hang. `BoundedMap` and
+`WorkAhead` return results in order, with a bounded amount of work ahead.
 """
 
 from __future__ import annotations
@@ -30,46 +29,54 @@ P = ParamSpec("P")
 
 
 WAKE_S = 1.0
-"""No wait is longer in one piece: a Ctrl-C between Python's last look for signals and the wait would wait as long."""
+"""Longest single wait, in seconds.
+
+A Ctrl-C that arrives between Python's last check for signals and the wait is only noticed after it.
+"""
 
 
 _IDLE_S = 5.0
-"""A thread of a pool that had nothing to do for so long ends."""
+"""Seconds after which an idle pool thread ends."""
+
+
+IO_THREADS = 32
+"""Threads of a pool that mostly waits for stores: enough to hide their latency, few enough for memory and sockets."""
 
 
 class WaitCancelledError(FeedlineError, CancelledError):
-    """Whoever wanted what was being waited for is gone: interrupted, closed, or served otherwise."""
+    """The wait was cancelled: interrupted, closed, or no longer needed."""
 
 
 class _ThreadLocalScope(threading.local):
-    """What is so in the calling thread."""
+    """The scope of the calling thread; `pooled` in threads of a `DaemonPool`."""
 
     scope: CancelScope | None = None
     pooled = False
 
 
-_here = _ThreadLocalScope()
+_current = _ThreadLocalScope()
 
 
 class CancelScope:
-    """Waits of one or several threads that are given up together, and with the scope in which this one was made.
+    """A group of waits, in any threads, that are cancelled together.
 
         with CancelScope():
-            pool.submit(read).result()  # whatever ends the block, nothing of it goes on waiting
+            pool.submit(read).result()  # leaving the block cancels every wait in it
 
-    A scope can also be made in one thread, `entered` by others, and cancelled by any.
+    A scope is cancelled with the scope in which it was created. It can also be created in one thread, `entered` by
+    others, and cancelled by any.
     """
 
     def __init__(self) -> None:
         self.cancelled = False
         self._lock = threading.RLock()  # reentrant, because a finalizer may cancel
         self._calls: set[Callable[[], object]] = set()
-        self._outer = self._before = _here.scope
+        self._outer = self._before = _current.scope
         if self._outer is not None:
             self._outer.add(self.cancel)
 
     def cancel(self) -> None:
-        """End every wait of the scope, those that have not begun too, each with a WaitCancelledError."""
+        """End every wait of the scope, present and future, with `WaitCancelledError`."""
         with self._lock:
             self.cancelled, calls, self._calls = True, self._calls, set()
         for call in calls:
@@ -78,7 +85,7 @@ class CancelScope:
             self._outer.discard(self.cancel)
 
     def add(self, call: Callable[[], object]) -> None:
-        """Have this called when the scope is cancelled: now, if it is already."""
+        """Register a callback for the cancellation; called now if already cancelled."""
         with self._lock:
             if not self.cancelled:
                 self._calls.add(call)
@@ -86,102 +93,110 @@ class CancelScope:
         call()
 
     def discard(self, call: Callable[[], object]) -> None:
-        """Do not call this any more."""
+        """Remove a callback."""
         with self._lock:
             self._calls.discard(call)
 
     def sleep(self, seconds: float) -> None:
-        """Wait so long; WaitCancelledError as soon as the scope is cancelled."""
+        """Sleep; WaitCancelledError as soon as the scope is cancelled."""
         gate = threading.Lock()
         gate.acquire()
         self.add(gate.release)
         try:
             if gate.acquire(timeout=seconds):
-                raise WaitCancelledError("nobody waits for it any more")
+                raise WaitCancelledError("the wait was cancelled: its result is no longer needed")
         finally:
             self.discard(gate.release)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """A block in which the waits of this thread belong to the scope."""
-        before, _here.scope = _here.scope, self
+        """Within the block, the waits of this thread belong to the scope."""
+        before, _current.scope = _current.scope, self
         try:
             yield
         finally:
-            _here.scope = before
+            _current.scope = before
 
     def __enter__(self) -> Self:
-        self._before, _here.scope = _here.scope, self
+        self._before, _current.scope = _current.scope, self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _here.scope = self._before
+        _current.scope = self._before
         self.cancel()
 
 
 def check() -> None:
-    """WaitCancelledError if the scope of this thread is cancelled."""
-    if _here.scope is not None and _here.scope.cancelled:
-        raise WaitCancelledError("nobody waits for it any more")
+    """Raise `WaitCancelledError` if the scope of this thread is cancelled."""
+    if _current.scope is not None and _current.scope.cancelled:
+        raise WaitCancelledError("the wait was cancelled: its result is no longer needed")
 
 
 def sleep(seconds: float) -> None:
-    """Wait so long; WaitCancelledError as soon as the scope of this thread, if it has one, is cancelled."""
-    if _here.scope is None:
+    """Sleep; WaitCancelledError as soon as the scope of this thread is cancelled.
+
+    A thread without a scope sleeps through.
+    """
+    if _current.scope is None:
         sleep_through(seconds)
     else:
-        _here.scope.sleep(seconds)
+        _current.scope.sleep(seconds)
 
 
 def wait(event: threading.Event, timeout_s: float) -> None:
-    """Return once it is set, or after so long; WaitCancelledError as soon as the scope of this thread is cancelled.
+    """Wait for the event, at most `timeout_s` seconds.
 
-    The event is set then, too: it must be of this wait alone.
+    WaitCancelledError as soon as the scope of this thread is cancelled. Cancellation sets the event: no other wait may
+    use it.
     """
-    scope = _here.scope or CancelScope()
+    scope = _current.scope or CancelScope()
     scope.add(event.set)
     try:
         event.wait(timeout_s)
     finally:
         scope.discard(event.set)
     if scope.cancelled:
-        raise WaitCancelledError("nobody waits for it any more")
+        raise WaitCancelledError("the wait was cancelled: its result is no longer needed")
 
 
 class DaemonPool(Executor):
-    """As ThreadPoolExecutor, for calls that may hang: neither the exit of Python nor a failure waits for its threads.
+    """A `ThreadPoolExecutor` for calls that may hang.
 
-    A call belongs to the scope of the thread that submits it: once that is cancelled, its future is done, even if the
-    call itself does not return. As a block, the pool has a scope of its own, which ends with the block; a block that
-    ends well waits for its calls. Threads begin on demand and end when idle.
+    Neither the exit of Python nor an exception waits for its threads. A call belongs to the scope of the thread that
+    submits it: once that is cancelled, the future is done, even if the call does not return. As a context manager the
+    pool has a scope of its own, which ends with the block; a block that ends without an exception waits for its calls.
+    Threads start on demand and end when idle.
     """
 
-    def __init__(self, max_workers: int, thread_name_prefix: str = "feedline") -> None:
-        self._crew = _PoolThreads(max_workers, thread_name_prefix)
+    def __init__(self, max_workers: int = IO_THREADS, thread_name_prefix: str = "feedline") -> None:
+        self._workers = _PoolThreads(max_workers, thread_name_prefix)
         self._scope: CancelScope | None = None
-        weakref.finalize(self, self._crew.end).atexit = False
+        # Not at exit: daemon threads end with the interpreter, and a hanging call must not delay it.
+        weakref.finalize(self, self._workers.end).atexit = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call it in one of the threads."""
-        task = _PoolTask(_InterruptibleFuture(), partial(fn, *args, **kwargs), self._scope or _here.scope)
-        self._crew.put(task)
+        task = _PoolTask(_InterruptibleFuture(), partial(fn, *args, **kwargs), self._scope or _current.scope)
+        self._workers.put(task)
         task.watch()
         return task.future
 
     def call(self, fn: Callable[[], T]) -> T:
-        """What it gives. Ctrl-C and `CancelScope.cancel` end the wait for it, whatever it does."""
-        if _here.pooled:  # somebody else waits, and can be told
+        """The result of `fn`, called in a pool thread.
+
+        Ctrl-C and `CancelScope.cancel` end the wait for it, whatever it does.
+        """
+        if _current.pooled:  # the thread that waits for this one can be interrupted already
             return fn()
         with CancelScope():
             return self.submit(fn).result()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls; with `wait`, return when all are done."""
-        self._crew.end(drop=cancel_futures)
+        """Accept no more calls; with `wait`, return when all are done."""
+        self._workers.end(drop=cancel_futures)
         if wait:
-            self._crew.join()
+            self._workers.join()
 
     def __enter__(self) -> Self:
         self._scope = CancelScope()
@@ -198,7 +213,7 @@ class DaemonPool(Executor):
 
 
 class _InterruptibleFuture(Future[Any]):
-    """A future for whose result the main thread can be interrupted at any moment."""
+    """A future whose `result()` can be interrupted in the main thread."""
 
     def result(self, timeout: float | None = None) -> Any:
         while timeout is None and not self.done():
@@ -214,44 +229,47 @@ class _PoolTask(NamedTuple):
 
     def watch(self) -> None:
         if self.scope is not None:
-            self.scope.add(self.give_up)
-            if self.future.done():  # before it could be watched
-                self.scope.discard(self.give_up)
+            self.scope.add(self.cancel)
+            if self.future.done():  # before the scope knew of it
+                self.scope.discard(self.cancel)
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         if not self.future.cancel():
             with suppress(InvalidStateError):
-                self.future.set_exception(WaitCancelledError("nobody waits for it any more"))
+                self.future.set_exception(WaitCancelledError("the wait was cancelled: its result is no longer needed"))
 
     def run(self) -> Callable[[], None]:
-        """Call it; gives what then lets the future know."""
+        """Call the function; returns a callback that resolves the future."""
         if not self.future.set_running_or_notify_cancel():
-            return _nothing
-        before, _here.scope = _here.scope, self.scope
+            return _do_nothing
+        before, _current.scope = _current.scope, self.scope
         try:
             settle = partial(self.future.set_result, self.call())
-        except BaseException as error:  # noqa: BLE001 - raised by whoever asks the future
+        except BaseException as error:  # noqa: BLE001 - raised by `future.result()`
             settle = partial(self.future.set_exception, error)
         finally:
-            _here.scope = before
+            _current.scope = before
         return partial(self._settle, settle)
 
     def _settle(self, settle: Callable[[], None]) -> None:
-        with suppress(InvalidStateError):  # given up meanwhile
+        with suppress(InvalidStateError):  # cancelled meanwhile
             settle()
         if self.scope is not None:
-            self.scope.discard(self.give_up)
+            self.scope.discard(self.cancel)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
 class _PoolThreads:
-    """The threads of a pool, which know nothing of it, so that it can be dropped."""
+    """The threads of a pool.
 
-    def __init__(self, most: int, name: str) -> None:
-        self._most, self._name, self._numbers = most, name, count()
+    They hold no reference to the pool, so that it can be garbage-collected.
+    """
+
+    def __init__(self, limit: int, name: str) -> None:
+        self._limit, self._name, self._numbers = limit, name, count()
         self._lock = threading.Lock()
         self._tasks: SimpleQueue[_PoolTask | None] = SimpleQueue()
         self._undone = 0
@@ -261,20 +279,20 @@ class _PoolThreads:
     def put(self, task: _PoolTask) -> None:
         with self._lock:
             if self._ended:
-                raise RuntimeError("a pool that was shut down takes no calls")
-            if len(self._threads) < min(self._undone + 1, self._most):
+                raise RuntimeError("this pool was shut down and takes no more calls")
+            if len(self._threads) < min(self._undone + 1, self._limit):
                 self._start()
             self._undone += 1
             self._tasks.put(task)
 
     def end(self, *, drop: bool = False) -> None:
-        # Without the lock, which a finalizer might interrupt.
+        # Without the lock: a finalizer may run in the thread that holds it.
         self._ended = True
         with suppress(Empty):
             while drop:
                 if (task := self._tasks.get_nowait()) is not None:
                     task.future.cancel()
-        for _ in range(self._most):
+        for _ in range(self._limit):
             self._tasks.put(None)
 
     def join(self) -> None:
@@ -292,16 +310,16 @@ class _PoolThreads:
                 raise
 
     def _serve(self) -> None:
-        _here.pooled = True
+        _current.pooled = True
         while (task := self._next()) is not None:
             settle = task.run()
             with self._lock:
                 self._undone -= 1
             settle()
-            del task, settle  # what they hold is freed now, not with the next call
+            del task, settle  # frees what they hold now, not with the next task
 
     def _next(self) -> _PoolTask | None:
-        """The next call; None, once the thread is no longer counted on, when there is none."""
+        """The next task; None if the thread is to end."""
         while True:
             with suppress(Empty):
                 task = self._tasks.get(timeout=_IDLE_S)
@@ -316,37 +334,38 @@ class _PoolThreads:
                     return None
 
 
-_AT_ONCE = 32
-
-
 class BoundedMap:
-    """Threads of this process, made on first use; they end when this is dropped. Pickles without them."""
+    """An ordered map over the threads of this process, bounded in bytes.
+
+    Threads start on first use and end when the map is dropped. Pickling leaves them behind.
+    """
 
     def __init__(self) -> None:
-        self._pool = PerProcess(partial(DaemonPool, _AT_ONCE, "feedline-dataset"))
+        self._pool = PerProcess(partial(DaemonPool, IO_THREADS, "feedline-dataset"))
 
     def map(
         self, work: Callable[[int], T], numbers: Iterable[int], nbytes: Callable[[int], int], limit_nbytes: int
     ) -> Iterator[T]:
-        """`work` of each number, in order; what is begun ahead of the result that is asked for fits into the limit.
+        """`work(number)` for each number, in order.
 
-        `nbytes` is what a result takes. The first failure is raised, and what has not begun is left undone.
+        `nbytes(number)` is the size of a result. Work is started ahead as long as it fits into `limit_nbytes`. The
+        first exception is raised, and work that was not started is dropped.
         """
-        begun: deque[tuple[Future[T], int]] = deque()
+        started: deque[tuple[Future[T], int]] = deque()
         ahead = 0
         try:
             for number in numbers:
                 size = nbytes(number)
-                while begun and (ahead + size > limit_nbytes or len(begun) >= _AT_ONCE):
-                    future, released = begun.popleft()
+                while started and (ahead + size > limit_nbytes or len(started) >= IO_THREADS):
+                    future, released = started.popleft()
                     ahead -= released
                     yield future.result()
-                begun.append((self._pool().submit(work, number), size))
+                started.append((self._pool().submit(work, number), size))
                 ahead += size
-            while begun:
-                yield begun.popleft()[0].result()
+            while started:
+                yield started.popleft()[0].result()
         finally:
-            for future, _ in begun:
+            for future, _ in started:
                 future.cancel()
 
 
@@ -354,7 +373,10 @@ R = TypeVar("R")
 
 
 class WorkAhead(Generic[T, R]):
-    """`work(item)` for each item, a bounded number of items ahead; a block that joins its threads when it is left."""
+    """`work(item)` for each item, in order, a bounded number of items ahead.
+
+    A context manager: leaving it joins its threads.
+    """
 
     def __init__(self, work: Callable[[T], R], items: Iterable[T], threads: int) -> None:
         self._work, self._items = work, iter(items)
@@ -363,7 +385,7 @@ class WorkAhead(Generic[T, R]):
         self._submit(3 * threads)
 
     def __iter__(self) -> Iterator[R]:
-        """The results that are left, each taken off when the next is asked for."""
+        """The remaining results; each is removed when the next is asked for."""
         while self._window:
             yield self.head()
             self.advance()
@@ -372,11 +394,11 @@ class WorkAhead(Generic[T, R]):
         return bool(self._window)
 
     def head(self) -> R:
-        """The result of the first item that has not been taken off; what `work` raised is raised."""
+        """The first remaining result, or the exception of its `work`."""
         return self._window[0].result()
 
     def advance(self) -> None:
-        """Take the first off."""
+        """Remove the first item."""
         self._window.popleft()
         self._submit(1)
 

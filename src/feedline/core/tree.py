@@ -1,4 +1,4 @@
-"""The only recursion over user data: map and leaves of nested batches."""
+"""The recursion over nested samples and batches."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any
 
 
-def _never(_: Any) -> bool:
+def _is_never_leaf(_: Any) -> bool:
     return False
 
 
-def map_leaves(fn: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool] = _never) -> Any:
-    """The same containers with `fn(leaf)` in place of every leaf.
+def map_leaves(fn: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool] = _is_never_leaf) -> Any:
+    """The same containers, with `fn(leaf)` in place of every leaf.
 
-    Mappings, named tuples, tuples, lists, other sequences and dataclasses are containers, but for those of which
-    `is_leaf` says otherwise; strings, bytes and all else are leaves. A container that cannot be rebuilt from its
-    parts comes back as a plain dict or list.
+    Mappings, named tuples, tuples, lists, other sequences and dataclasses are containers, unless `is_leaf` returns
+    True; strings, bytes and everything else are leaves. A container that cannot be rebuilt from its parts becomes a
+    dict or list.
     """
     if isinstance(tree, (str, bytes, bytearray)) or is_leaf(tree):
         return fn(tree)
@@ -37,7 +37,7 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], boo
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Every leaf, in the order in which `map_leaves` visits them."""
+    """Every leaf, in the order of `map_leaves`."""
     if isinstance(tree, (str, bytes, bytearray)):
         yield tree
     elif isinstance(tree, Mapping):
@@ -57,7 +57,7 @@ def _like_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if type(original) is dict:
         return items
     try:
-        if isinstance(original, MutableMapping):  # keeps what the type holds beside its items: defaultdict's factory
+        if isinstance(original, MutableMapping):  # keeps other attributes, such as the factory of a defaultdict
             clone = copy.copy(original)
             for key, value in items.items():
                 clone[key] = value

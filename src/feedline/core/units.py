@@ -1,4 +1,4 @@
-"""Amounts of bytes as people write them."""
+"""Amounts of bytes in text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def nbytes_of(text: str) -> int | None:
-    """The bytes of "200 GB", "1.5GiB", "64k" or "1024"; None if the text is nothing of that kind."""
+    """The bytes of "200 GB", "1.5GiB", "64k" or "1024".
+
+    None if the text is not an amount.
+    """
     match = _AMOUNT.fullmatch(text.strip())
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""The table of formats: which dataset reads each, and how `feedline inspect` recognizes and counts it."""
+"""The table of formats: datasets, file names, documentation, and counting of shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENTRY_POINTS = "feedline.formats"
 
 
 class KeptShards(NamedTuple):
-    """Shards that are read whole: the limit of the memory or disk that keeps them, and the bytes of each in it."""
+    """A limit for shards that are read whole, and their bytes."""
 
     limit_nbytes: int
     nbytes: Sequence[int]
@@ -31,10 +31,11 @@ class KeptShards(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardSummary:
-    """Samples in shards, which their format calls `unit`; `note` says why there are none.
+    """Samples and bytes of each shard.
 
-    `nbytes` are those of each shard as stored; those of a file of several shards are divided by their samples. Without
-    `kept`, each sample is read by itself.
+    `unit` is the word of the format for a shard; without shards it is empty, and `note` says why. `nbytes` are
+    those of each shard as stored; those of a file of several shards are divided by their samples. Without `kept`, each
+    sample is read by itself.
     """
 
     unit: str
@@ -88,12 +89,12 @@ class Format:
         return load(self.datasets[0])
 
     def matches(self, path: str) -> bool:
-        """Whether a path has a name of this format."""
+        """True for a path with a name of this format."""
         last = PurePosixPath(path).name.lower()
         return any(fnmatchcase(last, name) for name in self.names)
 
     def has_marker(self, data: bytes) -> bool:
-        """Whether these bytes of one of its markers are of this format."""
+        """True if a marker with these bytes is of this format."""
         return self.accepts is None or bool(load(self.accepts)(data))
 
 
@@ -281,7 +282,9 @@ FORMATS: dict[str, Format] = {
 
 
 def register_format(name: str, format: Format) -> None:  # noqa: A002 - the plain word for it
-    """Add a format from outside: its datasets get names in `feedline.datasets`, and `feedline inspect` knows it.
+    """Add a format from outside feedline.
+
+    Its datasets get names in `feedline.datasets`, and `feedline inspect` recognizes its files.
 
     A package whose formats `feedline inspect` shall know by itself names them as entry points of the group
     `feedline.formats`, each a `Format`. ArgumentError if the name is taken by another format.
@@ -304,7 +307,10 @@ def register_format(name: str, format: Format) -> None:  # noqa: A002 - the plai
 
 @cache
 def register_installed() -> None:
-    """Register the formats of installed packages, once; a package whose format cannot be loaded is logged."""
+    """Register the formats of installed packages, once.
+
+    A format that cannot be loaded is left out, and logged.
+    """
     for point in entry_points(group=ENTRY_POINTS):
         try:
             register_format(point.name, point.load())

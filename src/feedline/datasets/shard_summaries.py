@@ -1,4 +1,4 @@
-"""Samples and bytes of each shard of any format, and what is read of a shard for one sample."""
+"""Counting of samples and bytes in the shards of any format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNSHARDED = "there are no shards here: each sample is read by itself, in any or
 
 
 def summarize(format_: Format, sources: Sequence[str]) -> ShardSummary:
-    """The shards of all sources, all of one format; MissingExtraError names the package that the format needs."""
+    """The shards of sources of one format; MissingExtraError names a missing package."""
     if format_.summarize is None:
         summary = _summarize_files(format_, sources)
     else:
@@ -47,13 +47,13 @@ def unsharded(samples: int = 0, nbytes: int = 0) -> ShardSummary:
 
 
 def uncounted(sources: Sequence[str]) -> ShardSummary:
-    """Samples without shards, which only a dataset with more arguments can count; checks that the sources exist."""
+    """Samples without shards, not counted; checks that the sources exist."""
     find(sources, "*")
     return unsharded()
 
 
 class StoredShard(NamedTuple):
-    """A shard of an indexed folder: its samples, and its bytes as stored and decompressed."""
+    """A shard of an indexed folder; `nbytes` are those decompressed."""
 
     samples: int
     stored_nbytes: int
@@ -62,7 +62,7 @@ class StoredShard(NamedTuple):
 
 
 def summarize_folders(unit: str, shards: Iterable[StoredShard], note: str | None = None) -> ShardSummary:
-    """Shards of indexed folders; compressed ones are decompressed whole, into the cache of this machine."""
+    """Shards of indexed folders, of which compressed ones are decompressed whole."""
     listed = list(shards)
     kept = None
     if any(shard.is_compressed for shard in listed):
@@ -77,7 +77,7 @@ def stored_nbytes(folder: IndexedFolder, file: FolderFile) -> int:
 
 
 def summarize_arrays(dataset: Callable[[str], Any], stores: Sequence[str], cache_nbytes: int) -> ShardSummary:
-    """Rows of arrays in chunks, which are decoded whole and kept within `cache_nbytes`."""
+    """Rows of arrays in chunks, kept decoded within `cache_nbytes`."""
     sizes, stored, whole = list[int](), list[int](), list[int]()
     for store in stores:
         arrays = dataset(store)
@@ -97,7 +97,7 @@ def total_nbytes(files: FileSet) -> int:
 
 
 def divided(nbytes: int, sizes: Sequence[int]) -> list[int]:
-    """The bytes of a file over its shards, in proportion to their samples."""
+    """The bytes of a file, divided in proportion to samples."""
     return [nbytes * size // max(sum(sizes), 1) for size in sizes]
 
 

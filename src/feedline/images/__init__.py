@@ -1,4 +1,4 @@
-"""Images as rows of a batch: decode, crop, resize, flip and normalize in one pass."""
+"""Decoding of images to rows of a batch, in one pass."""
 
 from feedline.images.crops import CenterBox, CropPolicy, Geometry, RandomBox, WholeBox
 from feedline.images.decode import decode, probe, read_batch, read_one

@@ -1,4 +1,4 @@
-"""Crop policies: which part of an image is read, and which part of the resized image is kept."""
+"""Crop policies, and the geometry that they choose for an image."""
 
 from __future__ import annotations
 
@@ -133,7 +133,10 @@ CropPolicy = RandomBox | CenterBox | WholeBox
 
 
 def center_offset(full: int, size: int) -> int:
-    """Start of torchvision's `CenterCrop`; negative for padding, of which the smaller half comes first."""
+    """Start of torchvision's `CenterCrop`; negative for padding.
+
+    The smaller half of the padding comes first.
+    """
     return round((full - size) / 2) if full >= size else -((size - full) // 2)
 
 

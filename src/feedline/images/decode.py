@@ -1,4 +1,4 @@
-"""Decoding of images to rows of a batch, by the native kernels or by Pillow."""
+"""Functions that decode images, with native kernels or Pillow."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read_batch(
     grids: Sequence[Grid | None] | None = None,
     threads: int = 1,
 ) -> None:
-    """Write row i of `out` from `sources[i]`, with at most `threads` threads and without the GIL.
+    """Write row i of `out` from `sources[i]`, without the GIL.
 
     `out` has shape `(len(sources), *recipe.shape)` and the recipe's dtype (for bfloat16, 16-bit integers that hold
     its bits); each row is contiguous. `keys` has one uint64 per row, which decides the random box and the flip; None
@@ -70,9 +70,9 @@ def read_one(source: Source, recipe: Recipe, key: int | None = None, *, grid: Gr
 
 
 def decode(source: Source, *, apply_exif_orientation: bool = False) -> NDArray[np.uint8]:
-    """Decode a whole image to RGB, (height, width, 3), as Pillow's `convert("RGB")` does.
+    """Decode a whole image to RGB levels, (height, width, 3).
 
-    Arrays of pixels are returned as they are.
+    The result is that of Pillow's `convert("RGB")`. Arrays of pixels are returned as they are.
     """
     if is_pixels(source):
         return np.asarray(source)
@@ -105,7 +105,7 @@ def probe(source: Source) -> Header:
 
 
 def _rotate_upright(stored: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Apply an EXIF orientation. Values from 5 up also exchange rows and columns."""
+    """Apply an EXIF orientation; values from 5 up also transpose."""
     flipped = stored[:: -1 if orientation in {3, 4, 6, 7} else 1, :: -1 if orientation in {2, 3, 7, 8} else 1]
     return np.ascontiguousarray(flipped.transpose(1, 0, 2) if orientation >= 5 else flipped)
 
@@ -134,7 +134,7 @@ def _check(count: int, recipe: Recipe, out: NDArray[Any], keys: Keys | None, gri
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Arguments of one call; `names` are the rows as errors name them, None for a single image."""
+    """Arguments of one call; `names` are row numbers for errors."""
 
     sources: Sequence[Source]
     recipe: Recipe
@@ -151,7 +151,7 @@ class _Reader:
             self._finish(unwritten, plan)
 
     def _finish(self, unwritten: list[Unwritten], plan: Any) -> None:
-        """Decode other formats than JPEG with Pillow, then raise for the first row that cannot be read."""
+        """Decode other formats with Pillow, then raise the first error."""
         broken = next((item for item in unwritten if item[1] != _FOREIGN), None)
         # Rows before the broken one only: if one of them fails, it is the first error of the batch.
         foreign = [row for row, verdict, *_ in unwritten if verdict == _FOREIGN and (broken is None or row < broken[0])]
@@ -170,7 +170,7 @@ class _Reader:
         native.write(pillow.levels(self.sources[row], self.names[row], self.recipe, key), self.recipe, self.out[row])
 
     def _for_each(self, rows: Sequence[int], read: Callable[[int], None]) -> None:
-        """Call `read` for all rows with at most `threads` threads; raises the error of the first failed row."""
+        """Call `read` for all rows; raises the first failed row's error."""
         if self.threads <= 1 or len(rows) <= 1:
             for row in rows:
                 read(row)

@@ -11,7 +11,10 @@ REMEDY = "Replace or remove it, or pass on_error='skip' to the loader to leave s
 
 
 class ImageError(SampleError):
-    """Image that cannot be read; `row` is its position in the batch, None for a single image."""
+    """Image that cannot be read.
+
+    `row` is its position in the batch, None for a single image.
+    """
 
     def __init__(self, message: str, row: int | None = None) -> None:
         super().__init__(message)
@@ -19,7 +22,7 @@ class ImageError(SampleError):
 
 
 def describe_source(source: Any, row: int | None) -> str:
-    """Name a source in a message: its path, or its row if it has none."""
+    """Name a source by its path, or else by its row."""
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
     return "the image" if row is None else f"the image in row {row}"

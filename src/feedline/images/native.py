@@ -69,7 +69,7 @@ def values(recipe: Recipe) -> NDArray[np.float32]:
 
 
 def write(levels: NDArray[np.uint8], recipe: Recipe, row: NDArray[Any]) -> None:
-    """Write levels, (height, width, 3), to a row in the recipe's dtype and layout, without kernels."""
+    """Convert levels, (height, width, 3), to a row, without kernels."""
     if recipe.dtype == torch.uint8:
         numbers: NDArray[Any] = levels
     else:

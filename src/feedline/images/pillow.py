@@ -1,4 +1,4 @@
-"""Decoding by Pillow: formats other than JPEG, and all formats without native kernels."""
+"""Decoding by Pillow, for formats or builds without native kernels."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ Source = str | os.PathLike[str] | bytes | bytearray | memoryview | mmap.mmap | N
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Header of an image; width and height are as stored, before `orientation` is applied.
+    """Header of an image, read without decoding.
 
-    `format` is Pillow's name ("JPEG", "PNG", …), or "pixels". `orientation` is the EXIF value, 1 to 8; 1 is upright.
+    `width` and `height` are as stored, before `orientation` is applied. `format` is Pillow's name ("JPEG", "PNG", …),
+    or "pixels". `orientation` is the EXIF value, 1 to 8; 1 is upright.
     """
 
     width: int
@@ -61,7 +62,7 @@ _TRANSPOSES = {
 
 
 def pixel_limit() -> int:
-    """Number of pixels above which Pillow refuses an image; 0 for no limit."""
+    """Largest number of pixels that Pillow accepts; 0 for no limit."""
     return 2 * (Image.MAX_IMAGE_PIXELS or 0)
 
 
@@ -109,7 +110,10 @@ def _shift(orientation: int, scale: int, reduced: tuple[int, int], full: tuple[i
 
 
 def _scale(plan: Geometry) -> int:
-    """Largest of 1, 2, 4 and 8 by which the box shrinks and stays twice as large as the output."""
+    """Denominator of the decoding scale: 1, 2, 4 or 8.
+
+    The box stays at least twice as large as the output.
+    """
     (_, _, width, height), (full_height, full_width) = plan.box, plan.full
     most = min(width / full_width, height / full_height) / 2
     return max(scale for scale in (1, 2, 4, 8) if scale <= max(most, 1))
@@ -139,7 +143,7 @@ def _resize(
     down: tuple[int, float, float],
     interpolation: Image.Resampling,
 ) -> Image.Image:
-    """Resize a region of the image; `across` and `down` are (number of outputs, begin, end) along each side."""
+    """Resize a region; `across` and `down` are (outputs, begin, end)."""
     # One pass at a time, in the order in which Pillow since 13 resizes a whole image: rounding depends on it.
     shrinks = image.height - full[0]
     down_first = shrinks > 0 and shrinks > 2 * (image.width - full[1])
@@ -152,7 +156,10 @@ def _resize(
 
 
 def _covered(plan: Geometry) -> tuple[tuple[int, int, int, int], list[tuple[int, int]]]:
-    """Part of the window that the image covers (left, top, right, bottom), and the zeros around it."""
+    """Part of the window inside the image, and the zeros around it.
+
+    The part is (left, top, right, bottom), the zeros are widths for `np.pad`.
+    """
     x, y, width, height = plan.window
     x0, y0 = max(0, x), max(0, y)
     x1, y1 = min(plan.full[1], x + width), min(plan.full[0], y + height)
@@ -187,7 +194,7 @@ def _describe_content(source: Any) -> str:
 
 @contextmanager
 def _open(source: Source, row: int | None) -> Iterator[Image.Image]:
-    """Open an image and read its header; Pillow decodes when its pixels are first used."""
+    """Open an image; Pillow decodes when the pixels are first used."""
     content: Any = source  # anything with the buffer protocol, for which Python 3.11 has no type
     with _translate_errors(source, row):
         image = Image.open(content if isinstance(source, str | os.PathLike) else io.BytesIO(content))
@@ -205,7 +212,7 @@ def _check_size(image: Image.Image, source: Source, row: int | None) -> None:
 
 @contextmanager
 def _translate_errors(source: Source, row: int | None) -> Iterator[None]:
-    """Raise Pillow's errors within the block as ImageError; errors of the file itself keep their type."""
+    """Raise Pillow's errors as ImageError; file errors keep their type."""
     try:
         yield
     except UnidentifiedImageError:

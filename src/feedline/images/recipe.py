@@ -1,4 +1,4 @@
-"""Recipes: crop, size, flip, layout and dtype of the rows that images become."""
+"""Recipes of the rows that images become."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ DTYPES = (torch.uint8, torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Description of a row: crop, antialiased resize to `size` (height, width), flip, conversion to numbers.
+    """Description of a row: crop, resize, flip and conversion to numbers.
 
-    `flip` is the probability of a horizontal flip. `interpolation` is "bilinear" or "bicubic", with Pillow's filters.
-    uint8 rows hold the levels. float32 and bfloat16 rows hold `(level / 255 - mean) / std`, or `level / 255` if `mean`
-    and `std` are None, computed in float32. With `apply_exif_orientation` the image is turned upright before the crop.
-    `scaled_decode` lets JPEGs be decoded at 1/2, 1/4 or 1/8 while the box stays at least twice as large as the output;
-    without it every pixel is decoded.
+    `size` is (height, width); resizing is antialiased. `flip` is the probability of a horizontal flip. `interpolation`
+    is "bilinear" or "bicubic", with Pillow's filters. uint8 rows hold the levels. float32 and bfloat16 rows hold
+    `(level / 255 - mean) / std`, or `level / 255` if `mean` and `std` are None, computed in float32. With
+    `apply_exif_orientation` the image is turned upright before the crop. `scaled_decode` lets JPEGs be decoded at 1/2,
+    1/4 or 1/8 while the box stays at least twice as large as the output; without it every pixel is decoded.
     """
 
     size: tuple[int, int]
@@ -80,7 +80,7 @@ class Recipe:
 
 
 def geometry(recipe: Recipe, key: int | None, width: int, height: int) -> Geometry:
-    """Geometry that `read_batch` uses for an image of this size in a row with this key.
+    """Geometry that `read_batch` uses for this image size and key.
 
     A key gives the stream u_0, u_1, … in [0, 1) of `Draws`: for `RandomBox` area and ratio of each attempt, then x
     and y of the one that fits; one more for the flip. None draws a key from torch's generator.

@@ -13,6 +13,8 @@ import numpy as np
 from feedline.core.rng_globals import restored_globals
 from feedline.core.schedule import BatchRequest
 from feedline.core.telemetry import SpanTuple
+from feedline.workers.base import PoolKind
+from feedline.workers.registry import INLINE, PROCESSES, THREADS
 
 INLINE_BELOW_NS = 300_000
 """A batch cheaper than this is built in the training process: handing it over would cost a good part of it."""
@@ -30,21 +32,21 @@ EVERY = 32
 """Batches between two looks at the worker count."""
 
 
-def method_by_measurement(builder: Any, batch_size: int, seed: int | None, thread_safe: bool) -> str:
-    """Where to run this builder: "inline", "thread" or "process", from samples spread over its map-style dataset.
+def kind_by_measurement(builder: Any, batch_size: int, seed: int | None, thread_safe: bool) -> PoolKind:
+    """The kind of pool for this builder, from samples spread over its map-style dataset.
 
     Nothing of the measurement is delivered, and the process's random generators are put back.
     """
     try:
-        return _measured(builder, batch_size, seed, thread_safe)
+        return _measure(builder, batch_size, seed, thread_safe)
     except Exception:  # noqa: BLE001 - a sample that the order may never ask for; if it does, it is raised there
-        return "process"
+        return PROCESSES
 
 
-def _measured(builder: Any, batch_size: int, seed: int | None, thread_safe: bool) -> str:
+def _measure(builder: Any, batch_size: int, seed: int | None, thread_safe: bool) -> PoolKind:
     length = len(builder.dataset)
     if length == 0:
-        return "inline"
+        return INLINE
     rows = range(min(batch_size, length))
     request = BatchRequest(0, 0, 0, len(rows), [row * length // len(rows) for row in rows], rows, seed)
     with restored_globals():
@@ -55,13 +57,13 @@ def _measured(builder: Any, batch_size: int, seed: int | None, thread_safe: bool
             done, elapsed_ns = _probe(lambda row: builder(_rows(request, [row], builder.batched)), rows)
             part, elapsed_ns = _rows(request, rows[:done], builder.batched), elapsed_ns * batch_size
         if elapsed_ns // done < INLINE_BELOW_NS:
-            return "inline"
+            return INLINE
         # Native code that several threads share: nothing crosses a process border.
         if thread_safe and builder.supports_threads:
-            return "thread"
+            return THREADS
         if thread_safe and _gain_of_two_threads(builder, part) > PARALLEL_ABOVE:
-            return "thread"
-    return "process"
+            return THREADS
+    return PROCESSES
 
 
 def _rows(request: BatchRequest, rows: Sequence[int], batched: bool) -> BatchRequest:

@@ -36,9 +36,6 @@ from feedline.workers.base import Recovery
 T_co = TypeVar("T_co", covariant=True)
 
 
-WorkerMethod = Literal["auto", "thread", "process"]
-
-
 _RUNNING = ("_workforce", "_progress", "_plan", "_live")
 
 
@@ -53,8 +50,8 @@ class DataLoader(TorchDataLoader[T_co]):
 
     - `seed`: None lets torch's global generator decide the order, as torch does. With a number, order and
       augmentation are functions of (seed, epoch, position), whatever the workers.
-    - `worker_method`: "process", "thread", or "auto": threads for datasets that say they are thread-safe, else
-      processes.
+    - `worker_method`: "process", "thread", a kind of `feedline.workers.register_pool`, or "auto": threads for datasets
+      that say they are thread-safe, else processes.
     - `distributed`: None for one stream; "auto" takes rank and world size from torch.distributed or the environment;
       or (rank, world_size). Each rank gets its rows of every global batch of `batch_size * world_size`.
     - `on_error`: "raise", "skip", "replace" or an `ErrorPolicy`, for samples that raise.
@@ -88,7 +85,7 @@ class DataLoader(TorchDataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         seed: int | None = None,
-        worker_method: WorkerMethod = "auto",
+        worker_method: str = "auto",
         distributed: Literal["auto"] | tuple[int, int] | None = None,
         on_error: Action | ErrorPolicy = "raise",
         device: str | torch.device | None = None,

@@ -23,7 +23,7 @@ from feedline.core.schedule import PartitionRequest
 from feedline.core.telemetry import SpanTuple, recording, span
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import note
-from feedline.loader.builder import collated
+from feedline.loader.builder import collated, traveling_schemes
 
 _DIGEST_BATCHES = 2
 
@@ -73,10 +73,11 @@ class PartitionBuilder:
     draws = True
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.dataset, self.collate_fn, self.batch_size, self.drop_last, self.reseeds
+        return traveling_schemes(), self.dataset, self.collate_fn, self.batch_size, self.drop_last, self.reseeds
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+        _, *arguments = state
+        self.__init__(*arguments)  # type: ignore[misc]
 
     def __call__(self, request: PartitionRequest, empty: Allocator = allocate_tensor) -> BatchResult:
         """The batch of `request` and the mark behind it; NOTHING once the partition has ended."""

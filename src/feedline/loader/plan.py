@@ -20,6 +20,7 @@ from feedline.loader.error_policy import Quarantine
 from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.state import Fingerprint
 from feedline.samplers import BatchIndexSampler, IndexSampler, MaterializedSampler, TorchDistributed, as_index_sampler
+from feedline.workers.registry import POOLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,9 @@ def _partition_plan(loader: Any, rank: int, world_size: int, partitions: int | N
             "__iter__ and leave out distributed="
         )
     else:
-        partitions = partitions or (1 if loader.worker_method == "thread" else max(1, loader.num_workers))
+        kind = POOLS.get(loader.worker_method)  # None for "auto", which gives such a stream processes
+        is_hosted = kind is None or kind.hosts_partitions
+        partitions = partitions or (max(1, loader.num_workers) if is_hosted else 1)
         mine = tuple(range(partitions))
     name = type(dataset).__name__
     return Plan(

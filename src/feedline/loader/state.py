@@ -64,7 +64,7 @@ def pack(
         state["position"] = cursor.position
         state["delivered_ahead"] = [list(range_ahead) for range_ahead in cursor.delivered_ahead]
     else:
-        state["turn"] = cursor.turn
+        state["next_partition"] = cursor.next_partition
         state["partitions"] = [[partition, m.batches, m.samples, m.state, m.ended] for partition, m in cursor.marks]
     if order:
         state["order"] = order
@@ -87,7 +87,7 @@ def unpack_cursor(state: Mapping[str, Any], kind: str) -> Cursor | PartitionCurs
             )
         return Cursor(epoch, position, tuple(delivered_ahead))
     marks = tuple(_partition(entry) for entry in _field(state, "partitions", list))
-    return PartitionCursor(epoch, marks, _natural(state, "turn"))
+    return PartitionCursor(epoch, marks, _natural(state, "next_partition"))
 
 
 def unpack_quarantine(state: Mapping[str, Any], quarantine: Quarantine) -> None:
@@ -155,7 +155,7 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
         }
     if "partitions" in first:
         merged["partitions"] = [partitions[partition] for partition in sorted(partitions)]
-        merged["turn"] = 0
+        merged["next_partition"] = 0
     return merged
 
 

@@ -32,7 +32,7 @@ class Shuffled(IndexSampler):
 
 
 class Sequential(IndexSampler):
-    """The order 0, 1, ..., n - 1 in every epoch; `n` may be 0."""
+    """The indices of `range(n)` in every epoch; `n` may be 0."""
 
     def __init__(self, n: int) -> None:
         self.n = self.length = self.extent = _arguments.integer("n", n, 0, "pass len(dataset)")

@@ -1,7 +1,9 @@
-"""Conformance checks for extensions: each tests what feedline relies on, and names what is broken.
+"""Conformance checks of extensions: what feedline relies on.
 
-def test_my_dataset():
-    fl.testing.check_dataset(MyDataset("data"))
+Each raises `AssertionError` for the first promise that is broken.
+
+    def test_my_dataset():
+        fl.testing.check_dataset(MyDataset("data"))
 """
 
 from feedline.testing.datasets import check_dataset

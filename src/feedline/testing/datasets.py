@@ -28,12 +28,12 @@ _SAMPLES = 24
 def check_dataset(
     dataset: Any, *, collate_fn: Callable[[Any], Any] | None = None, methods: Sequence[str] = ("process",)
 ) -> None:
-    """AssertionError names the first promise that `dataset` breaks, and what to do about it.
+    """Raise `AssertionError` for the first promise that a dataset breaks.
 
-    Checked on a couple of dozen samples: lengths and index errors; that samples are the same whenever they are asked
-    for; that `__getitems__` and `read_batch` give what single samples give; that the dataset survives pickling and, if
-    its traits say `thread_safe`, threads; and that a loader with workers of these `methods` gives the batches of one
-    without, also after a resume in mid-epoch. `collate_fn` is what the loader needs for such samples, if anything.
+    Reads two dozen samples. Checks lengths and index errors; that samples are the same at every read; that
+    `__getitems__` and `read_batch` equal single samples; that the dataset survives pickling and, if its traits say
+    `thread_safe`, threads; and that loaders with workers of these `methods` give the batches of one without, also
+    after a resume in mid-epoch. `collate_fn` is passed to the loaders.
     """
     length = len(dataset)
     assert length > 0, "the dataset is empty: nothing can be checked"
@@ -52,7 +52,7 @@ def check_dataset(
 
 
 def _one_by_one(dataset: Any, indices: Any) -> list[Any]:
-    """The samples as a loader with a seed draws them, one after the other."""
+    """The samples, each read with its random address."""
     samples = []
     with addressed(_keys(indices).tolist()) as address:
         for row, index in enumerate(indices.tolist()):
@@ -76,7 +76,7 @@ def _check_range(dataset: Any, length: int) -> None:
             dataset[index]
         except IndexError:
             continue
-        raise AssertionError(f"index {index} of {length} samples must raise IndexError, and gave a sample")
+        raise AssertionError(f"index {index} of {length} samples must raise IndexError, but gave a sample")
 
 
 def _check_many(dataset: Any, indices: Any, expected: Any) -> None:
@@ -134,7 +134,7 @@ def _check_loaders(dataset: Any, collate_fn: Callable[[Any], Any] | None, method
         begun = _first(iter(cut), 2)
         resumed.load_state_dict(cut.state_dict())
         rest = _first(iter(resumed), len(expected) - len(begun))
-        check_same(expected, begun + rest, "a resumed loader must go on with the very next batch")
+        check_same(expected, begun + rest, "a resumed loader must continue with the next batch")
 
 
 def _first(batches: Any, count: int) -> list[Any]:

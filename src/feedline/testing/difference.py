@@ -10,16 +10,16 @@ import torch
 
 
 def check_same(expected: Any, got: Any, promise: str) -> None:
-    """Raise `AssertionError` with the promise and the first difference, if there is one."""
+    """Raise `AssertionError` with the promise and the first difference."""
     text = difference(expected, got)
     assert text is None, f"{promise}: {text}"
 
 
 def difference(one: Any, other: Any, place: str = "it") -> str | None:
-    """The first difference between two nested values, in words; None if they are equal.
+    """The first difference between two nested values, in words.
 
-    Containers must have equal types; tensors and arrays equal dtypes, shapes and values, and NaN equals NaN. Other
-    values, such as images, are compared with `==`.
+    None if they are equal. Containers must have equal types; tensors and arrays equal dtypes, shapes and values, and
+    NaN equals NaN. Other values, such as images, are compared with `==`.
     """
     if type(one) is not type(other):
         return f"{place} is {type(one).__name__} once and {type(other).__name__} once"

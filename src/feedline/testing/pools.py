@@ -67,12 +67,13 @@ class Whereabouts:
 
 
 def check_pool(worker_method: str, *, num_workers: int = 2) -> None:
-    """Raise `AssertionError` for the first promise that the pools of this `worker_method` break.
+    """Raise `AssertionError` for the first promise that a worker pool breaks.
 
-    Checks on loaders with a seeded random dataset that batches equal those without workers, over two epochs, with
-    `persistent_workers`, after a resume in mid-epoch, and with `on_error="skip"`; that an exception of the dataset
-    keeps its type, its arguments and the note with the sample's address, after all batches before it; and that
-    leaving an epoch early and closing a loader end every worker process and thread.
+    `worker_method` is the name of the pool in `DataLoader(worker_method=...)`. Checks on loaders with a seeded random
+    dataset that batches equal those without workers, over two epochs, with `persistent_workers`, after a resume in
+    mid-epoch, and with `on_error="skip"`; that an exception of the dataset keeps its type, its arguments and the note
+    with the sample's address, and comes after all batches before it; and that closing a loader in mid-epoch ends every
+    worker process and thread.
     """
     _check_batches(worker_method, num_workers)
     _check_resume(worker_method, num_workers)

@@ -13,11 +13,11 @@ _MOST = 5000
 
 
 def check_sampler(sampler: Any) -> None:
-    """Raise `AssertionError` for the first promise that an index sampler or batch sampler breaks.
+    """Raise `AssertionError` for the first promise that a sampler breaks.
 
-    Reads the first 5000 positions of two epochs. Checks that any way to cut an epoch gives the same order, at any time
-    and in any sequence; that the order ends with the epoch; that iteration, `set_epoch` and pickling agree with it;
-    and that equal samplers have equal fingerprints.
+    Accepts index samplers and batch samplers. Reads the first 5000 positions of two epochs. Checks that any way to cut
+    an epoch gives the same order, at any time and in any sequence; that the order ends with the epoch; that iteration,
+    `set_epoch` and pickling agree with it; and that equal samplers have equal fingerprints.
     """
     name = "take_batches" if hasattr(sampler, "take_batches") else "take"
     length = _length_of(sampler)

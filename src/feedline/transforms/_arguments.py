@@ -71,7 +71,10 @@ def check_probability(transform: object, argument: str, value: Any) -> float:
 
 
 def check_padding(transform: object, argument: str, value: Any) -> tuple[int, int, int, int]:
-    """Return padding as (left, top, right, bottom), from one number, (x, y) or all four."""
+    """Return padding as (left, top, right, bottom).
+
+    Accepts one number, (x, y) or all four.
+    """
     sides = tuple(value) if isinstance(value, Sequence) else (value,)
     if len(sides) not in (1, 2, 4) or not all(isinstance(side, int) and side >= 0 for side in sides):
         remedy = "give one number of pixels, (x, y) or (left, top, right, bottom)"

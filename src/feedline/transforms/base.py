@@ -10,10 +10,11 @@ from feedline.transforms.steps import ImageSpec, Path, PlannedStep, Step
 
 
 class Transform(Step):
-    """Base class of transforms: `transform(image)` or `transform(image, rng)` applies one, from any thread.
+    """Base class of transforms, and the protocol for your own.
 
-    The image is a PIL image, a uint8 array (height, width, 3), a uint8 tensor (3, height, width), a path, or the bytes
-    of an image file. The result is a uint8 array, or a tensor after ToTensor or Normalize.
+    `transform(image)` or `transform(image, rng)` applies one, from any thread. The image is a PIL image, a uint8 array
+    (height, width, 3), a uint8 tensor (3, height, width), a path, or the bytes of an image file. The result is a uint8
+    array, or a tensor after ToTensor or Normalize.
 
     A transform of your own defines `apply`, and overrides what is not true of it:
 
@@ -83,5 +84,5 @@ class Transform(Step):
 
 
 def plan(transform: Any) -> ImagePlan | None:
-    """Plan of a feedline transform; None for a foreign callable, which gets a PIL image."""
+    """Plan of a feedline transform; None for a foreign callable."""
     return transform.plan if isinstance(transform, Transform) else None

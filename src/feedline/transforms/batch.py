@@ -1,4 +1,4 @@
-"""Whole batches: one native call for many rows where a step offers it, row by row elsewhere."""
+"""Whole batches: one native call for many rows where steps allow it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNK = 16
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """Sources and keys of the rows to write, and the number of threads that may decode."""
+    """Sources, keys and grids of the rows to write."""
 
     sources: Sequence[images.Source]
     keys: Keys
@@ -41,7 +41,10 @@ class BatchJob:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Steps of a plan, grouped as a batch executes them. `head` and `finish` are one call for all rows each."""
+    """Steps of a plan, grouped as a batch executes them.
+
+    `head` and `finish` are one call for all rows each.
+    """
 
     head: PlannedStep | None
     """Reads the sources."""
@@ -75,7 +78,7 @@ class BatchPlan:
         return self.head is not None and not self.each and self.finish is None and not self.tail
 
     def write(self, job: BatchJob, out: torch.Tensor) -> None:
-        """Write the rows of `out`. An ImageError names the first sample that failed in `row`."""
+        """Write the rows of `out`; an ImageError has the failed `row`."""
         if self.head is not None and not self.each and self.finish is None:
             _apply_batch(self.head, job, job.sources, out)
         else:
@@ -115,7 +118,10 @@ def _specs(steps: Sequence[PlannedStep]) -> list[ImageSpec]:
 
 
 def _conversion(steps: Sequence[PlannedStep], specs: Sequence[ImageSpec]) -> int | None:
-    """Position of the step that converts whole batches to numbers, if no later step changes the dtype or shape."""
+    """Position of the step that converts batches to numbers, if usable.
+
+    Steps after it work in place, so none of them may change the dtype or shape.
+    """
     split = next((position for position, spec in enumerate(specs) if spec.converted), None)
     if split is None or not steps[split].step.applies_to_batches or any(spec != specs[-1] for spec in specs[split:]):
         return None
@@ -132,7 +138,7 @@ def _apply_batch(planned: PlannedStep, job: BatchJob, sources: Sequence[Any], ou
 def _run_each(
     steps: tuple[PlannedStep, ...], samples: Iterable[Any], job: BatchJob, are_sources: bool = False
 ) -> Iterator[Any]:
-    """Apply the steps to every sample; all errors of a sample become ImageErrors with its row."""
+    """Apply the steps to every sample; errors become ImageErrors with its row."""
     keys = np.stack([planned.keys(job.keys) for planned in steps], axis=1).tolist() if steps else [()] * len(job.keys)
     for row, sample in enumerate(samples):
         try:

@@ -42,7 +42,7 @@ _native: Any = kernels.native if hasattr(kernels.native, "adjust_colors") else N
 
 
 def adjust(image: Pixels, adjustments: list[tuple[int, float]]) -> Pixels:
-    """Change brightness, contrast, saturation and hue by (which, factor), one after the other."""
+    """Apply adjustments of color, each (which, factor), in order."""
     if image.shape[2] == 1:  # gray has neither saturation nor hue
         adjustments = [(which, factor) for which, factor in adjustments if which in (BRIGHTNESS, CONTRAST)]
     if not adjustments:
@@ -55,7 +55,10 @@ def adjust(image: Pixels, adjustments: list[tuple[int, float]]) -> Pixels:
 
 
 def blur(image: Pixels, kernel_x: NDArray[np.float32], kernel_y: NDArray[np.float32]) -> Pixels:
-    """Convolve with a separable kernel; reflect at the edges, and round half to even."""
+    """Convolve with a separable kernel.
+
+    Edges reflect; results are rounded half to even.
+    """
     across, down = len(kernel_x) // 2, len(kernel_y) // 2
     padded = np.pad(image, ((down, down), (across, across), (0, 0)), "reflect")
     if _native is not None:
@@ -122,7 +125,7 @@ class ColorJitter(Transform):
         return adjust(image, self.adjustments(rng))
 
     def adjustments(self, rng: Draws) -> list[tuple[int, float]]:
-        """Draw (which, factor) of the changes in their order, without those that change nothing."""
+        """Draw the order and factors of the changes, as (which, factor)."""
         order = rng.order(4)
         factors = [rng.between(*bounds) for bounds in (self.brightness, self.contrast, self.saturation, self.hue)]
         return [(which, factors[which]) for which in order if factors[which] != NEUTRAL[which]]

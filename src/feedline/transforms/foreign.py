@@ -20,7 +20,7 @@ Callee = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Foreign(Transform):
-    """Callable that gets a PIL image, or after ToTensor or Normalize the tensor; it may return anything."""
+    """Callable on PIL images, or tensors after ToTensor or Normalize."""
 
     fn: Callee
     _takes_rng: bool = field(init=False, repr=False, compare=False)
@@ -32,7 +32,7 @@ class Foreign(Transform):
 
     @property
     def is_random(self) -> bool:
-        """True if the callable takes an rng; one that draws from global generators cannot be recognized."""
+        """True if the callable takes an rng; global generators go unnoticed."""
         return self._takes_rng
 
     def apply(self, image: Any, rng: Draws) -> Any:

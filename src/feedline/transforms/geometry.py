@@ -56,7 +56,10 @@ class RandomResizedCrop(Transform):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Resize(Transform):
-    """Whole image, with its shorter side resized to `size`, or both to (height, width)."""
+    """Whole image resized: its shorter side to `size`, or both sides.
+
+    `size` is a number of pixels, or (height, width).
+    """
 
     size: int | tuple[int, int]
     interpolation: str
@@ -98,11 +101,11 @@ class CenterCrop(Transform):
 
 @dataclass(frozen=True, slots=True, init=False)
 class RandomCrop(Transform):
-    """Random part of `size`, after `padding` around the image: one number, (x, y) or (l, t, r, b).
+    """Random part of `size`, with optional padding around the image.
 
-    `pad_if_needed` pads images that are too small, on both sides, by the pixels they lack; without it they raise
-    SampleError. Padding is `fill` (a level, or one per channel), or for `padding_mode` "edge", "reflect" and
-    "symmetric" made from the image as by `np.pad`.
+    `padding` is one number, (x, y) or (left, top, right, bottom). `pad_if_needed` pads images that are too small, on
+    both sides, by the pixels they lack; without it they raise SampleError. Padding is `fill` (a level, or one per
+    channel), or for `padding_mode` "edge", "reflect" and "symmetric" made from the image as by `np.pad`.
     """
 
     size: tuple[int, int]
@@ -184,7 +187,7 @@ HorizontalFlip = RandomHorizontalFlip
 def _crop_filled(
     image: Pixels, top: int, left: int, size: tuple[int, int], fill: int | tuple[int, ...]
 ) -> NDArray[np.uint8]:
-    """Copy the part of `size` that begins at (top, left); `fill` is a level, or one per channel."""
+    """Copy the part of `size` at (top, left), filled beyond the edges."""
     height, width = size
     # Only the part is allocated: padding the whole image first would copy all of it.
     inside = image[max(0, top) : max(0, top + height), max(0, left) : max(0, left + width)]
@@ -198,7 +201,7 @@ def _crop_filled(
 
 
 def _crop_folded(image: Pixels, top: int, left: int, size: tuple[int, int], mode: str) -> Pixels:
-    """Copy the part of `size` that begins at (top, left); beyond the edges, the image repeats as in `np.pad`."""
+    """Copy the part of `size` at (top, left), repeated beyond the edges."""
     rows = _fold(np.arange(top, top + size[0]), image.shape[0], mode)
     columns = _fold(np.arange(left, left + size[1]), image.shape[1], mode)
     part: Pixels = image[rows[:, None], columns]

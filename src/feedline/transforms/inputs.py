@@ -34,7 +34,10 @@ def as_source(value: Any) -> images.Source:
 
 
 def pixels(value: Any) -> Pixels:
-    """Return the levels of an image, decoded if necessary; may be memory of the caller, never write to it."""
+    """Return the levels of an image, decoded if necessary.
+
+    The result may be memory of the caller: never write to it.
+    """
     if isinstance(value, np.ndarray):
         return images.decode(value) if _is_file(value) else _from_array(value)
     if isinstance(value, Image.Image):
@@ -47,12 +50,15 @@ def pixels(value: Any) -> Pixels:
 
 
 def open_image(value: Any) -> Any:
-    """As `pixels`, but float tensors stay as they are, for steps that may follow Normalize."""
+    """As `pixels`, but float tensors stay as they are."""
     return value if isinstance(value, torch.Tensor) and value.is_floating_point() else pixels(value)
 
 
 def own(result: Any, source: Any) -> Any:
-    """Return an array as writable, C-contiguous memory that is not shared with `source`; copies if necessary."""
+    """Return arrays as writable, contiguous memory of their own.
+
+    Copies an array that may share memory with `source`, is read-only or has gaps.
+    """
     if not isinstance(result, np.ndarray):
         return result
     memory = source.numpy() if isinstance(source, torch.Tensor) else source
@@ -61,7 +67,7 @@ def own(result: Any, source: Any) -> Any:
 
 
 def _is_file(value: Any) -> bool:
-    """True for an array of encoded bytes, such as a slice of a memory-mapped shard."""
+    """True for encoded bytes in an array, as from a memory-mapped shard."""
     return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.uint8
 
 

@@ -22,7 +22,10 @@ Triple = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Conversion(Step):
-    """Levels to numbers, for ToTensor and Normalize. `mean` and `std` have one number, or one per channel."""
+    """Levels to numbers, for ToTensor and Normalize.
+
+    `mean` and `std` have one number, or one per channel.
+    """
 
     dtype: torch.dtype
     layout: str
@@ -66,7 +69,7 @@ class Conversion(Step):
         return replace(recipe, dtype=self.dtype, layout=self.layout, mean=_triple(self.mean), std=_triple(self.std))
 
     def convert_gray(self, image: Pixels) -> torch.Tensor:
-        """Convert one channel, (height, width, 1), which the native kernels do not take."""
+        """Convert gray levels, (height, width, 1), without kernels."""
         levels = torch.tensor(np.ascontiguousarray(image)).movedim(-1, -3)
         numbers = levels if self.dtype == torch.uint8 else self._normalize(levels / 255)
         return (numbers if self.layout == "CHW" else numbers.movedim(-3, -1)).contiguous()
@@ -96,7 +99,10 @@ def _triple(values: tuple[float, ...] | None) -> Triple | None:
 
 @dataclass(frozen=True, slots=True)
 class Window(Step):
-    """Part of the image, resized and perhaps flipped as `recipe` says; as numbers if there is a `conversion`."""
+    """Crop, resize and flip of one recipe, and the conversion to numbers.
+
+    Without a `conversion` the result is levels.
+    """
 
     recipe: Recipe
     conversion: Conversion | None = None
@@ -162,7 +168,7 @@ class ResizeShortest(Step):
         return spec and replace(spec, size=None if spec.size is None else self.resized(*spec.size))
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Size after the step; truncates the longer side to whole pixels, as torchvision does."""
+        """Size after the step; truncates the longer side, as torchvision does."""
         longer = self.side * max(height, width) // min(height, width)
         return (longer, self.side) if height > width else (self.side, longer)
 
@@ -191,7 +197,7 @@ def _fuse_conversions(before: PlannedStep, after: PlannedStep) -> PlannedStep | 
 
 
 def _combine(first: Conversion, then: Conversion) -> Conversion | None:
-    """ToTensor and the conversion after it; None if `first` normalizes, since its numbers are not levels."""
+    """Merge ToTensor and the conversion after it; None if `first` normalizes."""
     return None if first.mean is not None else replace(then, layout=first.layout)
 
 

@@ -57,9 +57,10 @@ class ImagePlan:
         return self.batchable and BatchPlan.of(self.steps).is_one_call
 
     def sample(self, source: Any, rng: Rng | None = None, grid: Grid | None = None) -> Any:
-        """One sample: the row that `batch` makes with the key of `rng` (see `key_of`).
+        """Make one sample: the row that `batch` makes with its key.
 
-        `source` is a path, the bytes of an image file, an array, a PIL image or a uint8 tensor (channels first).
+        `key_of` takes the key from `rng`. `source` is a path, the bytes of an image file, an array, a PIL image or a
+        uint8 tensor (channels first).
         """
         return own(self.run(source, key_of(rng), grid), source)
 
@@ -68,7 +69,7 @@ class ImagePlan:
         return run_source(self.steps, source, self._keys(key), grid)
 
     def apply(self, sample: Any, key: int) -> Any:
-        """Apply the steps to an image or tensor in the middle of another pipeline."""
+        """Apply the steps in the middle of another pipeline."""
         return run(self.steps, sample, self._keys(key))
 
     def batch(
@@ -79,11 +80,11 @@ class ImagePlan:
         grids: Grids = None,
         threads: int = 1,
     ) -> torch.Tensor:
-        """All samples as one tensor in memory from `allocate(shape, dtype)`: `sample` of each, collated.
+        """Make all samples as one tensor: `sample` of each, collated.
 
-        `keys` has one uint64 per sample; None draws them from torch's global generator. Up to `threads` threads
-        decode. Raises ImageError for the first sample that fails, with its position in `row`, and ArgumentError if
-        the plan is not `batchable`.
+        Its memory is `allocate(shape, dtype)`. `keys` has one uint64 per sample; None draws them from torch's global
+        generator. Up to `threads` threads decode. Raises ImageError for the first sample that fails, with its position
+        in `row`, and ArgumentError if the plan is not `batchable`.
         """
         spec = self.spec
         if spec is None or spec.shape is None:
@@ -107,7 +108,7 @@ def compile_steps(steps: Iterable[PlannedStep]) -> ImagePlan:
 
 
 def key_of(rng: Rng | None) -> int:
-    """Key of a sample, from a `SampleRng`, a NumPy generator or torch's global generator.
+    """Key of a sample, taken from a random number generator.
 
     A `SampleRng` gives its own key: passed twice, it gives the same image twice. A NumPy generator gives its next
     64 bits; None takes them from torch. Two views of one image therefore need a generator, such as `rng.generator`.

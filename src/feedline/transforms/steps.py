@@ -1,4 +1,4 @@
-"""Steps of a plan, and the table of pairs that fuse into one step."""
+"""Steps of a plan, and the table of fusions."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ImageSpec:
-    """Size (height, width), channels, dtype and layout of a sample; None where the image decides.
+    """Size, channels, dtype and layout of a sample.
 
-    `dtype` and `layout` are those of the tensor if the sample is `converted`, else uint8 and "HWC".
+    `size` is (height, width); None where the image decides. `dtype` and `layout` are those of the tensor if the sample
+    is `converted`, else uint8 and "HWC".
     """
 
     size: tuple[int, int] | None = None
@@ -96,14 +97,14 @@ class Identity(Step):
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step with its place in the pipeline; `name` is the transform that it comes from."""
+    """Step at its place in a pipeline; `name` is its transform."""
 
     step: Step
     path: Path
     name: str
 
     def key(self, key: int) -> int:
-        """Key of this step, derived from the key of the sample; 0 if the step is not random."""
+        """Key of this step for a sample's key; 0 if not random."""
         if not self.step.is_random:
             return 0
         for position in self.path:
@@ -120,7 +121,7 @@ class PlannedStep:
 
 
 def run(steps: Sequence[PlannedStep], sample: Any, keys: Sequence[int]) -> Any:
-    """Apply the steps in order, each with its own key, to an image or a tensor."""
+    """Apply the steps to an image or tensor, each with its key."""
     for planned, key in zip(steps, keys, strict=True):
         step = planned.step
         sample = step.apply(sample if step.accepts_tensors else pixels(sample), Draws(key))
@@ -128,12 +129,15 @@ def run(steps: Sequence[PlannedStep], sample: Any, keys: Sequence[int]) -> Any:
 
 
 def run_source(steps: Sequence[PlannedStep], source: Any, keys: Sequence[int], grid: Grid | None = None) -> Any:
-    """Apply the steps to a source that has not been decoded; see `Transform.apply_source`."""
+    """Apply the steps to a source that has not been decoded."""
     return run(steps[1:], steps[0].step.apply_source(source, Draws(keys[0]), grid), keys[1:])
 
 
 def infer_spec(steps: Iterable[PlannedStep], spec: ImageSpec | None) -> ImageSpec | None:
-    """Spec of a sample after the steps; ArgumentError if one of them cannot follow the conversion to a tensor."""
+    """Spec of a sample after the steps.
+
+    ArgumentError if a step that takes images follows the conversion to a tensor.
+    """
     for planned in steps:
         if spec is not None and spec.converted and not planned.step.accepts_tensors:
             raise ArgumentError(
@@ -151,7 +155,7 @@ FUSIONS: dict[tuple[type[Step], type[Step]], Fuse] = {}
 
 
 def register_fusion(first: type[Step], second: type[Step], fuse: Fuse) -> None:
-    """Let plans replace a `first` that is followed by a `second` with the step that `fuse` returns.
+    """Let plans replace neighboring `first` and `second` by one step.
 
     `fuse(before, after)` takes both planned steps and returns one, or None to leave them apart. The fused step must
     give the pixels of the two for every key: keep the `path` of the step whose random numbers it draws. Classes match
@@ -170,7 +174,7 @@ def _check_class(step: Any) -> None:
 
 
 def fuse_steps(steps: Iterable[PlannedStep]) -> tuple[PlannedStep, ...]:
-    """Join each step with the ones before it where `FUSIONS` has a function for the pair."""
+    """Fuse neighbors for which `FUSIONS` has a function."""
     fused: list[PlannedStep] = []
     for step in steps:
         joined = _join(fused[-1], step) if fused else None

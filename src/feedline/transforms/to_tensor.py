@@ -19,7 +19,7 @@ from feedline.transforms.steps import Step
 
 @dataclass(frozen=True, slots=True, init=False)
 class ToTensor(Transform):
-    """Levels as a tensor: divided by 255 for float32 and bfloat16, unchanged for uint8.
+    """Levels as a tensor, divided by 255 unless `dtype` is uint8.
 
     `layout` "CHW" gives (channels, height, width); "HWC" keeps (height, width, channels).
     """

@@ -1,4 +1,4 @@
-"""No workers: each batch is built in the training process, at the moment the loop asks for it."""
+"""Pool without workers: batches are built in the training process on demand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from feedline.workers.base import Builder, PoolStatistics
 
 
 class InlineFuture:
-    """A request that is built when its result is asked for."""
+    """Future whose batch is built by `result()`."""
 
     __slots__ = ("_pool", "request")
 
@@ -20,7 +20,7 @@ class InlineFuture:
         self._pool, self.request = pool, request
 
     def done(self) -> bool:
-        """Always: the work happens in `result`."""
+        """Always True."""
         return True
 
     def result(self) -> BatchResult:
@@ -28,47 +28,47 @@ class InlineFuture:
         return self._pool.build(self.request)
 
     def cancel(self) -> None:
-        """Nothing was started."""
+        """Do nothing: no work has begun."""
 
 
 class InlinePool:
-    """Batches lie in memory from `empty`.
+    """Pool that builds on the calling thread, into memory from `empty`.
 
-    `isolate` puts the training process's own random generators back after each batch: for builders that reseed.
+    `isolate` restores the global random generators after each batch, for builders that reseed them.
     """
 
     def __init__(self, builder: Builder, *, isolate: bool = False, empty: Allocator = allocate_tensor) -> None:
         self._builder, self._isolate, self._empty = builder, isolate, empty
 
     def submit(self, request: Any) -> InlineFuture:
-        """A ticket; nothing happens yet."""
+        """Return a future; nothing is built yet."""
         return InlineFuture(self, request)
 
     def build(self, request: Any) -> BatchResult:
-        """The batch of a request, on the calling thread."""
+        """Build the batch of a request on the calling thread."""
         if not self._isolate:
             return self._builder(request, self._empty)
         with restored_globals():
             return self._builder(request, self._empty)
 
-    def wait_any(self, tickets: Iterable[InlineFuture]) -> InlineFuture:
-        """The oldest ticket."""
-        return next(iter(tickets))
+    def wait_any(self, futures: Iterable[InlineFuture]) -> InlineFuture:
+        """Return the first future."""
+        return next(iter(futures))
 
     def resize(self, num_workers: int) -> None:
-        """There is nothing to resize."""
+        """Do nothing: there are no workers."""
 
     @property
     def processes(self) -> list[Any]:
-        """None."""
+        """Always empty."""
         return []
 
     def statistics(self) -> PoolStatistics:
-        """All zero: no workers, no memory of its own."""
+        """All zeros."""
         return PoolStatistics()
 
     def close(self) -> None:
-        """Nothing to join."""
+        """Do nothing: there are no workers."""
 
     def __enter__(self) -> Self:
         return self

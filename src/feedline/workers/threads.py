@@ -1,7 +1,4 @@
-"""Worker threads: for datasets that several threads may read at once, and for work that releases the GIL.
-
-Notices transforms that draw from generators which all threads share: with threads, no seed makes them repeatable.
-"""
+"""Worker threads, for thread-safe datasets and work that releases the GIL."""
 
 from __future__ import annotations
 
@@ -34,56 +31,56 @@ _log = logging.getLogger("feedline")
 
 
 class ThreadFuture:
-    """A request on its way through the threads; its lock is held until the result is there."""
+    """Future of a queued request; locked until its result is ready."""
 
-    __slots__ = ("_built", "_cancelled", "_error", "_gate", "_pool", "request")
+    __slots__ = ("_cancelled", "_error", "_gate", "_pool", "_result", "request")
 
     def __init__(self, pool: ThreadPool, request: Any) -> None:
-        self._pool = weakref.proxy(pool)
+        self._pool = weakref.proxy(pool)  # a future that is kept must not keep the threads alive
         self.request = request
         self._gate = threading.Lock()
         self._gate.acquire()
-        self._built: BatchResult | None = None
+        self._result: BatchResult | None = None
         self._error: BaseException | None = None
         self._cancelled = False
 
     def run(self, builder: Builder, empty: Allocator) -> None:
-        """Build on the calling thread, and open the gate."""
+        """Build on the calling thread, then release the lock."""
         try:
             if not self._cancelled:
-                self._built = builder(self.request, empty)
+                self._result = builder(self.request, empty)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the training loop
             self._error = error
         finally:
             self._gate.release()
 
     def done(self) -> bool:
-        """Whether the gate is open."""
+        """True once the lock is released."""
         return not self._gate.locked()
 
     def result(self) -> BatchResult:
-        """Wait for the gate; see `Ticket`."""
+        """Wait for the lock; see `BatchFuture`."""
         if self._gate.locked():
             self._pool._wait(self)
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        built, self._built = self._built, None
-        assert built is not None
-        return built
+        result, self._result = self._result, None
+        assert result is not None
+        return result
 
     def cancel(self) -> None:
-        """The request is skipped if no thread has begun it; a result is dropped."""
+        """Skip the request, or drop its result."""
         self._cancelled = True
-        self._built = self._error = None
+        self._result = self._error = None
 
 
 class ThreadPool:
-    """`num_workers` threads over one builder and one queue; the first idle thread takes the next request.
+    """Threads that share one builder; idle ones take the next request.
 
-    Batches lie in memory from `empty`, which several threads call. With `pinned` every partition has its own
-    thread (partition modulo `num_workers`), so that it is drawn in order.
-    `timeout_s` (0: none) bounds one wait for a batch; after `stall_s` the stacks of all threads are logged once.
+    `empty` allocates batches and must be thread-safe. With `pinned` every partition belongs to one thread (partition
+    modulo `num_workers`), which keeps it in order. `timeout_s` (0: no limit) bounds one wait for a batch; after
+    `stall_s` seconds the stacks of all threads are logged once.
     """
 
     def __init__(
@@ -100,7 +97,7 @@ class ThreadPool:
         self._timeout_s, self._stall_s = timeout_s, stall_s
         self._queues: list[SimpleQueue[ThreadFuture | None]] = [SimpleQueue()]
         self._pinned = pinned
-        self._wanted = 0
+        self._num_workers = 0
         self._threads: list[threading.Thread] = []
         self._finished = threading.Event()
         self._scope = CancelScope()
@@ -108,51 +105,51 @@ class ThreadPool:
         self.resize(num_workers)
 
     def submit(self, request: Any) -> ThreadFuture:
-        """Queue the request for the first idle thread, or for its partition's."""
-        ticket = ThreadFuture(self, request)
+        """Queue the request for an idle thread, or its partition's."""
+        future = ThreadFuture(self, request)
         partition = request.partition if self._pinned else 0
-        self._queues[partition % len(self._queues)].put(ticket)
-        return ticket
+        self._queues[partition % len(self._queues)].put(future)
+        return future
 
-    def wait_any(self, tickets: Iterable[ThreadFuture]) -> ThreadFuture:
-        """The first of these tickets that is done."""
-        tickets = list(tickets)
+    def wait_any(self, futures: Iterable[ThreadFuture]) -> ThreadFuture:
+        """Wait until one of these futures is done, and return it."""
+        futures = list(futures)
         done: list[ThreadFuture] = []
 
         def wait(limit_s: float) -> bool:
             self._finished.clear()
-            done.extend(ticket for ticket in tickets if ticket.done())
+            done.extend(future for future in futures if future.done())
             if not done:
                 self._finished.wait(limit_s)
-                done.extend(ticket for ticket in tickets if ticket.done())
+                done.extend(future for future in futures if future.done())
             return bool(done)
 
-        self._patiently(wait, "any batch")
+        self._wait_until(wait, "any batch")
         return done[0]
 
     def resize(self, num_workers: int) -> None:
-        """Start threads, or let the surplus end after the request that each has in hand."""
-        for _ in range(self._wanted - num_workers):
+        """Start threads, or end surplus ones after their current request."""
+        for _ in range(self._num_workers - num_workers):
             self._queues[-1].put(None)
             if self._pinned:
                 self._queues.pop()
-        for number in range(self._wanted, num_workers):
+        for number in range(self._num_workers, num_workers):
             self._start(number)
-        self._wanted = num_workers
+        self._num_workers = num_workers
         self._threads[:] = [thread for thread in self._threads if thread.is_alive()]
 
     @property
     def processes(self) -> list[Any]:
-        """None."""
+        """Always empty."""
         return []
 
     def statistics(self) -> PoolStatistics:
-        """Threads alive, and requests queued."""
+        """Numbers of live threads and queued requests."""
         alive = sum(thread.is_alive() for thread in self._threads)
         return PoolStatistics(workers=alive, in_flight=sum(queue.qsize() for queue in self._queues))
 
     def close(self) -> None:
-        """End every thread and join it; what one waits for from a store is given up."""
+        """Cancel reads from stores, then end and join every thread."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -165,33 +162,36 @@ class ThreadPool:
         if self._pinned and number > 0:
             self._queues.append(SimpleQueue())
         arguments = (self._queues[-1], self._finished, self._scope, self._builder, self._empty, number)
-        thread = threading.Thread(target=_serve, args=arguments, name=f"feedline-{number}", daemon=True)
+        thread = threading.Thread(target=_run_worker, args=arguments, name=f"feedline-{number}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _wait(self, ticket: ThreadFuture) -> None:
+    def _wait(self, future: ThreadFuture) -> None:
         def wait(limit_s: float) -> bool:
-            opened = ticket._gate.acquire(timeout=limit_s)
+            opened = future._gate.acquire(timeout=limit_s)
             if opened:
-                ticket._gate.release()
+                future._gate.release()
             return opened
 
-        self._patiently(wait, str(ticket.request))
+        self._wait_until(wait, str(future.request))
 
-    def _patiently(self, wait: Callable[[float], bool], what: str) -> None:
-        """Call `wait(limit_s)` until it says that it has waited enough, within `timeout_s`; log a stall once."""
-        started, told = monotonic(), False
+    def _wait_until(self, wait: Callable[[float], bool], what: str) -> None:
+        """Call `wait(limit_s)` until it returns True; log a stall once.
+
+        Raises `WorkerStalledError` after `timeout_s`.
+        """
+        started, has_logged = monotonic(), False
         while True:
             waited = monotonic() - started
-            limits = [limit for limit in (self._timeout_s, 0 if told else self._stall_s) if limit]
+            limits = [limit for limit in (self._timeout_s, 0 if has_logged else self._stall_s) if limit]
             if wait(min(max(min(limits, default=inf) - waited, 0), WAKE_S)):
                 return
             waited = monotonic() - started
             if self._timeout_s and waited >= self._timeout_s:
                 limit = f"DataLoader timed out after {self._timeout_s} seconds"
                 raise WorkerStalledError(f"{limit} waiting for {what}.\n{self._stacks()}")
-            if not told and waited >= self._stall_s:
-                told = True
+            if not has_logged and waited >= self._stall_s:
+                has_logged = True
                 _log.warning("waiting for %s since %.0f s.\n%s", what, waited, self._stacks())
 
     def _stacks(self) -> str:
@@ -204,7 +204,7 @@ class ThreadPool:
         return "\n".join(parts)
 
 
-def _serve(
+def _run_worker(
     queue: SimpleQueue[ThreadFuture | None],
     finished: threading.Event,
     scope: CancelScope,
@@ -214,19 +214,20 @@ def _serve(
 ) -> None:
     telemetry.work_as(number)
     with scope.entered():
-        while (ticket := queue.get()) is not None:
-            ticket.run(builder, empty)
+        while (future := queue.get()) is not None:
+            future.run(builder, empty)
             finished.set()
-            del ticket  # a result that nobody holds any more is freed now, not with the next request
+            del future  # frees a dropped result now, not when the next request arrives
 
 
+# A finalizer, so it must not refer to the pool.
 def _stop(threads: list[threading.Thread], queues: list[SimpleQueue[ThreadFuture | None]], scope: CancelScope) -> None:
     for queue in queues:
         with suppress(QueueEmpty):
             while True:
-                ticket = queue.get_nowait()
-                if ticket is not None:
-                    ticket.cancel()
+                future = queue.get_nowait()
+                if future is not None:
+                    future.cancel()
         for _ in threads:
             queue.put(None)
     scope.cancel()
@@ -237,19 +238,23 @@ def _stop(threads: list[threading.Thread], queues: list[SimpleQueue[ThreadFuture
 
 
 class GlobalRngCheck:
-    """The builder, whose first batch is watched for draws from `random`, `numpy.random` and torch; warns once."""
+    """Builder that warns if its first batch draws from global random generators.
+
+    Threads share these generators, so no seed makes such draws repeatable.
+    """
 
     def __init__(self, builder: Builder, dataset: object) -> None:
         self._builder, self._dataset = builder, dataset
         self._first = threading.Lock()
 
     def __call__(self, request: Any, empty: Allocator) -> BatchResult:
-        """As the builder. Only the very first call is watched: others run beside it."""
+        """Build the batch; only the very first call is checked."""
+        # Later calls run at the same time as others: a changed state could not be attributed to one of them.
         if not self._first.acquire(blocking=False):
             return self._builder(request, empty)
-        before = _states()
-        built = self._builder(request, empty)
-        drawn = [name for name, state in _states().items() if state != before[name]]
+        before = _rng_states()
+        result = self._builder(request, empty)
+        drawn = [name for name, state in _rng_states().items() if state != before[name]]
         if drawn:
             warnings.warn(
                 f"{type(self._dataset).__name__} draws from {' and '.join(drawn)}, which all worker threads share: "
@@ -257,10 +262,10 @@ class GlobalRngCheck:
                 "worker_method='process'.",
                 stacklevel=2,
             )
-        return built
+        return result
 
 
-def _states() -> dict[str, object]:
+def _rng_states() -> dict[str, object]:
     numpy_state: Any = np.random.get_state()  # noqa: NPY002 - it is the legacy generator that such transforms use
     return {
         "random": random.getstate(),

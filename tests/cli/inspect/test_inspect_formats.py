@@ -186,7 +186,7 @@ def test_row_groups_are_read_as_often_as_told(folder: Path, window: int, kept: i
         rows = Parquet(str(folder), cache_nbytes=50 * 8 * kept)
         for start in range(0, 600, 20):
             rows.__getitems__(order.take(epoch, start, min(start + 20, 600)).tolist())
-        read += rows.decoded.made
+        read += rows.decoded.loads
         told_reads += order.nbytes_per_sample([1] * 12, 20, epoch, kept_shards=kept) * 600
     assert told_reads == pytest.approx(read, rel=0.15)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from format_cases import all_ways_agree, equal, hidden
+from record_files import filled
 from torch.utils.data import DataLoader
 from writers.values import jpeg, picture
 
@@ -27,16 +28,6 @@ from feedline.errors import ArgumentError, MissingExtraError, SampleError, State
 from feedline.transforms import Compose, RandomResizedCrop, ToTensor
 
 COUNT = 12
-
-
-def filled(path: Path, entries: dict[bytes, bytes], **settings: Any) -> Path:
-    database = settings.pop("database", None)
-    with lmdb.open(str(path), map_size=1 << 24, max_dbs=2, **settings) as environment:
-        held = environment.open_db(database) if database else None
-        with environment.begin(write=True, db=held) as transaction:
-            for key, value in entries.items():
-                transaction.put(key, value)
-    return path
 
 
 def npy(array: Any) -> bytes:

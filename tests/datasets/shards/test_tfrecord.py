@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import pytest
 import torch
@@ -18,6 +17,7 @@ from format_cases import all_ways_agree, equal, hidden
 from hypothesis import given
 from hypothesis import strategies as st
 from peers import written
+from record_files import masked, records
 from torch.utils.data import default_collate
 from writers.values import COUNT, examples, jpeg, picture
 
@@ -43,16 +43,6 @@ def files(folder: Path, tmp_path: Path) -> list[Path]:
         found.append(tmp_path / name)
         found[-1].write_bytes((folder / name).read_bytes())
     return found
-
-
-def masked(data: bytes) -> bytes:
-    crc = google_crc32c.value(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def records(*payloads: bytes) -> bytes:
-    heads = [struct.pack("<Q", len(payload)) for payload in payloads]
-    return b"".join(h + masked(h) + payload + masked(payload) for h, payload in zip(heads, payloads, strict=True))
 
 
 class TestExamples:
@@ -239,7 +229,7 @@ class TestFiles:
         dataset = pickle.loads(data)
         assert len(dataset[0]) == len(examples()[0])
         with pytest.raises(
-            StateError, match=r"two.tfrecord has changed since this dataset was made: .*make the dataset anew"
+            StateError, match=r"two.tfrecord has changed since this dataset was made: .*create the dataset again"
         ):
             dataset[10]
 
@@ -324,7 +314,7 @@ class TestDamage:
             time.sleep(2 * LOOK_EVERY_S)
             with (
                 fl.DataLoader(dataset, batch_size=4, collate_fn=len) as loader,
-                pytest.raises(StateError, match=rf"a.tfrecord has changed .* has {rest} now.*make the dataset anew"),
+                pytest.raises(StateError, match=rf"a.tfrecord has changed .* has {rest} now.*create the dataset again"),
             ):
                 list(loader)
         (tmp_path / "b.tfrecord").write_bytes(records(b"whole"))

@@ -394,7 +394,7 @@ class TestCache:
             thread.join()
         assert len(found) == 8
         assert all(torch.equal(x, torch.arange(N)) for x in found)
-        assert dataset.decoded.made == 4
+        assert dataset.decoded.loads == 4
 
     def test_its_bytes_are_bounded(self, folder: Path) -> None:
         whole, small = Parquet(folder), Parquet(folder, cache_nbytes=1000)
@@ -412,7 +412,7 @@ class TestCache:
         with fl.DataLoader(dataset, 50, sampler=order) as loader:
             seen = torch.cat([batch["x"] for batch in loader])
         assert sorted(seen.tolist()) == list(range(1000))
-        assert dataset.decoded.made == 10
+        assert dataset.decoded.loads == 10
 
     def test_a_failure_is_tried_again(self, folder: Path) -> None:
         dataset, path = Parquet(folder), folder / "part-0.parquet"
@@ -467,5 +467,5 @@ class TestPickling:
         assert dataset[0]["x"].item() == 0
         child = os.fork()
         if child == 0:
-            os._exit(0 if dataset.decoded.made == 0 and dataset[99]["x"].item() == 99 else 1)
+            os._exit(0 if dataset.decoded.loads == 0 and dataset[99]["x"].item() == 99 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -13,8 +13,9 @@ from feedline.core.telemetry import MAIN, Span
 from feedline.loader.report import Context, StageTimes, Stats, Totals, diagnose
 from feedline.loader.report.stats import Figures
 from feedline.loader.report.verdict import WIDTH
+from feedline.workers.registry import INLINE, PROCESSES, THREADS
 
-FOUR = Context(dataset="Photos", method="process", num_workers=2, cpus=8)
+FOUR = Context(dataset="Photos", pool=PROCESSES, num_workers=2, cpus=8)
 
 
 class Run:
@@ -99,7 +100,7 @@ def test_unpacking_in_the_training_process() -> None:
 
 
 def test_threads_have_no_border_to_cross() -> None:
-    verdict = Run(replace(FOUR, method="thread")).batches(50, fetch=40, decode=60, step=20, wait=62).verdict()
+    verdict = Run(replace(FOUR, pool=THREADS)).batches(50, fetch=40, decode=60, step=20, wait=62).verdict()
     assert not any("worker_method='thread'" in hint for hint in verdict.advice)
 
 
@@ -222,7 +223,7 @@ def test_built_inline_and_cheap() -> None:
 
 
 def test_threads_are_told_of_the_lock() -> None:
-    verdict = Run(replace(FOUR, method="thread")).batches(50, fetch=320, step=80, wait=80).verdict()
+    verdict = Run(replace(FOUR, pool=THREADS)).batches(50, fetch=320, step=80, wait=80).verdict()
     assert any("Python's lock" in hint for hint in verdict.advice)
 
 
@@ -294,7 +295,7 @@ def statistics(draw: Any) -> Stats:
 
 CONTEXTS = st.builds(
     Context,
-    method=st.sampled_from(["inline", "thread", "process"]),
+    pool=st.sampled_from([INLINE, THREADS, PROCESSES]),
     num_workers=st.integers(0, 64),
     prefetch_factor=st.integers(0, 8),
     cpus=st.integers(1, 64),

@@ -1,4 +1,4 @@
-"""The parts of a process pool, one by one: messages, requests on their way, the board, words about deaths, poison."""
+"""The parts of a process pool, one by one: messages, requests on their way, the table, words about deaths, poison."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from feedline.core.cursor import PartitionOffset
 from feedline.core.schedule import PartitionRequest
 from feedline.errors import ReprError
 from feedline.workers.process import channels, deaths, exceptions
-from feedline.workers.process.channels import LEAVE, QueuedRequest, RequestQueue, RequestReader, StatusRow, StatusTable
-from feedline.workers.process.deaths import poisonous
+from feedline.workers.process.channels import STOP, QueuedRequest, RequestQueue, RequestReader, StatusRow, StatusTable
+from feedline.workers.process.deaths import find_poisonous
 from feedline.workers.process.environment import ProcessEnvironment
 
 
@@ -56,7 +56,7 @@ def test_descriptors_travel_along_and_are_not_inherited(ends: tuple[socket.socke
     message, received = channels.ReceiveBuffer().receive(theirs)
     assert message == b"three"
     assert not any(os.get_inheritable(fd) for fd in received)
-    assert [channels.slurp(fd) for fd in received] == [b"0", b"1", b"2"]
+    assert [channels.read_all(fd) for fd in received] == [b"0", b"1", b"2"]
 
 
 def test_the_end_of_a_sender_who_left_messages_unread(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -69,94 +69,94 @@ def test_the_end_of_a_sender_who_left_messages_unread(ends: tuple[socket.socket,
 def test_hanging_up_is_seen_although_a_copy_is_open(ends: tuple[socket.socket, socket.socket]) -> None:
     mine, theirs = ends
     copy = mine.dup()
-    channels.hang_up(mine)
+    channels.disconnect(mine)
     assert channels.ReceiveBuffer().receive(theirs) == (b"", ())
     with pytest.raises(BrokenPipeError):
         channels.send(theirs, [b"x"])
     copy.close()
 
 
-def take_all(outlet: RequestQueue) -> list[QueuedRequest]:
+def take_all(queue: RequestQueue) -> list[QueuedRequest]:
     """What a worker would be given, up to the end."""
-    with RequestReader(os.dup(outlet.fd)) as intake:
-        outlet.finish()
-        return list(iter(intake.take, None))
+    with RequestReader(os.dup(queue.fd)) as reader:
+        queue.finish()
+        return list(iter(reader.take, None))
 
 
 @given(st.lists(st.binary(max_size=100) | st.just(b"x" * (channels.SPILL_NBYTES + 1)), max_size=20))
 def test_requests_arrive_whatever_their_size(payloads: list[bytes]) -> None:
-    outlet = RequestQueue()
+    queue = RequestQueue()
     for task, payload in enumerate(payloads, 1):
-        outlet.put(task, payload)
-    assert take_all(outlet) == [QueuedRequest(task, payload) for task, payload in enumerate(payloads, 1)]
+        queue.put(task, payload)
+    assert take_all(queue) == [QueuedRequest(task, payload) for task, payload in enumerate(payloads, 1)]
 
 
 def test_putting_never_blocks() -> None:
-    outlet = RequestQueue()
+    queue = RequestQueue()
     payload = b"x" * 30_000
     for task in range(1, 101):
-        outlet.put(task, payload)
+        queue.put(task, payload)
     taken = []
-    with RequestReader(os.dup(outlet.fd)) as intake:
+    with RequestReader(os.dup(queue.fd)) as reader:
         for _ in range(100):
-            taken.append(intake.take())
-            outlet.flush()
-    assert [order.task for order in taken if order is not None] == list(range(1, 101))
-    outlet.close()
+            taken.append(reader.take())
+            queue.flush()
+    assert [taken_request.task for taken_request in taken if taken_request is not None] == list(range(1, 101))
+    queue.close()
 
 
 @given(st.lists(st.sampled_from(["put", "leave", "withdraw"]), max_size=30), st.integers(1, 40_000))
 def test_withdrawing_takes_back_requests_but_not_wishes_to_leave(acts: list[str], nbytes: int) -> None:
-    outlet, expected, task = RequestQueue(), [], 0
+    queue, expected, task = RequestQueue(), [], 0
     for act in acts:
         if act == "put":
             task += 1
-            outlet.put(task, b"x" * nbytes)
+            queue.put(task, b"x" * nbytes)
             expected.append(task)
         elif act == "leave":
-            outlet.leave()
-            expected.append(LEAVE)
+            queue.stop_one()
+            expected.append(STOP)
         else:
-            outlet.withdraw()
-            expected = [task for task in expected if task == LEAVE]
+            queue.withdraw()
+            expected = [task for task in expected if task == STOP]
     seen = []
-    with RequestReader(os.dup(outlet.fd)) as intake:
+    with RequestReader(os.dup(queue.fd)) as reader:
         for _ in expected:
-            order = intake.take()
-            assert order is not None
-            seen.append(order.task)
-            outlet.flush()
+            taken_request = reader.take()
+            assert taken_request is not None
+            seen.append(taken_request.task)
+            queue.flush()
     assert sorted(seen) == sorted(expected)
-    outlet.close()
+    queue.close()
 
 
-def test_closing_an_outlet_drops_what_is_unread() -> None:
-    outlet = RequestQueue()
-    outlet.put(1, b"x")
-    with RequestReader(os.dup(outlet.fd)) as intake:
-        outlet.close()
-        assert intake.take() is None
+def test_closing_a_queue_drops_what_is_unread() -> None:
+    queue = RequestQueue()
+    queue.put(1, b"x")
+    with RequestReader(os.dup(queue.fd)) as reader:
+        queue.close()
+        assert reader.take() is None
 
 
 def test_the_board_shows_what_a_worker_does() -> None:
-    board = StatusTable()
-    line, other = StatusRow(board, 3), StatusRow(board, 4)
-    assert (board.task(3), board.ready(3)) == (None, False)
-    line.be_ready()
+    table = StatusTable()
+    line, other = StatusRow(table, 3), StatusRow(table, 4)
+    assert (table.task(3), table.is_ready(3)) == (None, False)
+    line.set_ready()
     line.begin(17)
-    assert (board.task(3), board.row(3), board.ready(3)) == (17, -1, True)
-    assert abs(board.since_ns(3) - time.monotonic_ns()) < 10**10
+    assert (table.task(3), table.row(3), table.is_ready(3)) == (17, -1, True)
+    assert abs(table.since_ns(3) - time.monotonic_ns()) < 10**10
     line.progress(5)
-    assert board.row(3) == 5
+    assert table.row(3) == 5
     line.end()
-    assert board.task(3) is None
+    assert table.task(3) is None
     other.begin(18)
-    board.clear(3)
-    assert (board.row(3), board.ready(3), board.task(4)) == (0, False, 18)
-    seen_by_another = StatusTable(os.dup(board.fd))
+    table.clear(3)
+    assert (table.row(3), table.is_ready(3), table.task(4)) == (0, False, 18)
+    seen_by_another = StatusTable(os.dup(table.fd))
     assert seen_by_another.task(4) == 18
     seen_by_another.close()
-    board.close()
+    table.close()
 
 
 @pytest.mark.parametrize(
@@ -171,11 +171,11 @@ def test_the_board_shows_what_a_worker_does() -> None:
     ],
 )
 def test_causes(exitcode: int | None, words: str) -> None:
-    assert deaths.cause(exitcode) == words
+    assert deaths.describe_exit(exitcode) == words
 
 
 def test_out_of_memory_is_said() -> None:
-    assert "by the kernel's out-of-memory killer" in deaths.cause(-signal.SIGKILL, out_of_memory=True)
+    assert "by the kernel's out-of-memory killer" in deaths.describe_exit(-signal.SIGKILL, out_of_memory=True)
     assert "fewer workers" in deaths.remedy(-signal.SIGKILL, out_of_memory=True)
     assert "Something outside" in deaths.remedy(-signal.SIGKILL, out_of_memory=False)
 
@@ -215,27 +215,28 @@ Extension modules: numpy._core (total: 1)
 
 
 def test_stacks_show_the_users_frames() -> None:
-    assert deaths.users_frames(STACKS).splitlines() == [
+    assert deaths.strip_own_frames(STACKS).splitlines() == [
         "Fatal Python error: Segmentation fault",
         "Current thread 0x02 (most recent call first):",
         '  File "/home/user/data.py", line 1 in __getitem__',
         '  File "/lib/feedline/loader/builder.py", line 2 in _fetch',
     ]
-    assert deaths.users_frames("") == ""
+    assert deaths.strip_own_frames("") == ""
 
 
 def test_requests_are_told_by_their_samples() -> None:
     batch = request(2, 10)
-    assert "at sample 23 (epoch 0, position 23)" in deaths.at_work_on(batch, 3)
-    assert "samples 20, 21, 22, 23, 24, 25, 26, 27, ... (10 in all)" in deaths.at_work_on(batch, -1)
-    assert "samples 8, 9" in deaths.at_work_on(request(4, 2), -1)
+    assert "at sample 23 (epoch 0, position 23)" in deaths.describe_work(batch, 3)
+    assert "samples 20, 21, 22, 23, 24, 25, 26, 27, ... (10 in all)" in deaths.describe_work(batch, -1)
+    assert "samples 8, 9" in deaths.describe_work(request(4, 2), -1)
     single = batch._replace(indices="key", positions=range(1))
-    assert "at sample key (epoch 0, position 0)" in deaths.at_work_on(single, 0)
+    assert "at sample key (epoch 0, position 0)" in deaths.describe_work(single, 0)
     partition = PartitionRequest(0, 3, 1, 2, PartitionOffset(), None)
     assert (
-        deaths.at_work_on(partition, 5) == " while it worked on batch 3 of partition 1 of 2 (epoch 0), at its sample 5"
+        deaths.describe_work(partition, 5)
+        == " while it worked on batch 3 of partition 1 of 2 (epoch 0), at its sample 5"
     )
-    assert "cannot be taken apart" in deaths.finding(partition, [])
+    assert "cannot be taken apart" in deaths.describe_finding(partition, [])
 
 
 @given(st.integers(1, 200), st.data())
@@ -247,16 +248,16 @@ def test_poison_is_found(size: int, data: st.DataObject) -> None:
         trials.append(rows)
         return not bad.isdisjoint(rows)
 
-    assert poisonous(range(size), kills, every=True) == sorted(bad)
+    assert find_poisonous(range(size), kills, every=True) == sorted(bad)
     trials.clear()
-    assert poisonous(range(size), kills, every=False) == [min(bad)]
+    assert find_poisonous(range(size), kills, every=False) == [min(bad)]
     assert len(trials) <= 2 * size.bit_length()
     assert all(0 < len(rows) < size for rows in trials)
 
 
 @given(st.integers(2, 100))
 def test_poison_of_the_whole_is_no_single_sample(size: int) -> None:
-    assert poisonous(range(size), lambda rows: len(rows) == size, every=True) == []
+    assert find_poisonous(range(size), lambda rows: len(rows) == size, every=True) == []
 
 
 class Picky(Exception):
@@ -288,7 +289,7 @@ def revived(error: BaseException) -> BaseException:
         raise error
     except BaseException as raised:  # noqa: BLE001 - it is what is tested
         packed = pickle.loads(pickle.dumps(exceptions.pack(raised)))
-    return exceptions.revive(packed, "in DataLoader worker process 0")
+    return exceptions.rebuild(packed, "in DataLoader worker process 0")
 
 
 def test_a_constructor_is_not_called_again() -> None:
@@ -325,7 +326,7 @@ def test_notes_are_kept_once(notes: list[str]) -> None:
     assert found.__notes__[-1].count("ValueError: x") == 1
 
 
-def test_surroundings_come_as_they_are(tmp_path: Path, monkeypatch: Any) -> None:
+def test_environments_come_as_they_are(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("FEEDLINE_TEST", "there")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train.py", "--fast"])
@@ -335,7 +336,7 @@ def test_surroundings_come_as_they_are(tmp_path: Path, monkeypatch: Any) -> None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            taken = pickle.loads(pickle.dumps(ProcessEnvironment.here()))
+            taken = pickle.loads(pickle.dumps(ProcessEnvironment.capture()))
     finally:
         os.umask(before)
         torch.set_default_dtype(torch.float32)
@@ -349,12 +350,12 @@ def test_surroundings_come_as_they_are(tmp_path: Path, monkeypatch: Any) -> None
 
 
 def _in_another_process(taken: ProcessEnvironment) -> Any:
-    """What a process finds that adopts these surroundings."""
+    """What a process finds that adopts this environment."""
     source, sink = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.environ["FEEDLINE_STALE"] = "1"
-        taken.adopt()
+        taken.apply()
         umask = os.umask(0)
         told = {
             "environment": os.environ.get("FEEDLINE_TEST"),
@@ -376,14 +377,14 @@ def _in_another_process(taken: ProcessEnvironment) -> Any:
     return told
 
 
-def test_surroundings_without_a_directory(tmp_path: Path, monkeypatch: Any) -> None:
+def test_environments_without_a_directory(tmp_path: Path, monkeypatch: Any) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)
     folder.rmdir()
-    assert ProcessEnvironment.here().directory == "/"
+    assert ProcessEnvironment.capture().directory == "/"
 
 
 def test_indices_are_plain_numbers() -> None:
-    assert type(deaths.index(request(1), 2)) is int
-    assert deaths.index(request(0)._replace(indices=np.arange(4)), 3) == 3
+    assert type(deaths.index_at(request(1), 2)) is int
+    assert deaths.index_at(request(0)._replace(indices=np.arange(4)), 3) == 3

@@ -67,10 +67,10 @@ def typed(pool: ProcessPool) -> WorkerPool:
 def test_batches_are_what_they_are_inline(open_pool: OpenPool, kind: str) -> None:
     builder = BatchBuilder(Squares())
     pool = open_pool(builder, kind=kind)
-    tickets = [pool.submit(request(number)) for number in range(12)]
-    for ticket in tickets:
-        inline = builder(ticket.request, allocate_tensor)
-        assert torch.equal(ticket.result().batch, inline.batch)
+    futures = [pool.submit(request(number)) for number in range(12)]
+    for future in futures:
+        inline = builder(future.request, allocate_tensor)
+        assert torch.equal(future.result().batch, inline.batch)
 
 
 def test_every_batch_tells_its_stages_and_worker(open_pool: OpenPool) -> None:
@@ -88,7 +88,7 @@ def test_the_idle_worker_takes_the_next_request(open_pool: OpenPool, tmp_path: P
     blocked = pool.submit(request(0))
     gate.wait_for()
     others = [pool.submit(request(number)) for number in range(1, 9)]
-    assert [squares_of(ticket.result().batch)[0] for ticket in others] == [BATCH_SIZE * n for n in range(1, 9)]
+    assert [squares_of(future.result().batch)[0] for future in others] == [BATCH_SIZE * n for n in range(1, 9)]
     assert not blocked.done()
     gate.open()
     assert squares_of(blocked.result().batch)[0] == 0
@@ -97,20 +97,20 @@ def test_the_idle_worker_takes_the_next_request(open_pool: OpenPool, tmp_path: P
 def test_wait_any_gives_what_is_done_first(open_pool: OpenPool, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     pool = open_pool(squares({0: gate}), 2)
-    tickets = [pool.submit(request(number)) for number in range(3)]
+    futures = [pool.submit(request(number)) for number in range(3)]
     gate.wait_for()
-    first = pool.wait_any(tickets)
-    second = pool.wait_any([ticket for ticket in tickets if ticket is not first])
+    first = pool.wait_any(futures)
+    second = pool.wait_any([future for future in futures if future is not first])
     assert {first.request.number, second.request.number} == {1, 2}
     gate.open()
-    assert pool.wait_any([tickets[0]]) is tickets[0]
+    assert pool.wait_any([futures[0]]) is futures[0]
 
 
 def test_a_result_can_be_taken_once(open_pool: OpenPool) -> None:
-    ticket = open_pool(squares(), 1).submit(request(0))
-    ticket.result()
+    future = open_pool(squares(), 1).submit(request(0))
+    future.result()
     with pytest.raises(WorkerError, match="taken already"):
-        ticket.result()
+        future.result()
 
 
 def test_requests_and_batches_may_be_large(open_pool: OpenPool) -> None:
@@ -120,35 +120,35 @@ def test_requests_and_batches_may_be_large(open_pool: OpenPool) -> None:
 
     size = 20_000
     pool = open_pool(BatchBuilder(Wide(1 << 20)), 2)
-    for ticket in [pool.submit(request(number, size)) for number in range(6)]:
-        batch = ticket.result().batch
-        assert batch[:, 7].tolist() == ticket.request.indices.tolist()
+    for future in [pool.submit(request(number, size)) for number in range(6)]:
+        batch = future.result().batch
+        assert batch[:, 7].tolist() == future.request.indices.tolist()
 
 
 def test_more_requests_than_the_socket_holds(open_pool: OpenPool, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     pool = open_pool(squares({0: gate}), 1)
-    tickets = [pool.submit(request(number)) for number in range(1500)]
+    futures = [pool.submit(request(number)) for number in range(1500)]
     gate.wait_for()
     gate.open()
-    assert [squares_of(ticket.result().batch)[0] // BATCH_SIZE for ticket in tickets[::50]] == list(range(0, 1500, 50))
+    assert [squares_of(future.result().batch)[0] // BATCH_SIZE for future in futures[::50]] == list(range(0, 1500, 50))
     assert pool.statistics().in_flight < 1500
 
 
 def test_cancelled_requests_are_not_built(open_pool: OpenPool, tmp_path: Path) -> None:
     gate, mark = Gate(tmp_path), tmp_path / "built"
     pool = open_pool(squares({0: gate, 12: Call(mark.touch)}), 1)
-    tickets = [pool.submit(request(number)) for number in range(4)]
+    futures = [pool.submit(request(number)) for number in range(4)]
     gate.wait_for()
-    for ticket in tickets:
-        ticket.cancel()
+    for future in futures:
+        future.cancel()
     last = pool.submit(request(5))
     gate.open()
     assert squares_of(last.result().batch)[0] == 5 * BATCH_SIZE
     assert not mark.exists()
     assert pool.statistics().in_flight == 0
     with pytest.raises(WorkerError, match="cancelled"):
-        tickets[0].result()
+        futures[0].result()
 
 
 def test_a_cancelled_result_frees_its_memory(open_pool: OpenPool) -> None:
@@ -157,10 +157,10 @@ def test_a_cancelled_result_frees_its_memory(open_pool: OpenPool) -> None:
             return torch.full((1 << 16,), index)
 
     pool = open_pool(BatchBuilder(Wide()), 1)
-    ticket = pool.submit(request(0))
-    assert pool.wait_any([ticket]) is ticket
+    future = pool.submit(request(0))
+    assert pool.wait_any([future]) is future
     assert pool.statistics().lent_nbytes > 0
-    ticket.cancel()
+    future.cancel()
     assert pool.statistics().lent_nbytes == 0
 
 
@@ -170,9 +170,9 @@ def test_it_grows_and_shrinks_while_it_works(open_pool: OpenPool, kind: str) -> 
     numbers = iter(range(200))
     seen = []
     for size in (3, 1, 4, 2):
-        tickets = [pool.submit(request(next(numbers))) for _ in range(10)]
+        futures = [pool.submit(request(next(numbers))) for _ in range(10)]
         pool.resize(size)
-        seen += [squares_of(ticket.result().batch)[0] // BATCH_SIZE for ticket in tickets]
+        seen += [squares_of(future.result().batch)[0] // BATCH_SIZE for future in futures]
         while pool.statistics().workers != size:
             pool.submit(request(0)).result()
     assert seen == list(range(40))
@@ -194,9 +194,9 @@ def test_statistics(open_pool: OpenPool) -> None:
     statistics = pool.statistics()
     assert (statistics.workers, statistics.in_flight, statistics.restarts) == (2, 0, 0)
     assert sorted(statistics.pids) == sorted(process.pid for process in pool.processes)
-    ticket = pool.submit(request(0))
+    future = pool.submit(request(0))
     assert pool.statistics().in_flight == 1
-    built = ticket.result()
+    built = future.result()
     statistics = pool.statistics()
     assert statistics.in_flight == 0
     assert statistics.arena_nbytes >= statistics.lent_nbytes >= built.batch.nbytes
@@ -230,13 +230,13 @@ def test_worker_init_fn(open_pool: OpenPool, tmp_path: Path, kind: str) -> None:
 
 def test_partitions_stay_with_their_worker(open_pool: OpenPool) -> None:
     pool = open_pool(PartitionBuilder(Counting(), batch_size=5), 2, pinned=True)
-    tickets = [pool.submit(partition_request(partition, number)) for number in range(5) for partition in range(3)]
+    futures = [pool.submit(partition_request(partition, number)) for number in range(5) for partition in range(3)]
     batches: dict[int, list[Any]] = {0: [], 1: [], 2: []}
     workers: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
-    for ticket in tickets:
-        built = ticket.result()
-        batches[ticket.request.partition].append(None if built.batch is EMPTY_BATCH else built.batch.tolist())
-        workers[ticket.request.partition].add(built.spans[0].worker)
+    for future in futures:
+        built = future.result()
+        batches[future.request.partition].append(None if built.batch is EMPTY_BATCH else built.batch.tolist())
+        workers[future.request.partition].add(built.spans[0].worker)
     assert workers == {0: {0}, 1: {1}, 2: {0}}
     for partition, drawn in batches.items():
         base = 1000 * partition
@@ -247,9 +247,9 @@ def test_partitions_survive_another_number_of_workers(open_pool: OpenPool) -> No
     pool = open_pool(PartitionBuilder(Counting(), batch_size=5), 1, pinned=True)
     seen = []
     for number, size in enumerate((3, 2, 1, 2)):
-        tickets = [pool.submit(partition_request(partition, number)) for partition in range(3)]
+        futures = [pool.submit(partition_request(partition, number)) for partition in range(3)]
         pool.resize(size)
-        seen.append([ticket.result().batch[0].item() for ticket in tickets])
+        seen.append([future.result().batch[0].item() for future in futures])
     assert seen == [[5 * number, 1000 + 5 * number, 2000 + 5 * number] for number in range(4)]
 
 
@@ -273,20 +273,20 @@ def test_leaving_with_requests_in_flight(open_pool: OpenPool, tmp_path: Path, mo
     mark = tmp_path / "built"
     gate = Gate(tmp_path)
     pool = open_pool(squares({0: gate, 40: Call(mark.touch)}), 1)
-    tickets = [pool.submit(request(number)) for number in range(20)]
+    futures = [pool.submit(request(number)) for number in range(20)]
     gate.wait_for()
-    roster = pool._dispatch.roster
-    see_off = roster.close
+    worker_set = pool._dispatch.worker_set
+    shut_down = worker_set.close
 
     def close(grace_s: float) -> None:  # nothing that was not taken can be taken any more
         gate.open()
-        see_off(grace_s)
+        shut_down(grace_s)
 
-    monkeypatch.setattr(roster, "close", close)
+    monkeypatch.setattr(worker_set, "close", close)
     pool.close()
     assert not mark.exists()
     with pytest.raises(WorkerError, match="have been closed"):
-        tickets[10].result()
+        futures[10].result()
 
 
 def test_a_worker_that_does_not_finish_is_killed(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
@@ -324,18 +324,18 @@ def test_an_arena_grows_for_a_user_who_keeps_batches(open_pool: OpenPool) -> Non
 def test_one_launcher_serves_two_pools_at_once(open_pool: OpenPool) -> None:
     launcher = launcher_of("zygote", squares())
     with ProcessPool(launcher, 1) as first, ProcessPool(launcher, 1) as second:
-        tickets = [pool.submit(request(number)) for number in range(6) for pool in (first, second)]
+        futures = [pool.submit(request(number)) for number in range(6) for pool in (first, second)]
         launcher.close()  # the pools go on
-        seen = [squares_of(ticket.result().batch)[0] // BATCH_SIZE for ticket in tickets]
+        seen = [squares_of(future.result().batch)[0] // BATCH_SIZE for future in futures]
     assert seen == [number for number in range(6) for _ in range(2)]
 
 
 def test_a_launcher_knows_whether_it_still_serves(open_pool: OpenPool) -> None:
     dataset = Acting({})
     launcher = launcher_of("zygote", BatchBuilder(dataset))
-    assert launcher.serves(BatchBuilder(dataset))
+    assert launcher.matches(BatchBuilder(dataset))
     dataset.length += 1
-    assert not launcher.serves(BatchBuilder(dataset))
+    assert not launcher.matches(BatchBuilder(dataset))
     launcher.close()
 
 
@@ -359,12 +359,12 @@ def test_closing_while_another_thread_waits(open_pool: OpenPool, tmp_path: Path,
     monkeypatch.setattr("feedline.workers.process.pool.GRACE_S", 0.1)
     gate = Gate(tmp_path)
     pool = open_pool(squares({0: gate}), 1)
-    ticket = pool.submit(request(0))
+    future = pool.submit(request(0))
     errors: list[BaseException] = []
 
     def wait() -> None:
         try:
-            ticket.result()
+            future.result()
         except WorkerError as error:
             errors.append(error)
 

@@ -57,8 +57,8 @@ def open_pool(no_debris: Any) -> Iterator[OpenPool]:
 
 def numbers(pool: ProcessPool, count: int) -> list[int]:
     """The numbers of the batches that come of so many requests."""
-    tickets = [pool.submit(request(number)) for number in range(count)]
-    return [squares_of(ticket.result().batch)[0] // BATCH_SIZE for ticket in tickets]
+    futures = [pool.submit(request(number)) for number in range(count)]
+    return [squares_of(future.result().batch)[0] // BATCH_SIZE for future in futures]
 
 
 @pytest.mark.parametrize("kind", ["zygote", "fork"])
@@ -93,10 +93,10 @@ def test_the_death_of_an_idle_worker(open_pool: OpenPool, kind: str) -> None:
 def test_all_workers_at_once(open_pool: OpenPool, tmp_path: Path) -> None:
     gates = [Gate(tmp_path, f"gate{n}") for n in range(3)]
     pool = open_pool(squares({BATCH_SIZE * n: Once(tmp_path, gates[n], f"{n}") for n in range(3)}), 3)
-    tickets = [pool.submit(request(number)) for number in range(12)]
+    futures = [pool.submit(request(number)) for number in range(12)]
     for gate in gates:
         os.kill(gate.wait_for(), signal.SIGKILL)
-    assert [squares_of(ticket.result().batch)[0] // BATCH_SIZE for ticket in tickets] == list(range(12))
+    assert [squares_of(future.result().batch)[0] // BATCH_SIZE for future in futures] == list(range(12))
 
 
 def test_partitions_go_on_where_they_were(open_pool: OpenPool, tmp_path: Path) -> None:
@@ -111,14 +111,14 @@ def test_partitions_go_on_where_they_were(open_pool: OpenPool, tmp_path: Path) -
                 yield value
 
     pool = open_pool(PartitionBuilder(Dying(), batch_size=5), 2, pinned=True)
-    tickets = [
+    futures = [
         pool.submit(PartitionRequest(0, n, partition, 2, PartitionOffset(), None))
         for n in range(5)
         for partition in range(2)
     ]
     seen: list[Any] = []
-    for ticket in tickets:
-        batch = ticket.result().batch
+    for future in futures:
+        batch = future.result().batch
         seen.append(None if batch is EMPTY_BATCH else batch[0].item())
     assert seen == [0, 1000, 5, 1005, 10, 1010, 15, 1015, None, None]
 
@@ -126,11 +126,11 @@ def test_partitions_go_on_where_they_were(open_pool: OpenPool, tmp_path: Path) -
 def test_the_budget(open_pool: OpenPool, tmp_path: Path) -> None:
     acts = {BATCH_SIZE * n: Once(tmp_path, kill_self, f"{n}") for n in range(3)}
     pool = open_pool(squares(acts), 1, recovery=Recovery(deaths_per_epoch=2))
-    tickets = [pool.submit(request(number)) for number in range(3)]
-    assert squares_of(tickets[0].result().batch)[0] == 0
-    assert squares_of(tickets[1].result().batch)[0] == BATCH_SIZE
+    futures = [pool.submit(request(number)) for number in range(3)]
+    assert squares_of(futures[0].result().batch)[0] == 0
+    assert squares_of(futures[1].result().batch)[0] == BATCH_SIZE
     with pytest.raises(WorkerDiedError, match=TORCHS_PHRASE) as caught:
-        tickets[2].result()
+        futures[2].result()
     assert re.search(r"SIGKILL.*batch 2 of epoch 0 .*at sample 8 \(epoch 0, position 8\)", str(caught.value))
     assert "Something outside killed it" in str(caught.value)
     with pytest.raises(WorkerDiedError):
@@ -162,21 +162,21 @@ DEATHS = [
 @pytest.mark.parametrize(("act", "how", "remedy"), DEATHS)
 def test_the_sample_that_kills_is_named(open_pool: OpenPool, act: Callable[[], object], how: str, remedy: str) -> None:
     pool = open_pool(squares({14: act}))
-    tickets = [pool.submit(request(number, 16)) for number in range(6)]
+    futures = [pool.submit(request(number, 16)) for number in range(6)]
     with pytest.raises(WorkerDiedError) as caught:
-        tickets[0].result()
+        futures[0].result()
     message = str(caught.value)
     assert re.search(TORCHS_PHRASE + ".*" + how, message, re.DOTALL)
     assert "sample 14 (epoch 0, position 14) kills a worker by itself" in message
     assert remedy in message
-    for ticket in tickets[1:]:
-        assert squares_of(ticket.result().batch)[0] == 16 * ticket.request.number
+    for future in futures[1:]:
+        assert squares_of(future.result().batch)[0] == 16 * future.request.number
 
 
 def test_samples_that_kill_can_be_left_out(open_pool: OpenPool) -> None:
     pool = open_pool(squares({3: kill_self, 9: segfault, 10: leave}, action="skip"))
-    tickets = [pool.submit(request(number, 8)) for number in range(4)]
-    results = [ticket.result() for ticket in tickets]
+    futures = [pool.submit(request(number, 8)) for number in range(4)]
+    results = [future.result() for future in futures]
     assert [i for built in results for i in squares_of(built.batch)] == [i for i in range(32) if i not in (3, 9, 10)]
     skipped = [(skip.index, skip.position, skip.error) for built in results for skip in built.skipped]
     assert [(index, position) for index, position, _ in skipped] == [(3, 3), (9, 9), (10, 10)]
@@ -231,10 +231,10 @@ def test_a_cancelled_request_is_not_taken_apart(open_pool: OpenPool, tmp_path: P
     log = tmp_path / "log"
     log.touch()
     pool = open_pool(squares({5: Call(_log_and_die, str(log))}), 1)
-    ticket = pool.submit(request(0, 32))
+    future = pool.submit(request(0, 32))
     while pool.statistics().restarts < 2:
-        ticket.done()
-    ticket.cancel()
+        future.done()
+    future.cancel()
     assert squares_of(pool.submit(request(3)).result().batch)[0] == 12
     assert log.read_text() == "xx"
 
@@ -249,9 +249,9 @@ def _log_and_die(path: str) -> None:
 def test_a_worker_that_closes_everything_is_replaced(open_pool: OpenPool, tmp_path: Path, kind: str) -> None:
     gate = Gate(tmp_path)
     pool = open_pool(squares({2: Once(tmp_path, Call(_close_and, gate))}), 1, kind=kind)
-    ticket = pool.submit(request(0))
+    future = pool.submit(request(0))
     gate.wait_for()
-    assert squares_of(ticket.result().batch)[0] == 0
+    assert squares_of(future.result().batch)[0] == 0
 
 
 def _close_and(gate: Gate) -> None:
@@ -262,15 +262,15 @@ def _close_and(gate: Gate) -> None:
 @pytest.mark.parametrize("which", ["zygote", "fork server"])
 def test_the_death_of_what_they_were_forked_from(open_pool: OpenPool, which: str) -> None:
     pool = open_pool(squares(), 2, recovery=Recovery(deaths_per_epoch=1))
-    tickets = [pool.submit(request(number)) for number in range(20)]
-    assert squares_of(tickets[0].result().batch)[0] == 0
+    futures = [pool.submit(request(number)) for number in range(20)]
+    assert squares_of(futures[0].result().batch)[0] == 0
     workers = [psutil.Process(process.pid) for process in pool.processes]
     zygote = workers[0].parent()
     assert zygote is not None
     victim = zygote if which == "zygote" else zygote.parent()
     assert victim is not None
     victim.kill()
-    seen = [squares_of(ticket.result().batch)[0] // BATCH_SIZE for ticket in tickets[1:]]
+    seen = [squares_of(future.result().batch)[0] // BATCH_SIZE for future in futures[1:]]
     assert seen == list(range(1, 20))
     while pool.statistics().restarts == 0:
         numbers(pool, 1)
@@ -306,14 +306,14 @@ def test_an_error_on_the_way_into_the_worker(open_pool: OpenPool) -> None:
 
 def test_an_interrupt_in_the_wrong_moment_costs_nothing(open_pool: OpenPool, monkeypatch: Any) -> None:
     pool = open_pool(squares(), 2)
-    tickets = [pool.submit(request(number)) for number in range(30)]
-    inboxes = {id(member.inbox): member.inbox for member in pool._dispatch.roster.members.values()}
+    futures = [pool.submit(request(number)) for number in range(30)]
+    inboxes = {id(member.inbox): member.inbox for member in pool._dispatch.worker_set.members.values()}
     interrupted: list[int] = []
     for inbox in inboxes.values():
         monkeypatch.setattr(inbox, "loads", Call(_interrupt_once, interrupted, inbox.loads))
     with pytest.raises(KeyboardInterrupt):
-        tickets[0].result()
-    assert [squares_of(ticket.result().batch)[0] // BATCH_SIZE for ticket in tickets] == list(range(30))
+        futures[0].result()
+    assert [squares_of(future.result().batch)[0] // BATCH_SIZE for future in futures] == list(range(30))
     assert pool.statistics().restarts == 0
     assert pool.statistics().workers == 2
 
@@ -327,11 +327,11 @@ def _interrupt_once(interrupted: list[int], loads: Callable[..., Any], *argument
 
 def test_memory_that_runs_out_within_a_limit(open_pool: OpenPool) -> None:
     pool = open_pool(squares({6: exhaust_memory}))
-    tickets = [pool.submit(request(number)) for number in range(4)]
+    futures = [pool.submit(request(number)) for number in range(4)]
     with pytest.raises(MemoryError) as caught:
-        tickets[1].result()
+        futures[1].result()
     assert any("position 6" in note for note in caught.value.__notes__)
-    assert squares_of(tickets[2].result().batch)[0] == 8
+    assert squares_of(futures[2].result().batch)[0] == 8
     assert pool.statistics().restarts == 0
 
 
@@ -389,9 +389,9 @@ ERRORS: list[Callable[[], BaseException]] = [
 def test_exceptions_keep_type_and_arguments(open_pool: OpenPool, kind: str, make: Any) -> None:
     error = make()
     pool = open_pool(BatchBuilder(Acting({5: Call(fail, make)})), kind=kind)
-    tickets = [pool.submit(request(number)) for number in range(3)]
+    futures = [pool.submit(request(number)) for number in range(3)]
     with pytest.raises(BaseException) as caught:  # noqa: PT011 - its type is what is tested
-        tickets[1].result()
+        futures[1].result()
     found = caught.value
     if make is not make_local:
         assert type(found) is type(error)
@@ -403,7 +403,7 @@ def test_exceptions_keep_type_and_arguments(open_pool: OpenPool, kind: str, make
     assert re.match(rf"Caught {type(error).__name__} in DataLoader worker process \d\.\nOriginal Traceback", last)
     assert "process_cases.py" in last
     assert sum("position 5" in note for note in found.__notes__) == 1
-    assert squares_of(tickets[2].result().batch)[0] == 8
+    assert squares_of(futures[2].result().batch)[0] == 8
 
 
 def test_an_exception_of_worker_init_fn_meets_every_request(open_pool: OpenPool) -> None:
@@ -461,15 +461,15 @@ def test_an_answer_that_is_heard_of_together_with_the_death_of_its_worker(
     pool = open_pool(BatchBuilder(Rows()), workers=1, kind=kind)
     for number in range(2):
         assert pool.submit(request(number)).result().batch[0, 0] == number * BATCH_SIZE
-    roster = pool._dispatch.roster
-    (member,) = roster.members.values()
-    ticket = pool.submit(request(2))
+    worker_set = pool._dispatch.worker_set
+    (member,) = worker_set.members.values()
+    future = pool.submit(request(2))
     assert select.select([member.answers], [], [], 30)[0]
     member.process.kill()
-    assert select.select([roster._crew.fileno()], [], [], 30)[0]
+    assert select.select([worker_set._group.fileno()], [], [], 30)[0]
     if not wanted:
-        ticket.cancel()
+        future.cancel()
     assert pool.submit(request(3)).result().batch[0, 0] == 3 * BATCH_SIZE
     if wanted:
-        assert ticket.result().batch[0, 0] == 2 * BATCH_SIZE
+        assert future.result().batch[0, 0] == 2 * BATCH_SIZE
     assert pool.statistics().restarts == 1

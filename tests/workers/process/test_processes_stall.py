@@ -65,13 +65,13 @@ def test_a_timeout_shows_what_every_worker_does(open_pool: OpenPool, tmp_path: P
 @pytest.mark.alone
 def test_a_stopped_worker(open_pool: OpenPool) -> None:
     pool = open_pool(squares({0: stop_self}), 1, timeout_s=0.2)
-    ticket = pool.submit(request(0))
+    future = pool.submit(request(0))
     with pytest.raises(WorkerStalledError, match=r"It does not answer \(T \(stopped\)\)"):
-        ticket.result()
+        future.result()
     pid = pool.processes[0].pid
     assert pid is not None
     os.kill(pid, signal.SIGCONT)
-    assert squares_of(ticket.result().batch)[0] == 0
+    assert squares_of(future.result().batch)[0] == 0
 
 
 @pytest.mark.alone
@@ -80,10 +80,10 @@ def test_a_worker_that_holds_the_interpreter(open_pool: OpenPool, tmp_path: Path
     monkeypatch.setattr("feedline.workers.process.pool.GRACE_S", 0.1)
     gate = Gate(tmp_path)
     pool = open_pool(squares({0: Call(_hold, gate)}), 1, timeout_s=0.2)
-    ticket = pool.submit(request(0))
+    future = pool.submit(request(0))
     gate.wait_for()
     with pytest.raises(WorkerStalledError, match="in _hold"):
-        ticket.result()
+        future.result()
     pool.close()
 
 
@@ -96,16 +96,16 @@ def _hold(gate: Gate) -> None:
 def test_a_worker_that_has_not_started(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
     gate = Gate(tmp_path)
     pool = open_pool(squares(), 1, kind="zygote", timeout_s=0.2, init_fn=lambda _: gate())
-    ticket = pool.submit(request(0))
+    future = pool.submit(request(0))
     gate.wait_for()
     with pytest.raises(WorkerStalledError, match=r"worker 0 \(pid \d+\) is idle\n.*\n(.*\n)*?.*in __call__"):
-        ticket.result()
-    pool._dispatch.roster.board.clear(0)
+        future.result()
+    pool._dispatch.worker_set.status.clear(0)
     monkeypatch.setattr("feedline.workers.process.pool.STARTING_S", 0)
     with pytest.raises(WorkerStalledError, match="worker 0 has not started yet"):
-        ticket.result()
+        future.result()
     gate.open()
-    assert squares_of(ticket.result().batch)[0] == 0
+    assert squares_of(future.result().batch)[0] == 0
 
 
 @pytest.mark.alone
@@ -143,14 +143,14 @@ def test_batches_that_come_restart_the_timeout(open_pool: OpenPool, monkeypatch:
     heard: list[int] = []
 
     class Listening(StallTimer):
-        def heard(self) -> None:
+        def reset(self) -> None:
             heard.append(1)
-            super().heard()
+            super().reset()
 
-    monkeypatch.setattr("feedline.workers.process.watchdog.Patience", Listening)
+    monkeypatch.setattr("feedline.workers.process.watchdog.StallTimer", Listening)
     pool = open_pool(squares(), 1, timeout_s=60)
-    tickets = [pool.submit(request(number)) for number in range(8)]
-    tickets[-1].result()
+    futures = [pool.submit(request(number)) for number in range(8)]
+    futures[-1].result()
     assert len(heard) >= 8
 
 
@@ -162,29 +162,29 @@ class Clock:
         return self.now
 
 
-def test_patience_without_a_timeout_only_logs() -> None:
+def test_a_stall_timer_without_a_timeout_only_logs() -> None:
     clock = Clock()
-    patience = StallTimer(0, 60, clock)
-    assert patience.left_s() == 60
+    timer = StallTimer(0, 60, clock)
+    assert timer.left_s() == 60
     clock.now += 61
-    assert patience.left_s() == 0
-    assert patience.wants_log()
-    assert not patience.wants_log()
-    assert patience.left_s() is None
-    assert not patience.is_over()
+    assert timer.left_s() == 0
+    assert timer.is_log_due()
+    assert not timer.is_log_due()
+    assert timer.left_s() is None
+    assert not timer.is_over()
 
 
 @given(st.lists(st.floats(0.125, 20), min_size=1, max_size=20), st.floats(0.5, 15))
-def test_patience_ends_a_timeout_after_the_last_answer(pauses: list[float], timeout_s: float) -> None:
+def test_a_stall_timer_ends_a_timeout_after_the_last_answer(pauses: list[float], timeout_s: float) -> None:
     clock = Clock()
-    patience = StallTimer(timeout_s, 1e9, clock)
+    timer = StallTimer(timeout_s, 1e9, clock)
     for pause in itertools.takewhile(lambda pause: pause < timeout_s, pauses):
         clock.now += pause
-        assert not patience.is_over()
-        patience.heard()
+        assert not timer.is_over()
+        timer.reset()
     clock.now += timeout_s
-    assert patience.is_over()
-    assert patience.left_s() == 0
+    assert timer.is_over()
+    assert timer.left_s() == 0
 
 
 @pytest.mark.parametrize("wrong", [{"deaths_per_epoch": -1}, {"stall_s": 0}])

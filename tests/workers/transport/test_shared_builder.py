@@ -1,4 +1,4 @@
-"""A builder is frozen once and thawed by many."""
+"""A builder is dumped once and loaded by many."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ class Dataset:
 
 
 def round_trip(obj: Any) -> Any:
-    with dump_builder(obj) as frozen:
-        return load_builder(frozen.fds, frozen.skeleton)
+    with dump_builder(obj) as dumped:
+        return load_builder(dumped.fds, dumped.skeleton)
 
 
 def test_large_arrays_lie_in_one_sealed_file() -> None:
     dataset = Dataset(x=np.arange(100_000), y=torch.randn(50, 1000), labels=["a", "b"], small=np.arange(10))
-    with dump_builder(dataset) as frozen:
-        assert len(frozen.skeleton) < 2000
-        assert frozen.nbytes == dataset.x.nbytes + dataset.y.nbytes
-        assert frozen.fd is not None
-        seals = fcntl.fcntl(frozen.fd, fcntl.F_GET_SEALS)
+    with dump_builder(dataset) as dumped:
+        assert len(dumped.skeleton) < 2000
+        assert dumped.nbytes == dataset.x.nbytes + dataset.y.nbytes
+        assert dumped.fd is not None
+        seals = fcntl.fcntl(dumped.fd, fcntl.F_GET_SEALS)
         assert seals & fcntl.F_SEAL_WRITE
         assert seals & fcntl.F_SEAL_SHRINK
         with pytest.raises(PermissionError):
-            os.pwrite(frozen.fd, b"x", 0)
-        thawed = load_builder(frozen.fds, frozen.skeleton)
-    assert frozen.fd is None
-    np.testing.assert_array_equal(thawed.x, dataset.x)
-    assert torch.equal(thawed.y, dataset.y)
-    assert thawed.small.tolist() == list(range(10))
+            os.pwrite(dumped.fd, b"x", 0)
+        loaded = load_builder(dumped.fds, dumped.skeleton)
+    assert dumped.fd is None
+    np.testing.assert_array_equal(loaded.x, dataset.x)
+    assert torch.equal(loaded.y, dataset.y)
+    assert loaded.small.tolist() == list(range(10))
 
 
 def test_what_a_worker_writes_stays_with_it() -> None:
-    with dump_builder({"x": np.zeros(100_000), "t": torch.zeros(100_000)}) as frozen:
-        one, other = (load_builder(frozen.fds, frozen.skeleton) for _ in range(2))
+    with dump_builder({"x": np.zeros(100_000), "t": torch.zeros(100_000)}) as dumped:
+        one, other = (load_builder(dumped.fds, dumped.skeleton) for _ in range(2))
     one["x"][:] = 1
     one["t"].fill_(1)
     assert not other["x"].any()
@@ -60,18 +60,18 @@ def test_what_a_worker_writes_stays_with_it() -> None:
 
 def test_shared_storages_stay_shared() -> None:
     x = torch.zeros(100_000)
-    thawed = round_trip([x, x[5:10], x])
-    thawed[1].fill_(1)
-    assert thawed[0].sum() == 5
-    assert thawed[0] is thawed[2]
+    loaded = round_trip([x, x[5:10], x])
+    loaded[1].fill_(1)
+    assert loaded[0].sum() == 5
+    assert loaded[0] is loaded[2]
 
 
 def test_nothing_large_needs_no_file() -> None:
-    with dump_builder({"x": np.arange(3), "f": lambda: 5}) as frozen:
-        assert frozen.fd is None
-        thawed = load_builder(frozen.fds, frozen.skeleton)
-    assert thawed["f"]() == 5
-    assert thawed["x"].tolist() == [0, 1, 2]
+    with dump_builder({"x": np.arange(3), "f": lambda: 5}) as dumped:
+        assert dumped.fd is None
+        loaded = load_builder(dumped.fds, dumped.skeleton)
+    assert loaded["f"]() == 5
+    assert loaded["x"].tolist() == [0, 1, 2]
 
 
 def test_closures_partials_and_generators() -> None:
@@ -112,19 +112,19 @@ def read_only(file: np.memmap[Any, Any]) -> np.memmap[Any, Any]:
 )
 def test_mapped_files_are_mapped_again(file: np.memmap[Any, Any], view: Any) -> None:
     sent = view(file)
-    with dump_builder(Dataset(x=sent)) as frozen:
-        assert frozen.fd is None
-        assert len(frozen.skeleton) < 2000
-        thawed = load_builder(frozen.fds, frozen.skeleton)
-        again = round_trip(thawed)
-    for arrived in (thawed.x, again.x):
+    with dump_builder(Dataset(x=sent)) as dumped:
+        assert dumped.fd is None
+        assert len(dumped.skeleton) < 2000
+        loaded = load_builder(dumped.fds, dumped.skeleton)
+        again = round_trip(loaded)
+    for arrived in (loaded.x, again.x):
         assert type(arrived) is type(sent)
         assert arrived.strides == sent.strides
         np.testing.assert_array_equal(arrived, sent)
-    assert thawed.x.flags.writeable == sent.flags.writeable
+    assert loaded.x.flags.writeable == sent.flags.writeable
     if type(sent) is np.memmap:
-        assert thawed.x.filename == sent.filename
-        assert thawed.x.mode == {"w+": "r+"}.get(sent.mode, sent.mode)
+        assert loaded.x.filename == sent.filename
+        assert loaded.x.mode == {"w+": "r+"}.get(sent.mode, sent.mode)
 
 
 @pytest.mark.parametrize("mode", ["r", "c"])
@@ -162,20 +162,20 @@ def test_what_was_computed_from_a_mapped_file_is_not_the_file(file: np.memmap[An
 
 def test_matches_compares_every_byte() -> None:
     dataset = Dataset(x=np.arange(100_000), names=["a"])
-    with dump_builder(dataset) as frozen:
-        assert frozen.matches(dataset)
-        assert frozen.matches(Dataset(x=np.arange(100_000), names=["a"]))
-        assert not frozen.matches(Dataset(x=np.arange(100_000), names=["b"]))
-        assert not frozen.matches(Dataset(x=np.arange(100_001), names=["a"]))
+    with dump_builder(dataset) as dumped:
+        assert dumped.matches(dataset)
+        assert dumped.matches(Dataset(x=np.arange(100_000), names=["a"]))
+        assert not dumped.matches(Dataset(x=np.arange(100_000), names=["b"]))
+        assert not dumped.matches(Dataset(x=np.arange(100_001), names=["a"]))
         with dump_builder(dataset) as other:
-            assert frozen.matches(other)
+            assert dumped.matches(other)
         dataset.x[77_777] = 0
-        assert not frozen.matches(dataset)
+        assert not dumped.matches(dataset)
         with dump_builder(dataset) as changed:
-            assert not frozen.matches(changed)
-    with dump_builder([1]) as frozen:
-        assert frozen.matches([1])
-        assert not frozen.matches([2])
+            assert not dumped.matches(changed)
+    with dump_builder([1]) as dumped:
+        assert dumped.matches([1])
+        assert not dumped.matches([2])
 
 
 def test_what_cannot_be_pickled_is_named() -> None:
@@ -197,9 +197,9 @@ def test_no_room_for_the_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_anonymous_files_all_is_in_the_skeleton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_builder, "has_anonymous_files", lambda: False)
-    with dump_builder(np.arange(100_000)) as frozen:
-        assert frozen.fd is None
-        assert load_builder(frozen.fds, frozen.skeleton)[-1] == 99_999
+    with dump_builder(np.arange(100_000)) as dumped:
+        assert dumped.fd is None
+        assert load_builder(dumped.fds, dumped.skeleton)[-1] == 99_999
 
 
 def open_descriptors() -> int:
@@ -214,11 +214,11 @@ def test_no_descriptor_stays_open() -> None:
 
 
 def test_a_frozen_builder_says_its_size() -> None:
-    frozen = dump_builder(np.zeros(100_000))
-    assert isinstance(frozen, SharedBuilder)
-    assert frozen.nbytes == 800_000
-    frozen.close()
-    frozen.close()
+    dumped = dump_builder(np.zeros(100_000))
+    assert isinstance(dumped, SharedBuilder)
+    assert dumped.nbytes == 800_000
+    dumped.close()
+    dumped.close()
 
 
 def test_instances_of_classes_of_main_come_back_as_such() -> None:

@@ -181,7 +181,9 @@ def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sharing, "fixed_file", full)
-    with pytest.raises(SlotMemoryError, match=r"800000 bytes .* an array could not be had: No space left.*memmap"):
+    with pytest.raises(
+        SlotMemoryError, match=r"800000 bytes .* an array could not be allocated: No space left.*memmap"
+    ):
         fl.share(np.zeros(100_000))
 
 

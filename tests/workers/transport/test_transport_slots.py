@@ -221,7 +221,7 @@ def test_a_fork_of_the_training_process_frees_nothing_and_sees_no_change(line: L
         os._exit(0 if unchanged else 1)
     assert batch.eq(7).all()
     del batch
-    assert [slot.state for slot in line.arena._shelf] == [RETIRED]
+    assert [slot.state for slot in line.arena._pool] == [RETIRED]
     for number in range(100):
         line.carry(filled(line.arena, number))
     os.write(done_out, b".")
@@ -240,7 +240,7 @@ def test_dropping_in_a_forked_child_does_not_free(line: Line) -> None:
         del batch
         os._exit(0)
     os.waitpid(child, 0)
-    assert [slot.state for slot in line.arena._shelf] == [LENT]
+    assert [slot.state for slot in line.arena._pool] == [LENT]
     assert batch.eq(7).all()
 
 
@@ -363,7 +363,7 @@ def test_named_segments_stand_in_where_there_are_no_anonymous_files() -> None:
 
 def test_states_are_the_first_byte_of_the_slot(line: Line) -> None:
     batch = line.carry(filled(line.arena, 1))
-    (slot,) = line.arena._shelf
+    (slot,) = line.arena._pool
     assert np.asarray(slot.mapping)[0] == LENT
     del batch
     assert np.asarray(slot.mapping)[0] == FREE

@@ -1,4 +1,4 @@
-"""A fresh interpreter that thaws a builder and answers with one batch. Arguments: socket, frozen file."""
+"""A fresh interpreter that loads a builder and answers with one batch. Arguments: socket, dumped file."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ from pathlib import Path, PurePosixPath
 from feedline.datasets.formats import FORMATS, Format, register_installed
 from feedline.errors import ArgumentError
 from feedline.stores import open_store
-from feedline.stores.urls import scheme_of
+from feedline.stores.urls import is_local, local_path, scheme_row
 
 _MOST_NAMES = 1000
 """The names of a folder by which its format is recognized."""
 
 
 def format_of(sources: Sequence[str]) -> Format:
-    """The one format of all sources; ArgumentError for an unknown or a second one."""
+    """The format of all sources; ArgumentError unless it is one."""
     register_installed()
     found = {source: _format_of(source) for source in sources}
     if len({format_.label for format_ in found.values()}) > 1:
@@ -27,11 +27,11 @@ def format_of(sources: Sequence[str]) -> Format:
 
 
 def _format_of(source: str) -> Format:
-    path = Path(source.removeprefix("file://"))
+    path = Path(local_path(source))
     named = next((each for each in FORMATS.values() if each.matches(source.rstrip("/"))), None)
     if named is not None and (named.is_folder or not path.is_dir()):
         return named
-    if scheme_of(source) == "file" and not path.exists():
+    if is_local(source) and not path.exists():
         raise ArgumentError(f"{source} does not exist")
     if path.is_file():
         raise ArgumentError(f"{source} is nothing that this reads: {_known()}")
@@ -56,25 +56,25 @@ def _content(format_: Format, source: str, name: str) -> bytes:
     """The bytes of a marker, read only where they decide."""
     if format_.accepts is None:
         return b""
-    if scheme_of(source) == "file":
-        return Path(source.removeprefix("file://"), name).read_bytes()
+    if is_local(source):
+        return Path(local_path(source), name).read_bytes()
     return bytes(open_store(source.rstrip("/")).read(name))
 
 
 def _by_names(names: Sequence[str]) -> Format | None:
-    """The format of the highest precedence; of equal ones, that of the first file."""
+    """The format of highest precedence; of equals, that of the first file."""
     formats = [each for each in FORMATS.values() if not each.named_only]
     found = [each for name in names for each in formats if each.matches(name) and not (each.top_only and "/" in name)]
     return max(found, key=lambda each: each.precedence, default=None)
 
 
 def _names(source: str) -> Iterator[str]:
-    """The paths of files within a folder, in the order in which the place lists them."""
-    if scheme_of(source) == "file":
-        yield from _files(source.removeprefix("file://"))
+    """The paths of the files within a folder, in listing order."""
+    if is_local(source):
+        yield from _files(local_path(source))
         return
     store = open_store(source.rstrip("/"))
-    if scheme_of(source).startswith("http"):  # web servers do not list
+    if not scheme_row(source).lists:
         store.info("index.json")
         yield "index.json"
         return

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -199,7 +198,9 @@ def _format_classes(classes: Counter[str]) -> str:
 
 
 def _render_order(order: Ordered) -> RenderableType:
-    table = Table(box=box.ROUNDED, title=f"Shuffled in windows of {order.unit}s, batches of {order.batch_size}")
+    title = f"Shuffled in windows of {order.unit}s, batches of {order.batch_size}"
+    # Without borders five columns fit 40 characters; with them, the headings would be abbreviated.
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="bold")
     for heading in (
         "window",
         "pairs\nof one\nshard",
@@ -227,7 +228,7 @@ def _explain_reads(order: Ordered) -> Iterator[str]:
             f" keeps {format_bytes(order.kept_nbytes)}, and reads the samples of a batch together."
         )
     elif order.page_nbytes is not None:
-        yield f"Samples are read one by one; a random one costs a disk {format_bytes(order.page_nbytes)} on average."
+        yield f"Samples are read one by one; for a random one a disk reads about {format_bytes(order.page_nbytes)}."
 
 
 def _render_problems(result: Survey) -> list[RenderableType]:

@@ -28,7 +28,7 @@ class Readable(Protocol):
 
 
 class MemberSource(NamedTuple):
-    """One part of a sample: a byte range of a file or object.
+    """A part of a sample: bytes of a file or object.
 
     `member` is its name in a tar, None for a file of its own. `blob` is None for local files.
     """

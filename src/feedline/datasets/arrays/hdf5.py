@@ -33,7 +33,7 @@ from feedline.datasets.shard_summaries import summarize_arrays
 from feedline.stores import Cache, CachedStore, ObjectRange
 from feedline.stores.base import Range
 from feedline.stores.files import Extent, FileSet, LocalFile, RemoteBlob
-from feedline.stores.urls import scheme_of
+from feedline.stores.urls import is_local
 
 
 class HDF5(StoredArrays):
@@ -65,7 +65,7 @@ class HDF5(StoredArrays):
 
 def _source_of(blobs: FileSet, number: int) -> _LocalHDF5 | _HDF5InStore:
     name = blobs.name(number)
-    return _LocalHDF5(name) if scheme_of(name) == "file" else _HDF5InStore(blobs, number)
+    return _LocalHDF5(name) if is_local(name) else _HDF5InStore(blobs, number)
 
 
 class _LocalHDF5:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
-from feedline.core.paths import expanded, missing
+from feedline.core.paths import expand_user, missing
 from feedline.core.tensors import torch_dtype
 from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.stores.local import RecheckTimer
@@ -138,7 +138,7 @@ def path_of(source: Pathlike | Raw) -> str:
 
 
 def _absolute(source: Pathlike | Raw) -> str | Raw:
-    path = str(Path(expanded(path_of(source))).resolve())  # workers may have another working directory
+    path = str(Path(expand_user(path_of(source))).resolve())  # workers may have another working directory
     return replace(source, path=path) if isinstance(source, Raw) else path
 
 

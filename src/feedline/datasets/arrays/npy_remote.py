@@ -21,7 +21,7 @@ from feedline.datasets.paths import found
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
 from feedline.stores.files import Extent, FileSet
-from feedline.stores.urls import scheme_of
+from feedline.stores.urls import is_local
 
 _HEAD_NBYTES = 16 << 10
 """Bytes read for a header; NumPy refuses longer headers."""
@@ -33,7 +33,7 @@ TOGETHER_NBYTES = 4 << 20
 
 def is_remote(sources: Iterable[Pathlike | Raw]) -> bool:
     """True if any source is in a store."""
-    return any(scheme_of(path_of(source)) != "file" for source in sources)
+    return any(not is_local(path_of(source)) for source in sources)
 
 
 class RemoteArrays:

@@ -53,12 +53,9 @@ from feedline.stores import (
 )
 from feedline.stores.base import Range
 from feedline.stores.files import FileSet
-from feedline.stores.urls import local_path, scheme_of
+from feedline.stores.urls import is_local, local_path
 
 T = TypeVar("T")
-
-
-_STORE_READERS = 32
 
 
 def library() -> Any:
@@ -93,7 +90,7 @@ class _StoreAdapter:
     def __init__(self, store: Store) -> None:
         super().__init__(read_only=True)  # type: ignore[call-arg] # zarr's class is next in the MRO
         self.store = store
-        self._readers = DaemonPool(_STORE_READERS, "feedline-zarr")
+        self._readers = DaemonPool(thread_name_prefix="feedline-zarr")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _StoreAdapter) and other.store is self.store
@@ -212,7 +209,7 @@ def _single_path(path: Pathlike) -> str:
 
 
 def _source_of(address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _LocalZarr:
-    if scheme_of(address) == "file":
+    if is_local(address):
         return _LocalZarr(str(Path(local_path(address)).resolve()))
     if address.endswith(".zip"):
         return _RemoteZip(find(address, "*.zip", cache=cache, options=options))

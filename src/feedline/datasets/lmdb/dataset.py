@@ -32,7 +32,7 @@ from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
 from feedline.stores.files import FileSet
-from feedline.stores.urls import local_path, scheme_of
+from feedline.stores.urls import is_local, local_path
 
 _BIG_ENDIAN = {"uint32": ">I", "uint64": ">Q"}
 
@@ -195,7 +195,7 @@ def _keys_file(index_dir: Pathlike, name: str, database: str | None) -> str:
 def _find_environment(
     address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
 ) -> _LocalLocation | _RemoteLocation:
-    if scheme_of(address) == "file":
+    if is_local(address):
         return _LocalLocation(str(Path(local_path(address)).resolve()))
     blobs = find(address, "data.mdb", cache=cache, options=options)
     if len(blobs) > 1:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.caches import PerProcess
-from feedline.core.paths import made, user_cache
+from feedline.core.paths import make_folder, user_cache
 from feedline.core.tensors import within
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.npy_layout import Pathlike
@@ -32,6 +32,7 @@ from feedline.datasets.shards.compression import InflatedFiles, check_hashes, in
 from feedline.datasets.shards.folder import FolderFile, IndexedFolder
 from feedline.errors import SampleError
 from feedline.stores import Cache, CachedStore, CacheWarning, ObjectInfo, ObjectNotFoundError, ObjectRange, Store, join
+from feedline.stores.cache import without_cache
 from feedline.stores.files import Extent, FileSet, LazyList
 
 
@@ -120,7 +121,7 @@ class ShardSources:
         if not packed:
             return True
         cache = self._inflated.cache
-        made(cache.folder, f"cache={cache.folder!r}")
+        make_folder(cache.folder, f"cache={cache.folder!r}")
         limit = cache.limit_nbytes()
         if sum(packed) > limit:
             warnings.warn(
@@ -175,9 +176,6 @@ def _map_file(path: str) -> memoryview:
 _log = logging.getLogger("feedline")
 
 
-_READ_AT_ONCE = 32
-
-
 _LENGTH_NBYTES = 8
 
 
@@ -208,10 +206,7 @@ class ObjectEnds:
     """
 
     def __init__(self, objects: Mapping[int, tuple[Store, ObjectInfo]], samples: Mapping[int, int], cut: Cut) -> None:
-        self._objects = {
-            number: (store.store if isinstance(store, CachedStore) else store, info)
-            for number, (store, info) in objects.items()
-        }
+        self._objects = {number: (without_cache(store), info) for number, (store, info) in objects.items()}
         self._samples, self._cut = samples, cut
         self._known = MetadataCache(place_of("ends", sorted({store.url for store, _ in self._objects.values()}), None))
         keys = map(self._key, self._objects)
@@ -228,7 +223,7 @@ class ObjectEnds:
         (store, _), *_ = self._objects.values()
         _log.info("reading the record offsets of %d shards of %s, once; they are cached", len(self._objects), store.url)
         keys = {number: key for number in self._objects if (key := self._key(number)) is not None}
-        with DaemonPool(_READ_AT_ONCE, "feedline-ends") as pool:
+        with DaemonPool(thread_name_prefix="feedline-ends") as pool:
             self._known.replace(dict(zip(keys.values(), pool.map(self._known_or_read, keys), strict=True)))
 
     def _known_or_read(self, number: int) -> bytes | memoryview:

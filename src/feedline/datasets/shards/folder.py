@@ -16,10 +16,8 @@ from feedline.core.paths import missing
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store, open_store
-from feedline.stores.open import listed
-from feedline.stores.urls import join, local_path, scheme_of
-
-_REQUESTS_AT_ONCE = 32
+from feedline.stores.open import list_below
+from feedline.stores.urls import is_local, join, local_path
 
 
 class FolderFile(NamedTuple):
@@ -45,7 +43,7 @@ class IndexedFolder:
         text = os.fspath(path)
         self.store: Store | None = None
         """Store of the folder; None for a local one."""
-        if scheme_of(text) == "file":
+        if is_local(text):
             self.name = str(Path(local_path(text)).resolve())
         else:
             location = Path(cache) if isinstance(cache, os.PathLike) else cache
@@ -81,7 +79,7 @@ class IndexedFolder:
         if self.store is None:
             return [FolderFile(self._first_file(names)) for names in several]
         known = self._list([name for names in several for name in names])
-        with DaemonPool(_REQUESTS_AT_ONCE, "feedline-folder") as pool:
+        with DaemonPool(thread_name_prefix="feedline-folder") as pool:
             return list(pool.map(partial(self._first_object, known), several))
 
     def _first_file(self, names: Sequence[str]) -> str:
@@ -90,7 +88,7 @@ class IndexedFolder:
 
     def _list(self, names: Sequence[str]) -> Mapping[str, ObjectInfo] | None:
         """Objects among `names` from a listing; None if single requests are cheaper."""
-        return None if self.store is None else listed(self.store, names)
+        return None if self.store is None else list_below(self.store, names)
 
     def _first_object(self, known: Mapping[str, ObjectInfo] | None, names: Sequence[str]) -> FolderFile:
         assert self.store is not None

@@ -90,7 +90,7 @@ def startup(figures: Figures) -> Cause | None:
     if figures.inline:
         return Cause("startup", explanation, ("Open files and connections once, not per sample.",))
     advice = ["If there are several epochs: persistent_workers=True starts the workers once."]
-    if figures.context.method == "process":
+    if figures.context.pool.needs_pickle:
         advice.append("Let the dataset open and load late, in __getitem__: less travels to the workers.")
     return Cause("startup", explanation, tuple(advice))
 
@@ -129,7 +129,7 @@ def straggler(figures: Figures) -> Cause | None:
 
 def process_overhead(figures: Figures) -> Cause | None:
     """Batches are so cheap that crossing a process border costs more than building them."""
-    if figures.context.method != "process" or figures.inline or figures.work_s >= TINY_S:
+    if not figures.context.pool.needs_pickle or figures.inline or figures.work_s >= TINY_S:
         return None
     if figures.busy_share >= BUSY and figures.share_of_work("encode") < SENDING:
         return None
@@ -265,7 +265,7 @@ def _cheaper(figures: Figures, stage: str) -> tuple[str, ...]:
         return ()
     method = f"{figures.context.dataset}.__getitem__"
     advice = [f"Do less per sample in {method}: decode only what is used, and store what never changes ready-made."]
-    if figures.context.method == "thread":
+    if figures.context.pool.shares_rng:
         advice.append("Threads share Python's lock: worker_method='process' for samples that are made in Python.")
     return (*advice, *_many_at_once(figures))
 
@@ -292,7 +292,7 @@ def _fewer_objects(figures: Figures) -> tuple[str, ...]:
         "Return tensors or NumPy arrays, few and large: they cross without a copy, Python objects one by one.",
         "Send fewer bytes: uint8 instead of float32, and convert on the device.",
     ]
-    if figures.context.method == "process":
+    if figures.context.pool.needs_pickle:
         advice.append("worker_method='thread' crosses no border, if the dataset allows it.")
     return tuple(advice)
 

@@ -15,6 +15,8 @@ from statistics import median
 
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import MAIN, Span, SpanTuple
+from feedline.workers.base import PoolKind
+from feedline.workers.registry import INLINE
 
 RECENT = 256
 """Batches whose spans are kept, for medians and exporters."""
@@ -188,8 +190,8 @@ class Context:
 
     dataset: str = "the dataset"
     """Its class."""
-    method: str = "inline"
-    """Where batches are built: "inline", "thread" or "process"."""
+    pool: PoolKind = INLINE
+    """The kind of pool that builds the batches."""
     num_workers: int = 0
     prefetch_factor: int = 2
     cpus: int = 1

@@ -1,4 +1,4 @@
-"""Workers started by a multiprocessing context: fork, spawn or forkserver, each with its own merits and dangers."""
+"""Workers started by a multiprocessing context: fork, spawn or forkserver."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _EXIT_CODE_S = 2.0
 
 
 class ContextLauncher:
-    """Starts a `multiprocessing.Process` of `context` per worker, which gets the builder as its argument."""
+    """Launcher that starts a `multiprocessing.Process` of `context` per worker."""
 
     def __init__(self, builder: Any, init_fn: Callable[[int], object] | None = None, *, context: BaseContext) -> None:
         self.builder = builder
         self._init_fn, self._context = init_fn, context
 
-    def serves(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> bool:
-        """Never mind: a new launcher costs nothing."""
+    def matches(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> bool:
+        """True for the very same objects; a new launcher costs nothing."""
         return builder is self.builder and init_fn is self._init_fn
 
-    def crew(self) -> ContextProcessGroup:
-        """A new, empty crew."""
+    def new_group(self) -> ContextProcessGroup:
+        """Create an empty process group."""
         return ContextProcessGroup(self._context, self.builder, self._init_fn)
 
     def close(self) -> None:
-        """Nothing is kept between workers."""
+        """Do nothing: this launcher holds no resources."""
 
 
 class ContextProcessGroup:
-    """See `Crew`. The processes are children of the training process, or of its forkserver."""
+    """See `ProcessGroup`. Children of the training process or of its forkserver."""
 
     lost = False
 
@@ -48,14 +48,14 @@ class ContextProcessGroup:
         self._watched: dict[int, BaseProcess] = {}
 
     def fileno(self) -> int:
-        """See `Crew`."""
+        """See `ProcessGroup`."""
         return self._poll.fileno()
 
-    def launch(self, setup: WorkerSetup, lines: WorkerChannels) -> WorkerProcess:
-        """See `Crew`."""
+    def launch(self, setup: WorkerSetup, worker_channels: WorkerChannels) -> WorkerProcess:
+        """See `ProcessGroup`."""
         process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
             target=_serve,
-            args=(self._builder, self._init_fn, setup, _Passed(lines)),
+            args=(self._builder, self._init_fn, setup, _PicklableChannels(worker_channels)),
             name=f"feedline-{setup.worker_id}",
             daemon=True,
         )
@@ -65,22 +65,22 @@ class ContextProcessGroup:
         self._poll.register(descriptor, select.EPOLLIN)
         return process
 
-    def ended(self) -> list[ExitedProcess]:
-        """See `Crew`."""
-        ended = []
+    def collect_exited(self) -> list[ExitedProcess]:
+        """See `ProcessGroup`."""
+        exited = []
         for descriptor, _ in self._poll.poll(0):
             process = self._watched.pop(descriptor)
             self._forget(process, descriptor)
             process.join(_EXIT_CODE_S)
-            ended.append(ExitedProcess(process, process.exitcode))
-        return ended
+            exited.append(ExitedProcess(process, process.exitcode))
+        return exited
 
     def kill(self, process: WorkerProcess) -> None:
-        """See `Crew`."""
+        """See `ProcessGroup`."""
         process.kill()
 
     def close(self) -> None:
-        """See `Crew`."""
+        """See `ProcessGroup`."""
         for descriptor, process in self._watched.items():
             self._forget(process, descriptor)
         self._watched.clear()
@@ -93,27 +93,33 @@ class ContextProcessGroup:
 
 
 def _exit_descriptor(process: BaseProcess) -> int:
-    """Readable when the process has ended: its pidfd. Its sentinel is a pipe, which its own children may hold."""
+    """Descriptor that is readable once the process has ended: its pidfd."""
     assert process.pid is not None
-    with suppress(OSError):  # no pidfds here, or it has ended and been reaped already
+    # The sentinel of multiprocessing is a pipe, which children of the worker may hold open after its end.
+    with suppress(OSError):  # the system has no pidfds, or the process has already been reaped
         return os.pidfd_open(process.pid)
     return process.sentinel
 
 
-class _Passed:
-    """Lines that survive the pickling of a process's arguments: multiprocessing hands the descriptors on."""
+class _PicklableChannels:
+    """Channels that can be pickled as arguments of a `multiprocessing.Process`.
 
-    def __init__(self, lines: WorkerChannels) -> None:
-        self.lines = lines
+    multiprocessing passes the descriptors on.
+    """
+
+    def __init__(self, worker_channels: WorkerChannels) -> None:
+        self.worker_channels = worker_channels
 
     def __reduce__(self) -> Any:
-        return _arrived, tuple(reduction.DupFd(fd) for fd in self.lines)
+        return _restore_channels, tuple(reduction.DupFd(fd) for fd in self.worker_channels)
 
 
-def _arrived(*passed: Any) -> _Passed:
-    return _Passed(WorkerChannels(*(duplicate.detach() for duplicate in passed)))
+def _restore_channels(*passed: Any) -> _PicklableChannels:
+    return _PicklableChannels(WorkerChannels(*(duplicate.detach() for duplicate in passed)))
 
 
-def _serve(builder: Any, init_fn: Callable[[int], object] | None, setup: WorkerSetup, passed: _Passed) -> None:
+def _serve(
+    builder: Any, init_fn: Callable[[int], object] | None, setup: WorkerSetup, passed: _PicklableChannels
+) -> None:
     die_with_starter()
-    run_worker(builder, init_fn, setup, passed.lines)
+    run_worker(builder, init_fn, setup, passed.worker_channels)

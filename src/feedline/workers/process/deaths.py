@@ -1,9 +1,4 @@
-"""Why a worker process ended, in words, and what to do about it.
-
-The count of dead workers against the budget, and what is said about each.
-
-Finds the samples that kill whoever fetches them, by halving.
-"""
+"""Deaths of worker processes: reasons, remedies, restart budget, and fatal samples."""
 
 from __future__ import annotations
 
@@ -49,8 +44,8 @@ _EXITED = "Code of the dataset, or of a library that it uses, has ended the proc
 
 
 def oom_kills(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
-    """How many processes of our memory cgroup the kernel has killed for want of memory; 0 where it does not tell."""
-    for line in _lines(membership):
+    """Number of out-of-memory kills in this process's cgroup; 0 where unknown."""
+    for line in _read_lines(membership):
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":
             folders, name = [cgroups / "memory" / path.strip("/"), cgroups / "memory"], "memory.oom_control"
@@ -59,14 +54,14 @@ def oom_kills(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
         else:
             continue
         for folder in folders:  # inside a container the path may be the host's, and the root is our own group
-            for entry in _lines(folder / name):
+            for entry in _read_lines(folder / name):
                 if entry.startswith("oom_kill "):
                     return int(entry.split()[1])
     return 0
 
 
-def cause(exitcode: int | None, out_of_memory: bool = False) -> str:
-    """How it ended: `killed by signal SIGSEGV (Segmentation fault)`."""
+def describe_exit(exitcode: int | None, out_of_memory: bool = False) -> str:
+    """Describe an exit code: `it was killed by signal SIGSEGV (Segmentation fault)`."""
     if exitcode is None:
         return "its exit code is not known"
     if exitcode >= 0:
@@ -79,29 +74,32 @@ def cause(exitcode: int | None, out_of_memory: bool = False) -> str:
     return f"it was killed by {by}signal {name}"
 
 
-def users_frames(stacks: str) -> str:
-    """Python stacks as faulthandler writes them, without the frames that lead to the builder, and empty threads."""
-    kept: list[str] = []
+def strip_own_frames(stacks: str) -> str:
+    """Remove the frames below the builder, and empty threads, from faulthandler's output."""
+    worker_channels: list[str] = []
     below = False
     for line in stacks.splitlines():
         if not line.startswith("  File "):
-            if kept and kept[-1].endswith(_THREAD):
-                kept.pop()
+            if worker_channels and worker_channels[-1].endswith(_THREAD):
+                worker_channels.pop()
             below = False
         elif _OWN in line:
             below = True
         if not below and line.strip() and not line.startswith("Extension modules:"):
-            kept.append(line)
-    if kept and kept[-1].endswith(_THREAD):
-        kept.pop()
-    return "\n".join(kept)
+            worker_channels.append(line)
+    if worker_channels and worker_channels[-1].endswith(_THREAD):
+        worker_channels.pop()
+    return "\n".join(worker_channels)
 
 
 def crash_report(pid: int | None, how: str, doing: str, stacks: str, stderr: str, remedy: str) -> str:
-    """The whole message; its beginning is torch's, which programs look for."""
+    """Compose an error message that begins as torch's does.
+
+    Programs search for that beginning.
+    """
     parts = [f"DataLoader worker (pid(s) {pid}) exited unexpectedly: {how}{doing}."]
     if stacks:
-        parts.append(f"Its last stack:\n{users_frames(stacks)}")
+        parts.append(f"Its last stack:\n{strip_own_frames(stacks)}")
     if stderr.strip():
         parts.append(f"The last lines it wrote to stderr:\n{stderr.strip()}")
     parts.append(remedy)
@@ -109,7 +107,7 @@ def crash_report(pid: int | None, how: str, doing: str, stacks: str, stderr: str
 
 
 def remedy(exitcode: int | None, out_of_memory: bool) -> str:
-    """What to do about such an end."""
+    """Advice for an exit code."""
     if out_of_memory:
         return _OUT_OF_MEMORY
     if exitcode is None or exitcode in {-signal.SIGKILL, -signal.SIGTERM}:
@@ -117,46 +115,54 @@ def remedy(exitcode: int | None, out_of_memory: bool) -> str:
     return _CRASHED if exitcode < 0 else _EXITED
 
 
-def at_work_on(request: Any, row: int) -> str:
-    """Which request, and which sample of it: ` while it worked on batch 3 of epoch 0 (...), at sample 17 (...)`."""
+def describe_work(request: Any, row: int) -> str:
+    """Describe a request and its current sample, as a clause.
+
+    For example ` while it worked on batch 3 of epoch 0 (...), at sample 17 (...)`.
+    """
     where = f" while it worked on {request}"
     if request.partition is not None:
         return f"{where}, at its sample {row}" if row >= 0 else where
     if row < 0:
-        return f"{where}, samples {_listed(request)}"
-    return f"{where}, at {sample(request, row)}"
+        return f"{where}, samples {_list_samples(request)}"
+    return f"{where}, at {describe_sample(request, row)}"
 
 
-def finding(request: Any, rows: Sequence[int]) -> str:
-    """What halving the request has shown: the rows that kill on their own."""
+def describe_finding(request: Any, rows: Sequence[int]) -> str:
+    """Describe the rows that kill a worker by themselves."""
     if request.partition is not None:
-        return "The request kills whoever works on it; batches of an iterable dataset cannot be taken apart further."
+        return (
+            "The request kills every worker that gets it; batches of an iterable dataset cannot be taken apart further."
+        )
     if not rows:
-        return "The request kills whoever works on it, but none of its samples does so alone."
+        return "The request kills every worker that gets it, but none of its samples does so alone."
     return (
-        f"Taking the request apart has shown that {sample(request, rows[0])} kills a worker by itself. Repair it or "
-        "remove it; on_error='skip' counts and leaves out such samples."
+        f"Taking the request apart has shown that {describe_sample(request, rows[0])} kills a worker by itself. "
+        "Repair it or remove it; on_error='skip' counts and leaves out such samples."
     )
 
 
-def sample(request: Any, row: int) -> str:
-    """One row of a map-style request: `sample 17 (epoch 0, position 35)`."""
-    return f"sample {index(request, row)} (epoch {request.epoch}, position {request.positions[row]})"
+def describe_sample(request: Any, row: int) -> str:
+    """Describe a row of a map-style request.
+
+    For example `sample 17 (epoch 0, position 35)`.
+    """
+    return f"sample {index_at(request, row)} (epoch {request.epoch}, position {request.positions[row]})"
 
 
-def index(request: Any, row: int) -> Any:
-    """The index at a row of a map-style request."""
+def index_at(request: Any, row: int) -> Any:
+    """Dataset index at a row of a map-style request."""
     indices = request.indices.tolist() if isinstance(request.indices, np.ndarray) else request.indices
     return indices[row] if isinstance(indices, list) else indices
 
 
-def _listed(request: Any) -> str:
+def _list_samples(request: Any) -> str:
     rows = len(request.positions)
-    shown = ", ".join(str(index(request, row)) for row in range(min(rows, _LISTED)))
+    shown = ", ".join(str(index_at(request, row)) for row in range(min(rows, _LISTED)))
     return shown if rows <= _LISTED else f"{shown}, ... ({rows} in all)"
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
     except OSError:
@@ -167,66 +173,78 @@ _log = logging.getLogger("feedline")
 
 
 class RestartBudget:
-    """Deaths of one pool; the budget is for one epoch."""
+    """Counts the deaths of one pool against the budget of each epoch."""
 
     def __init__(self, recovery: Recovery) -> None:
         self._budget = recovery.deaths_per_epoch
         self._epoch: int | None = None
         self._count = 0
         self._oom_kills = oom_kills()
-        self._starved: set[int | None] = set()
+        self._killed_by_oom: set[int | None] = set()
         self.restarts = 0
 
-    def enter(self, epoch: int) -> None:
-        """Requests of this epoch are being worked on."""
+    def begin_epoch(self, epoch: int) -> None:
+        """Reset the count if this epoch is a new one."""
         if epoch != self._epoch:
             self._epoch, self._count = epoch, 0
 
     @property
-    def bearable(self) -> bool:
-        """Whether the budget allows for what has happened."""
-        return self._count <= self._budget
+    def is_exceeded(self) -> bool:
+        """True once there were more deaths than `Recovery.deaths_per_epoch`."""
+        return self._count > self._budget
 
     def add(self, dead: Sequence[Death]) -> None:
-        """Count deaths that came together."""
+        """Count deaths that were reported together."""
         self.restarts += len(dead)
         self._note_out_of_memory(dead)
-        # Those who died because what they were forked from was killed are one accident.
-        self._count += sum(not death.ended.orphaned for death in dead) or 1
+        # Workers that died with the zygote they were forked from count as one death together.
+        self._count += sum(not death.exited.orphaned for death in dead) or 1
 
-    def count(self, deaths: int) -> None:
-        """Add deaths to what has happened, or take them back."""
+    def adjust(self, deaths: int) -> None:
+        """Add deaths to the count, or take them back."""
         self._count = max(0, self._count + deaths)
 
     def log(self, text: str, *, found: bool) -> None:
-        """Say that a worker died without harm; `found`: by a request that is known to kill now."""
-        if found:
-            _log.warning("%s\nIt is the second that died of this request, which is now tried by itself.", text)
-        else:
-            told = "%s\nAnother takes its place. Deaths in this epoch: %d of %d."
-            _log.warning(told, text, self._count, self._budget)
+        """Log a death within the budget.
 
-    def obituary(self, death: Death, request: Any | None, finding: str = "") -> str:
-        """All that is known about a death, the request that the worker had in hand, and what to do."""
-        exitcode, pid = death.ended.exitcode, death.member.process.pid
-        out_of_memory = pid in self._starved
-        how = cause(exitcode, out_of_memory)
-        if death.ended.orphaned:
+        `found`: it is the second death by the same request.
+        """
+        if found:
+            _log.warning(
+                "%s\nIt is the second worker that died of this request, which is now tried in a process of its own.",
+                text,
+            )
+        else:
+            text_format = "%s\nAnother takes its place. Deaths in this epoch: %d of %d."
+            _log.warning(text_format, text, self._count, self._budget)
+
+    def describe_death(self, death: Death, request: Any | None, finding: str = "") -> str:
+        """Compose the error message about a death.
+
+        `request` is what the worker was building, None if unknown.
+        """
+        exitcode, pid = death.exited.exitcode, death.member.process.pid
+        out_of_memory = pid in self._killed_by_oom
+        how = describe_exit(exitcode, out_of_memory)
+        if death.exited.orphaned:
             how = "the process that had forked it was killed"
-        doing = "" if request is None else at_work_on(request, death.row)
+        doing = "" if request is None else describe_work(request, death.row)
         advice = "\n".join(filter(None, [finding, remedy(exitcode, out_of_memory)]))
-        return crash_report(pid, how, doing, death.stacks, death.ended.stderr, advice)
+        return crash_report(pid, how, doing, death.stacks, death.exited.stderr, advice)
 
     def _note_out_of_memory(self, dead: Sequence[Death]) -> None:
         before, self._oom_kills = self._oom_kills, oom_kills()
         if self._oom_kills > before:
-            self._starved.update(death.member.process.pid for death in dead if death.ended.exitcode == -signal.SIGKILL)
+            self._killed_by_oom.update(
+                death.member.process.pid for death in dead if death.exited.exitcode == -signal.SIGKILL
+            )
 
 
-def poisonous(rows: Sequence[int], kills: Callable[[Sequence[int]], bool], *, every: bool) -> list[int]:
-    """The rows that kill on their own, the first one or every one; `rows` together are known to kill.
+def find_poisonous(rows: Sequence[int], kills: Callable[[Sequence[int]], bool], *, every: bool) -> list[int]:
+    """Find the first or every row that kills by itself.
 
-    Empty if no single row does, as when a batch kills by its size. Costs about 2 log2(len(rows)) trials per row found.
+    `rows` together are known to kill. The result is empty if no single row does, as when a batch kills by its size.
+    Takes about 2 log2(len(rows)) trials per row found.
     """
     if len(rows) == 1:
         return list(rows)
@@ -234,5 +252,5 @@ def poisonous(rows: Sequence[int], kills: Callable[[Sequence[int]], bool], *, ev
     middle = len(rows) // 2
     for half in (rows[:middle], rows[middle:]):
         if (every or not found) and kills(half):
-            found += poisonous(half, kills, every=every)
+            found += find_poisonous(half, kills, every=every)
     return found

@@ -1,4 +1,4 @@
-"""Gets every open request to a worker and every answer to its ticket, while workers come and go."""
+"""Dispatch of requests to workers and of answers to futures."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 from feedline.core.telemetry import MAIN
 from feedline.workers.process import exceptions
 from feedline.workers.process.channels import MOST_WORKERS, RequestQueue
+from feedline.workers.process.futures import ProcessFuture
 from feedline.workers.process.launch import Launcher
 from feedline.workers.process.members import Death, WorkerAnswer, WorkerHandle, WorkerSet
-from feedline.workers.process.tickets import ProcessFuture
 from feedline.workers.process.worker_main import BUILT, WorkerSetup
 from feedline.workers.transport import Inbox
 
 PROBE = MOST_WORKERS - 1
-"""The id of a worker that is tried on one request, and does no other work."""
+"""Id of the worker that runs one suspicious request and nothing else."""
 
 
-class News(NamedTuple):
-    """What one turn brought."""
+class StepResult(NamedTuple):
+    """Number of answers, and deaths, of one `Dispatch.step`."""
 
     answers: int
     deaths: list[Death]
@@ -32,33 +32,33 @@ class News(NamedTuple):
 
 @dataclass(slots=True)
 class WorkerGenerators:
-    """States of one worker's random generators: behind its last answered batch, and where its epoch began.
+    """States of one worker's random generators: after its last answer, and at the start of its epoch.
 
-    A partition of an iterable dataset may be replayed from its beginning, which draws again what was drawn.
+    A new worker may replay a partition of an iterable dataset from its beginning, and then draws everything again.
     """
 
     latest: bytes | None = None
-    epoch_began: bytes | None = None
+    epoch_start: bytes | None = None
     epoch: int | None = None
     replays: bool = False
 
     @property
     def opening(self) -> bytes | None:
-        """States that a successor starts from; None for those that the base seed gives."""
-        return self.epoch_began if self.replays else self.latest
+        """States that a replacement starts from; None for those that the base seed gives."""
+        return self.epoch_start if self.replays else self.latest
 
     def add(self, request: Any, states: bytes) -> None:
-        """Take in an answer; without `states` nothing was drawn since the answer before."""
+        """Record an answer; empty `states` mean that nothing was drawn since the previous one."""
         if request.epoch != self.epoch:
-            self.epoch, self.epoch_began, self.replays = request.epoch, self.latest, request.partition is not None
+            self.epoch, self.epoch_start, self.replays = request.epoch, self.latest, request.partition is not None
         self.latest = states or self.latest
 
 
 class Dispatch:
-    """The open requests of one pool. Not thread-safe.
+    """Open requests of one pool and their queues. Not thread-safe.
 
-    A request is never given up as long as its ticket is open: whenever a worker may have taken one with it, all that
-    nobody is known to work on are sent anew. One may so be built twice; the second answer finds no ticket.
+    Every open request is eventually answered. After a worker dies, requests that no live worker is known to be building
+    are resubmitted; a batch may therefore be built twice, and the later answer is dropped.
     """
 
     def __init__(
@@ -75,154 +75,161 @@ class Dispatch:
         self._num_workers = 0
         self.open: dict[int, ProcessFuture] = {}
         self.dropped: deque[ProcessFuture] = deque()
-        self._outlets: list[RequestQueue] = [] if pinned else [RequestQueue()]
-        self._heard: list[int] = []
-        self._stale = self._resized = False
-        self.roster = WorkerSet(launcher, new_inbox)
+        self._queues: list[RequestQueue] = [] if pinned else [RequestQueue()]
+        self._ready_fds: list[int] = []
+        self._needs_repair = self._resized = False
+        self.worker_set = WorkerSet(launcher, new_inbox)
 
-    def send(self, ticket: ProcessFuture) -> None:
-        """Open a ticket. Raises what pickling the request raises."""
-        self.mend()
-        payload = pickle.dumps(ticket.work, 5)
-        self.open[ticket.task] = ticket
-        self._outlet(ticket.work).put(ticket.task, payload)
+    def send(self, future: ProcessFuture) -> None:
+        """Queue the request of a future. Raises what pickling the request raises."""
+        self.repair()
+        payload = pickle.dumps(future.work, 5)
+        self.open[future.task] = future
+        self._queue_of(future.work).put(future.task, payload)
 
-    def turn(self, timeout_s: float | None) -> News:
-        """Wait for something to happen, and settle the tickets that were answered.
+    def step(self, timeout_s: float | None) -> StepResult:
+        """Wait for events and settle the futures that were answered.
 
-        The tickets of dead workers stay open: unless the caller closes them, `mend` sends them to others.
+        Futures of dead workers stay open: unless the caller closes them, `repair` resubmits them.
         """
-        self.mend()
-        # Until it is empty again, an interrupt may have cost an answer, and with it the order of an inbox.
-        self._heard = self.roster.wait(timeout_s)
+        self.repair()
+        # An interrupt (Ctrl-C) before this list is empty again may lose an answer, and with it the order of an inbox:
+        # `repair` then kills the workers of these descriptors.
+        self._ready_fds = self.worker_set.wait(timeout_s)
         answers, deaths = 0, []
-        for event in self.roster.hear(self._heard) if self._heard else ():
+        for event in self.worker_set.receive(self._ready_fds) if self._ready_fds else ():
             if isinstance(event, WorkerAnswer):
                 self._settle(event)
                 answers += 1
             else:
-                event.member.inbox.close()  # its answers, which came before, are settled
+                event.member.inbox.close()  # all of its answers came before and are settled
                 deaths.append(event)
-                self._stale = True
-                self.roster.processes.pop(event.member.worker_id, None)
-        self._heard = []
-        for outlet in self._outlets:
-            outlet.flush()
-        return News(answers, deaths)
+                self._needs_repair = True
+                self.worker_set.processes.pop(event.member.worker_id, None)
+        self._ready_fds = []
+        for queue in self._queues:
+            queue.flush()
+        return StepResult(answers, deaths)
 
     def resize(self, num_workers: int) -> None:
-        """Hire, or let go after what they have in hand."""
+        """Start workers, or stop surplus ones after their current request."""
         surplus, self._num_workers = self._num_workers - num_workers, num_workers
         if self._pinned:
             self._resize_pinned()
         else:
             for _ in range(surplus):
-                self._outlets[0].leave()
-        self._stale = self._resized = True
-        self.mend()
+                self._queues[0].stop_one()
+        self._needs_repair = self._resized = True
+        self.repair()
 
-    def mend(self) -> None:
-        """Put right what deaths, cancelled tickets and interrupts have left: hire, and send anew."""
+    def repair(self) -> None:
+        """Start missing workers and resubmit lost requests.
+
+        They are missing after deaths, cancelled futures and interrupts.
+        """
         while self.dropped:
-            ticket = self.dropped.popleft()
-            # Workers with generators of their own build it all the same, as torch's do: it may draw from them.
+            future = self.dropped.popleft()
+            # Workers with their own generators build it all the same, as torch's do: it may draw from them.
             if self._generators is None:
-                self._stale |= self.open.pop(ticket.task, None) is not None
-        if self._heard:
-            self.roster.expel(self._heard)
-            self._heard, self._stale = [], True
-        if self._stale:
-            hired = self._hire_missing()
-            # A living worker with generators of its own must not build a request twice, as it might if what it has just
-            # taken were sent again: only the queues of new workers are filled again.
-            self._send_anew(range(len(self._outlets)) if self._generators is None or self._resized else hired)
-            self._stale = self._resized = False
+                self._needs_repair |= self.open.pop(future.task, None) is not None
+        if self._ready_fds:
+            self.worker_set.kill(self._ready_fds)
+            self._ready_fds, self._needs_repair = [], True
+        if self._needs_repair:
+            started = self._start_missing()
+            # A live worker with its own generators must not build a request twice, as it might if a request that it has
+            # just taken were resubmitted: then only the queues of new workers are refilled.
+            self._resubmit_lost(range(len(self._queues)) if self._generators is None or self._resized else started)
+            self._needs_repair = self._resized = False
 
-    def try_on_probe(self, ticket: ProcessFuture) -> Callable[[], bool]:
-        """Give a ticket to a worker of its own; the function tells whether that worker is gone."""
-        outlet = RequestQueue()
-        probe = self._hire(PROBE, outlet)
-        probe.leaving = True
-        self.open[ticket.task] = ticket
-        outlet.put(ticket.task, pickle.dumps(ticket.work, 5))
-        outlet.finish()
-        return lambda: self.roster.members.get(PROBE) is not probe
+    def start_probe(self, future: ProcessFuture) -> Callable[[], bool]:
+        """Start a worker for one future.
+
+        Returns a function that is True once this worker has ended.
+        """
+        queue = RequestQueue()
+        probe = self._start(PROBE, queue)
+        probe.stopping = True
+        self.open[future.task] = future
+        queue.put(future.task, pickle.dumps(future.work, 5))
+        queue.finish()
+        return lambda: self.worker_set.members.get(PROBE) is not probe
 
     def close(self, grace_s: float) -> None:
-        """See every worker off."""
+        """Shut down every worker."""
         self.open.clear()
-        for outlet in self._outlets:
-            outlet.close()
-        self.roster.close(grace_s)
+        for queue in self._queues:
+            queue.close()
+        self.worker_set.close(grace_s)
 
     def _settle(self, answer: WorkerAnswer) -> None:
-        ticket = self.open.get(answer.task)
+        future = self.open.get(answer.task)
         inbox, worker_id = answer.member.inbox, answer.member.worker_id
-        if self._generators is not None and ticket is not None and worker_id != PROBE:
-            self._generators[worker_id].add(ticket.work, answer.generators)
-        if ticket is None or ticket.settled:  # cancelled meanwhile
+        if self._generators is not None and future is not None and worker_id != PROBE:
+            self._generators[worker_id].add(future.work, answer.generators)
+        if future is None or future.settled:  # cancelled in the meantime
             self.open.pop(answer.task, None)
             inbox.discard(answer.payload, answer.fds)
             return
         began_ns = monotonic_ns()
         try:
             value = inbox.loads(answer.payload, answer.fds)
-        except Exception as error:  # noqa: BLE001 - it is raised again by the ticket
-            error.add_note(f"feedline: raised when {ticket.work}, from worker {worker_id}, was unpickled")
-            ticket.fail(error)
+        except Exception as error:  # noqa: BLE001 - it is raised again by the future
+            error.add_note(f"feedline: raised when {future.work}, from worker {worker_id}, was unpickled")
+            future.fail(error)
         else:
             if answer.kind == BUILT:
                 value.spans.append(("encode", answer.began_ns, answer.ended_ns, worker_id))
                 value.spans.append(("decode", began_ns, monotonic_ns(), MAIN))
-                ticket.succeed(value)
+                future.succeed(value)
             else:
-                ticket.fail(exceptions.revive(value, f"in DataLoader worker process {worker_id}"))
+                future.fail(exceptions.rebuild(value, f"in DataLoader worker process {worker_id}"))
         del self.open[answer.task]
 
-    def _hire_missing(self) -> list[int]:
-        """Start the workers that are missing; their ids."""
-        hired = []
-        members = self.roster.members
-        staying = sum(not member.leaving for member in members.values())
-        # A worker with requests of its own keeps its number, and so waits for one that is still on its way out.
+    def _start_missing(self) -> list[int]:
+        """Start the workers that are missing, and return their ids."""
+        started = []
+        members = self.worker_set.members
+        staying = sum(not member.stopping for member in members.values())
+        # A worker with its own queue keeps its id, so a new one waits until the old one has ended.
         numbers = range(self._num_workers) if self._pinned else count()
         for worker_id in numbers:
             if staying >= self._num_workers:
                 break
             if worker_id not in members:
-                self._hire(worker_id, self._outlets[worker_id if self._pinned else 0])
-                hired.append(worker_id)
+                self._start(worker_id, self._queues[worker_id if self._pinned else 0])
+                started.append(worker_id)
                 staying += 1
-        return hired
+        return started
 
-    def _hire(self, worker_id: int, outlet: RequestQueue) -> WorkerHandle:
+    def _start(self, worker_id: int, queue: RequestQueue) -> WorkerHandle:
         setup = WorkerSetup(worker_id, self._num_workers, self._base_seed)
         if self._generators is not None and worker_id != PROBE:
             states = self._generators.setdefault(worker_id, WorkerGenerators())
             setup = setup._replace(
                 reports_generators=True, opening_generators=states.opening, latest_generators=states.latest
             )
-        return self.roster.hire(setup, outlet)
+        return self.worker_set.start(setup, queue)
 
-    def _send_anew(self, queues: Iterable[int]) -> None:
-        """Fill these queues again with the requests that no worker is known to work on, oldest first."""
-        outlets = [self._outlets[number] for number in queues]
-        for outlet in outlets:
-            outlet.withdraw()
-        running = {self.roster.board.task(worker_id) for worker_id in self.roster.members}
-        for task, ticket in list(self.open.items()):
-            if task not in running and not ticket.trial and (outlet := self._outlet(ticket.work)) in outlets:
-                outlet.put(task, pickle.dumps(ticket.work, 5))
+    def _resubmit_lost(self, numbers: Iterable[int]) -> None:
+        """Refill these queues with the requests that no live worker is building, oldest first."""
+        queues = [self._queues[number] for number in numbers]
+        for queue in queues:
+            queue.withdraw()
+        running = {self.worker_set.status.task(worker_id) for worker_id in self.worker_set.members}
+        for task, future in list(self.open.items()):
+            if task not in running and not future.trial and (queue := self._queue_of(future.work)) in queues:
+                queue.put(task, pickle.dumps(future.work, 5))
 
-    def _outlet(self, request: Any) -> RequestQueue:
-        return self._outlets[request.turn % len(self._outlets) if self._pinned else 0]
+    def _queue_of(self, request: Any) -> RequestQueue:
+        return self._queues[request.turn % len(self._queues) if self._pinned else 0]
 
     def _resize_pinned(self) -> None:
-        while len(self._outlets) < self._num_workers:
-            self._outlets.append(RequestQueue())
-        for outlet in self._outlets[self._num_workers :]:
-            outlet.close()
-        del self._outlets[self._num_workers :]
-        for worker_id, member in self.roster.members.items():
+        while len(self._queues) < self._num_workers:
+            self._queues.append(RequestQueue())
+        for queue in self._queues[self._num_workers :]:
+            queue.close()
+        del self._queues[self._num_workers :]
+        for worker_id, member in self.worker_set.members.items():
             if worker_id >= self._num_workers:
-                member.leaving = True
+                member.stopping = True

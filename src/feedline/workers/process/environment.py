@@ -1,7 +1,4 @@
-"""What a process of the user's expects to find around it, carried to processes that were not forked from his.
-
-Processes that die with the process that started them, whatever they are doing and however it ends.
-"""
+"""Process environment that workers take over, and their death with their parent."""
 
 from __future__ import annotations
 
@@ -24,7 +21,10 @@ _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith(
 
 
 class ProcessEnvironment(NamedTuple):
-    """A picture of the process that took it; picklable with nothing but built-in types and torch's dtypes."""
+    """Working directory, environment variables, limits and the like of a process.
+
+    Pickles with built-in types and torch's dtypes only: it is unpickled before the user's modules can be imported.
+    """
 
     environment: dict[str, str]
     directory: str
@@ -37,8 +37,8 @@ class ProcessEnvironment(NamedTuple):
     warnings: list[Any]
 
     @classmethod
-    def here(cls) -> ProcessEnvironment:
-        """Those of this process, now."""
+    def capture(cls) -> ProcessEnvironment:
+        """Capture the environment of this process."""
         return cls(
             environment=dict(os.environ),
             directory=_directory(),
@@ -51,21 +51,21 @@ class ProcessEnvironment(NamedTuple):
             warnings=[entry for entry in warnings.filters if entry[2].__module__ == "builtins"],
         )
 
-    def adopt(self) -> None:
-        """Make them those of this process."""
+    def apply(self) -> None:
+        """Make this the environment of the calling process."""
         os.environ.clear()
         os.environ.update(self.environment)
         time.tzset()
-        with suppress(OSError):  # the directory has been removed since, or is out of reach
+        with suppress(OSError):  # the directory was removed, or is not accessible
             os.chdir(self.directory)
         sys.path[:] = self.path
         sys.argv[:] = self.arguments
         os.umask(self.umask)
         torch.set_default_dtype(self.dtype)
         for limit, values in self.limits.items():
-            with suppress(OSError, ValueError):  # raised since, by a privilege that this process lacks
+            with suppress(OSError, ValueError):  # it was raised with a privilege that this process lacks
                 resource.setrlimit(limit, values)
-        with suppress(OSError):  # a cpuset that has changed since
+        with suppress(OSError):  # the cpuset has changed
             os.sched_setaffinity(0, self.cpus)
         warnings.filters[:] = self.warnings  # type: ignore[index]
         warnings._filters_mutated()  # type: ignore[attr-defined]
@@ -79,7 +79,8 @@ def _directory() -> str:
 
 
 def _umask() -> int:
-    """Read where reading does not change it: `os.umask` would, for a moment, for every thread."""
+    """Umask of this process, read without changing it."""
+    # os.umask can only be read by setting it, which other threads would see.
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)
@@ -93,22 +94,22 @@ _F_SETSIG = 10
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the parent process ends. Only for children of a single-threaded parent.
+    """Have the kernel kill this process when its parent ends.
 
-    The kernel sends the signal when the *thread* that forked ends, which for a parent with threads may be any time.
+    Only for children of a single-threaded parent: the kernel sends the signal when the *thread* that forked ends.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the line above
+    if os.getppid() != parent:  # the parent ended before prctl took effect
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_with_starter() -> None:
-    """Be killed when the process that called `multiprocessing.Process.start` ends, from whichever thread it did so.
+    """Have the kernel kill this process when its multiprocessing parent ends.
 
-    multiprocessing gives each process a pipe that its starter holds open; the kernel is asked for SIGKILL, in place of
-    its usual SIGIO, when the other end closes. Unlike a thread that waits, this reaches code that never releases the
-    GIL, and stopped processes too.
+    The parent may have called `multiprocessing.Process.start` from any thread.
     """
+    # The starter holds the other end of this pipe open. The kernel sends SIGKILL, in place of its usual SIGIO, when it
+    # closes. Unlike a waiting thread, this also ends code that never releases the GIL, and stopped processes.
     starter = multiprocessing.parent_process()
     assert starter is not None, "only in a multiprocessing.Process"
     pipe: int = starter.sentinel

@@ -1,4 +1,4 @@
-"""Exceptions on their way from a worker to the training loop: same type, same arguments, the worker's traceback."""
+"""Exceptions sent from workers with type, arguments and traceback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feedline.errors import ReprError
 
 
 class RemoteException(NamedTuple):
-    """An exception in pieces, each of which survives the journey on its own."""
+    """Exception in parts, each of which can be unpickled on its own."""
 
     name: str
     message: str
@@ -28,7 +28,7 @@ class RemoteException(NamedTuple):
 
 
 def pack(error: BaseException) -> RemoteException:
-    """Take an exception apart. Never raises, however odd the exception is."""
+    """Split an exception into picklable parts. Never raises."""
     cls = type(error)
     return RemoteException(
         name=cls.__name__,
@@ -37,19 +37,19 @@ def pack(error: BaseException) -> RemoteException:
         notes=tuple(note for note in getattr(error, "__notes__", ()) if isinstance(note, str)),
         whole=_dumps(error),
         type=_dumps(cls),
-        args=tuple(_portable(arg) for arg in error.args),
-        attributes={name: _portable(value) for name, value in vars(error).items() if name != "__notes__"},
+        args=tuple(_dumps_or_repr(arg) for arg in error.args),
+        attributes={name: _dumps_or_repr(value) for name, value in vars(error).items() if name != "__notes__"},
     )
 
 
-def revive(failure: RemoteException, where: str) -> BaseException:
-    """The exception again: type, arguments, attributes and notes kept, and a last note with the worker's traceback.
+def rebuild(failure: RemoteException, where: str) -> BaseException:
+    """Rebuild the exception and add a note with the worker's traceback.
 
-    torch raises a new exception with `Caught {name} {where}` and the traceback as its only argument, which fails for
-    exceptions with other arguments and loses their attributes. Here those words open the note instead, and an error
-    looks the same whether workers are used or not. An exception that cannot be made again comes as `ReprError`.
+    Type, arguments, attributes and notes are kept, so an error looks the same with and without workers. (torch raises a
+    new exception whose only argument is `Caught {name} {where}` and the traceback, which fails for other signatures;
+    here these words open the note.) An exception that cannot be rebuilt becomes a `ReprError`.
     """
-    error = _whole(failure) or _pieced(failure) or ReprError(f"{failure.name}: {failure.message}")
+    error = _load_whole(failure) or _rebuild_from_parts(failure) or ReprError(f"{failure.name}: {failure.message}")
     for note in failure.notes:
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
@@ -57,13 +57,13 @@ def revive(failure: RemoteException, where: str) -> BaseException:
     return error
 
 
-def _whole(failure: RemoteException) -> BaseException | None:
+def _load_whole(failure: RemoteException) -> BaseException | None:
     error = _loads(failure.whole)
     return error if isinstance(error, BaseException) and type(error).__name__ == failure.name else None
 
 
-def _pieced(failure: RemoteException) -> BaseException | None:
-    """The exception without a call of its own constructor, whose arguments are not known."""
+def _rebuild_from_parts(failure: RemoteException) -> BaseException | None:
+    """Rebuild the exception without its constructor, whose arguments are not known."""
     cls = _loads(failure.type)
     if not (isinstance(cls, type) and issubclass(cls, BaseException)):
         return None
@@ -72,13 +72,13 @@ def _pieced(failure: RemoteException) -> BaseException | None:
         error: BaseException = native.__new__(cls)  # type: ignore[call-overload]
         error.args = tuple(_loads(arg) for arg in failure.args)
         vars(error).update((name, _loads(value)) for name, value in failure.attributes.items())
-    except Exception:  # noqa: BLE001 - a class that refuses: ReprError tells the rest
+    except Exception:  # noqa: BLE001 - the class refuses: the caller falls back to ReprError
         return None
     return error
 
 
 def _dumps(value: Any) -> bytes | None:
-    """Pickled, by value where there is no name to find it by; None for what cannot be pickled."""
+    """Pickle by name, or else by value; None if neither works."""
     for dumps in (pickle.dumps, cloudpickle.dumps):
         try:
             return bytes(dumps(value))
@@ -87,27 +87,27 @@ def _dumps(value: Any) -> bytes | None:
     return None
 
 
-def _portable(value: Any) -> bytes:
-    """Pickled, or in its place the pickled text that `repr` gives."""
+def _dumps_or_repr(value: Any) -> bytes:
+    """Pickle the value, or its `repr` if it cannot be pickled."""
     return _dumps(value) or pickle.dumps(_text(value, repr))
 
 
 def _loads(data: bytes | None) -> Any:
-    """What was pickled; None if it cannot be made again here."""
+    """Unpickle a value; None if that fails."""
     try:
         return None if data is None else pickle.loads(data)
-    except Exception:  # noqa: BLE001 - whatever a constructor raises that is given other arguments than it wants
+    except Exception:  # noqa: BLE001 - whatever a constructor raises for wrong arguments
         return None
 
 
 def _text(value: object, text: Callable[[object], str] = str) -> str:
     try:
         return text(value)
-    except Exception as error:  # noqa: BLE001 - the `__str__` of somebody's class
+    except Exception as error:  # noqa: BLE001 - whatever the `__str__` of a foreign class raises
         return f"<{type(value).__name__}, and {type(error).__name__} when it was asked for its text>"
 
 
 def _traceback(error: BaseException) -> str:
-    told = traceback.TracebackException.from_exception(error)
-    told.__notes__ = None
-    return "".join(told.format())
+    formatted = traceback.TracebackException.from_exception(error)
+    formatted.__notes__ = None
+    return "".join(formatted.format())

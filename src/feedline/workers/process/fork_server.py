@@ -1,4 +1,4 @@
-"""The process from which all others are forked: a plain interpreter that has imported torch and done nothing else."""
+"""Fork server: a fresh interpreter with torch that forks zygotes."""
 
 from __future__ import annotations
 
@@ -13,51 +13,49 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from feedline.workers.base import Closeable
 from feedline.workers.process import channels
 
 # OpenMP, OpenBLAS and MKL start their threads as they are loaded, and a process with threads must not be forked.
 _SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-# Hundreds of thousands of objects are made by the imports and none of them is garbage: looking for some took a quarter
-# of the time until the fork server serves. It turns collections on again.
+# The imports make hundreds of thousands of objects, none of them garbage: collections took a quarter of the start-up
+# time. The fork server enables them again.
 _BOOT = (
     "import gc, json, sys; gc.disable(); sys.path[:] = json.loads(sys.argv[4]); "
     "from feedline.workers.process.fork_server_main import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
 
 
-_FAREWELL_S = 2.0
-
-
-class Closeable(Protocol):
-    """Something that holds worker processes."""
-
-    def close(self) -> None: ...
+_GRACE_S = 2.0
 
 
 class ForkZygote(NamedTuple):
-    """To the fork server, with the descriptors of `zygote.main`: fork a zygote."""
+    """Command to fork a zygote; comes with the descriptors of `zygote_main.main`."""
 
     number: int
 
 
 class KillZygote(NamedTuple):
-    """To the fork server: kill a zygote."""
+    """Command to kill a zygote."""
 
     number: int
 
 
 class ForkServer:
-    """Our end of it. It ends when this object is closed, and when this process ends in whatever way."""
+    """Client of the fork server process.
+
+    The process ends when this object is closed, or when this process ends for any reason.
+    """
 
     def __init__(self) -> None:
         self._numbers = count()
         self._socket, theirs = channels.pair()
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        # -P: no module of the user's that lies in the current directory may stand for one of Python's.
+        # -P: a module of the user's in the current directory must not shadow one of Python's.
         program = [sys.executable, *flags, "-P", "-c", _BOOT, __name__]
         path = json.dumps([str(folder) for folder in sys.path])
         with theirs:
@@ -71,55 +69,58 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the fork server."""
         return self._process.pid
 
     def is_alive(self) -> bool:
-        """Whether it can be asked for anything; it may still be importing."""
+        """True while the process runs; it may still be importing."""
         return self._process.poll() is None
 
     def fork(self, fds: Sequence[int]) -> int:
-        """Ask for a zygote with these descriptors. Does not wait; the number that is returned is for `kill`.
+        """Request a zygote with these descriptors and return its number, for `kill`.
 
-        Raises ConnectionError if it has died.
+        Does not wait for the fork. Raises ConnectionError if the fork server has died.
         """
         number = next(self._numbers)
         channels.send(self._socket, [pickle.dumps(ForkZygote(number))], fds)
         return number
 
     def kill(self, number: int) -> None:
-        """SIGKILL for a zygote, if there still is one."""
-        with suppress(ConnectionError):  # it is gone itself, and with it all zygotes
+        """Kill a zygote, if it still runs."""
+        with suppress(ConnectionError):  # the fork server has ended, and with it all zygotes
             channels.send(self._socket, [pickle.dumps(KillZygote(number))])
 
     def close(self) -> None:
-        """End it, and all that descends from it."""
-        channels.hang_up(self._socket)
+        """End the fork server and all of its descendants."""
+        channels.disconnect(self._socket)
         try:
-            self._process.wait(_FAREWELL_S)
+            self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
 
 class _ForkServers:
-    """The fork servers, by process id, as a child of the user's that inherits this needs its own; and what is open."""
+    """Fork server of each process, and the pools to close at exit.
+
+    Keyed by process id: a forked child of the user inherits this object but needs a fork server of its own.
+    """
 
     def __init__(self) -> None:
-        self._fork_servers: dict[int, ForkServer] = {}
+        self._by_pid: dict[int, ForkServer] = {}
         self._lock = threading.Lock()
         self._open: weakref.WeakSet[Closeable] = weakref.WeakSet()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._unlock)
 
-    def fork_server(self) -> ForkServer:
+    def get(self) -> ForkServer:
         with self._lock:
-            fork_server = self._fork_servers.get(os.getpid())
+            fork_server = self._by_pid.get(os.getpid())
             if fork_server is not None and not fork_server.is_alive():
                 fork_server.close()
                 fork_server = None
             if fork_server is None:
-                fork_server = self._fork_servers[os.getpid()] = ForkServer()
+                fork_server = self._by_pid[os.getpid()] = ForkServer()
             return fork_server
 
     def close_at_exit(self, thing: Closeable) -> None:
@@ -128,25 +129,34 @@ class _ForkServers:
     def close(self) -> None:
         for thing in list(self._open):
             thing.close()
-        fork_server = self._fork_servers.pop(os.getpid(), None)
+        fork_server = self._by_pid.pop(os.getpid(), None)
         if fork_server is not None:
             fork_server.close()
 
     def _unlock(self) -> None:
-        """In a forked child, where the thread that held the lock is not."""
+        """Replace the lock in a forked child.
+
+        A thread that held it does not exist there.
+        """
         self._lock = threading.Lock()
 
 
-_household = _ForkServers()
+_servers = _ForkServers()
 
 
 def start() -> ForkServer:
-    """The fork server of this process; started if there is none, in the background, in about a millisecond."""
-    return _household.fork_server()
+    """Return this process's fork server; start one if needed.
+
+    Takes about a millisecond.
+    """
+    return _servers.get()
 
 
 def fork(fds: Sequence[int]) -> tuple[ForkServer, int]:
-    """Ask the fork server, or another one if it has died, for a zygote; see `Fork server.fork`."""
+    """Request a zygote; replace a fork server that has died.
+
+    See `ForkServer.fork`.
+    """
     try:
         fork_server = start()
         return fork_server, fork_server.fork(fds)
@@ -157,10 +167,13 @@ def fork(fds: Sequence[int]) -> tuple[ForkServer, int]:
 
 
 def stop() -> None:
-    """Close every pool that is still open, and end the fork server. Done at exit; `start` may be called again."""
-    _household.close()
+    """Close every open pool and end the fork server.
+
+    Called at exit. `start` may be called again afterwards.
+    """
+    _servers.close()
 
 
 def close_at_exit(thing: Closeable) -> None:
-    """Have a pool closed before the interpreter exits, while its workers can still say goodbye."""
-    _household.close_at_exit(thing)
+    """Close a pool at exit, while its workers can still finish."""
+    _servers.close_at_exit(thing)

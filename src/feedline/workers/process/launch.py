@@ -1,4 +1,4 @@
-"""The seam between a pool and the ways to start its worker processes."""
+"""Protocols between a process pool and the launchers of its workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup
 
 
 class WorkerProcess(Protocol):
-    """A worker process, as far as a `multiprocessing.Process` is looked at from outside."""
+    """Worker process with the public interface of `multiprocessing.Process`."""
 
     @property
     def name(self) -> str: ...
@@ -30,51 +30,57 @@ class WorkerProcess(Protocol):
 
 
 class ExitedProcess(NamedTuple):
-    """A worker process is gone."""
+    """Worker process that has ended."""
 
     process: WorkerProcess
     exitcode: int | None
-    """As `multiprocessing` has it: negative for a signal. None if nobody is left who could tell."""
+    """As in `multiprocessing`: negative for a signal. None if unknown."""
     stderr: str = ""
-    """The last lines that the process wrote to its standard error, where that is known."""
+    """Last lines written to standard error, where known."""
     orphaned: bool = False
-    """What it was launched from was killed, and with it the whole crew: this worker is not to blame."""
+    """The process it was forked from was killed, and with it the whole group: this worker is not to blame."""
     error: BaseException | None = None
-    """Why it could not be started at all; no other worker of this launcher can."""
+    """Why it could not be started; no other worker of this launcher can be."""
 
 
 class ProcessGroup(Protocol):
-    """The worker processes of one pool."""
+    """Worker processes of one pool."""
 
     lost: bool
-    """Whether it can launch no more, because what it launched from is gone. Its members have then ended too."""
+    """True once the process it forks from has ended; all members have then ended too."""
 
     def fileno(self) -> int:
-        """Readable when `ended()` may have something to tell."""
+        """Descriptor that is readable when `collect_exited()` may return something."""
 
-    def launch(self, setup: WorkerSetup, lines: WorkerChannels) -> WorkerProcess:
-        """Start a worker. It may not run yet on return, but the caller may close its copies of the lines."""
+    def launch(self, setup: WorkerSetup, worker_channels: WorkerChannels) -> WorkerProcess:
+        """Start a worker, without waiting until it runs.
 
-    def ended(self) -> list[ExitedProcess]:
-        """The processes that are gone since the last call; does not wait."""
+        The caller may close its copies of the channels afterwards.
+        """
+
+    def collect_exited(self) -> list[ExitedProcess]:
+        """Processes that have ended since the last call; does not wait."""
 
     def kill(self, process: WorkerProcess) -> None:
-        """SIGKILL; `ended` will tell."""
+        """Send SIGKILL; `collect_exited` reports the end."""
 
     def close(self) -> None:
-        """Let go of processes that have all ended, or that nobody will wait for."""
+        """Stop watching the processes; nothing waits for those that still run."""
 
 
 class Launcher(Protocol):
-    """Starts workers over one builder; may serve several pools, one after the other or at once."""
+    """Starts workers over one builder, for one pool or several."""
 
     builder: Any
 
-    def serves(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> bool:
-        """Whether workers started now are what those of a new launcher would be, with all state of the builder."""
+    def matches(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> bool:
+        """True if a new launcher with these arguments would start identical workers.
 
-    def crew(self) -> ProcessGroup:
-        """A new, empty crew."""
+        Compares all state of the builder.
+        """
+
+    def new_group(self) -> ProcessGroup:
+        """Create an empty process group."""
 
     def close(self) -> None:
-        """End what is kept to start workers from; once the last crew is closed, if there are any."""
+        """Release launcher resources once the last group is closed."""

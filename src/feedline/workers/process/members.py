@@ -1,4 +1,4 @@
-"""The workers of one pool, as a source of answers and deaths."""
+"""Live workers of one pool: started, received from, and shut down."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from feedline.workers.process import channels
 from feedline.workers.process.channels import RequestQueue, StatusTable
 from feedline.workers.process.launch import ExitedProcess, Launcher, WorkerProcess
-from feedline.workers.process.worker_main import HEADER, LEFT, WorkerChannels, WorkerSetup
+from feedline.workers.process.worker_main import HEADER, STOPPED, WorkerChannels, WorkerSetup
 from feedline.workers.transport import Inbox
 
 _STACKS_NBYTES = 1 << 16
@@ -23,26 +23,29 @@ _KILLED_S = 1.0
 
 
 class WorkerHandle:
-    """One worker."""
+    """One worker, with the pool's ends of its channels."""
 
-    __slots__ = ("answers", "inbox", "leaving", "process", "stacks", "worker_id")
+    __slots__ = ("answers", "inbox", "process", "stacks", "stopping", "worker_id")
 
     def __init__(
         self, worker_id: int, process: WorkerProcess, answers: socket.socket, stacks: int, inbox: Inbox
     ) -> None:
         self.worker_id, self.process = worker_id, process
         self.answers, self.stacks, self.inbox = answers, stacks, inbox
-        self.leaving = False
+        self.stopping = False
 
-    def written(self) -> str:
-        """What it has written to its pipe for stacks, since the last call."""
+    def read_stacks(self) -> str:
+        """Read its Python stacks, as written since the last call."""
         with suppress(BlockingIOError):
             return os.read(self.stacks, _STACKS_NBYTES).decode(errors="replace")
         return ""
 
 
 class WorkerAnswer(NamedTuple):
-    """What a worker sent for a task; the payload is for its inbox, which must get every one of them in order."""
+    """Answer of a worker to a task.
+
+    The payload is for the worker's inbox, which must get every payload, in order.
+    """
 
     member: WorkerHandle
     kind: int
@@ -55,45 +58,45 @@ class WorkerAnswer(NamedTuple):
 
 
 class Death(NamedTuple):
-    """A worker has ended; all of its answers came before. Its task is the one that it had in hand.
+    """End of a worker, reported after all of its answers.
 
-    Its inbox is open until whoever hears of this closes it: those answers may not have been looked at yet.
+    `task` is what it was building. The receiver of this event closes the inbox, as earlier answers may still need it.
     """
 
     member: WorkerHandle
-    ended: ExitedProcess
+    exited: ExitedProcess
     stacks: str
     task: int | None
     row: int
 
 
 class WorkerSet:
-    """Starts workers, hears from them, and sees them off.
+    """Starts workers, receives their answers, and shuts them down.
 
-    `members` are the workers that have not ended, by id; `processes` also those that were there at the end.
+    `members` are the live workers by id; `processes` also holds those that lived when the set was closed.
     """
 
     def __init__(self, launcher: Launcher, new_inbox: Callable[[], Inbox]) -> None:
         self._launcher, self._new_inbox = launcher, new_inbox
-        self._crew = launcher.crew()
-        self.board = StatusTable()
+        self._group = launcher.new_group()
+        self.status = StatusTable()
         self.members: dict[int, WorkerHandle] = {}
         self.processes: dict[int, WorkerProcess] = {}
-        self._post = channels.ReceiveBuffer()
+        self._receive_buffer = channels.ReceiveBuffer()
         self._poll = select.epoll()
         self._by_fd: dict[int, WorkerHandle] = {}
-        self._poll.register(self._crew.fileno(), select.EPOLLIN)
+        self._poll.register(self._group.fileno(), select.EPOLLIN)
 
-    def hire(self, setup: WorkerSetup, outlet: RequestQueue) -> WorkerHandle:
-        """A new worker, which takes its requests from `outlet`."""
-        self.board.clear(setup.worker_id)
+    def start(self, setup: WorkerSetup, queue: RequestQueue) -> WorkerHandle:
+        """Start a worker that reads requests from `queue`."""
+        self.status.clear(setup.worker_id)
         answers, their_answers = channels.pair()
         stacks, their_stacks = os.pipe()
         os.set_blocking(stacks, False)
-        os.set_blocking(their_stacks, False)  # a full pipe must not stop a signal handler
+        os.set_blocking(their_stacks, False)  # a full pipe must not block the signal handler
         try:
-            lines = WorkerChannels(outlet.fd, their_answers.fileno(), self.board.fd, their_stacks)
-            process = self._crew.launch(setup, lines)
+            worker_channels = WorkerChannels(queue.fd, their_answers.fileno(), self.status.fd, their_stacks)
+            process = self._group.launch(setup, worker_channels)
         except BaseException:
             answers.close()
             os.close(stacks)
@@ -108,112 +111,107 @@ class WorkerSet:
         return member
 
     def wait(self, timeout_s: float | None) -> list[int]:
-        """Wait for something to happen; what `hear` is to be called with."""
+        """Wait for events; pass the result to `receive`."""
         return [fd for fd, _ in self._poll.poll(timeout_s)]
 
-    def hear(self, fds: list[int]) -> list[WorkerAnswer | Death]:
-        """What happened, in order."""
+    def receive(self, fds: list[int]) -> list[WorkerAnswer | Death]:
+        """Receive answers and deaths, in order."""
         events: list[WorkerAnswer | Death] = []
         for fd in fds:
             member = self._by_fd.get(fd)
             if member is not None:
-                self._hear_one(member, events)
-            elif fd == self._crew.fileno():
-                self._hear_of_deaths(events)
-        if self._crew.lost:
-            self._renew_crew()
+                self._receive_one(member, events)
+            elif fd == self._group.fileno():
+                self._collect_deaths(events)
+        if self._group.lost:
+            self._renew_group()
         return events
 
-    def expel(self, fds: list[int]) -> None:
-        """After a `hear` that was interrupted: get rid of the workers that it was about, and of the dead."""
+    def kill(self, fds: list[int]) -> None:
+        """Kill the workers of an interrupted `receive`, and forget dead ones."""
         for member in [self._by_fd[fd] for fd in fds if fd in self._by_fd]:
-            member.leaving = True
-            self._hang_up(member)
-            self._crew.kill(member.process)
+            member.stopping = True
+            self._disconnect(member)
+            self._group.kill(member.process)
         for member in list(self.members.values()):
             if not member.process.is_alive():
                 self._forget(member)
                 member.inbox.close()
 
     def close(self, grace_s: float) -> None:
-        """See every worker off, after `grace_s` by force. Their outlets must have been closed before."""
+        """Shut down every worker; kill those that still run after `grace_s` seconds.
+
+        Their queues must have been closed before.
+        """
         everyone = list(self.members.values())
         for member in self.members.values():
-            self._hang_up(member)
+            self._disconnect(member)
         try:
-            self._see_off(grace_s if any(map(self.board.ready, self.members)) else 0)
-        finally:  # also when the wait is interrupted
+            self._shut_down(grace_s if any(map(self.status.is_ready, self.members)) else 0)
+        finally:  # also after an interrupt: no worker may outlive its pool
             for member in self.members.values():
-                self._crew.kill(member.process)
-            self._see_off(_KILLED_S)
+                self._group.kill(member.process)
+            self._shut_down(_KILLED_S)
             for member in list(self.members.values()):
                 self._forget(member)
             for member in everyone:
                 member.inbox.close()
-            self._crew.close()
+            self._group.close()
             self._poll.close()
-            self.board.close()
+            self.status.close()
 
-    def _hear_one(self, member: WorkerHandle, events: list[WorkerAnswer | Death]) -> bool:
-        """Take one answer; False if there is none."""
+    def _receive_one(self, member: WorkerHandle, events: list[WorkerAnswer | Death]) -> bool:
+        """Receive one answer; False if there is none."""
         try:
-            message, fds = self._post.receive(member.answers, socket.MSG_DONTWAIT)
+            message, fds = self._receive_buffer.receive(member.answers, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         if not message:
-            self._hang_up(member)
-            if not member.leaving:  # it is dead, or, with its descriptors closed, of no use
-                self._crew.kill(member.process)
+            self._disconnect(member)
+            if not member.stopping:  # dead, or useless with its descriptors closed
+                self._group.kill(member.process)
             return False
-        kind, task, began_ns, ended_ns, states = HEADER.unpack_from(message)
-        if kind == LEFT:
-            member.leaving = True
+        kind, task, began_ns, ended_ns, states_nbytes = HEADER.unpack_from(message)
+        if kind == STOPPED:
+            member.stopping = True
         else:
-            payload = HEADER.size + states
-            events.append(
-                WorkerAnswer(
-                    member,
-                    kind,
-                    task,
-                    began_ns,
-                    ended_ns,
-                    message[HEADER.size : payload],
-                    message[payload:],
-                    tuple(fds),
-                )
-            )
+            begin = HEADER.size + states_nbytes
+            states, payload = message[HEADER.size : begin], message[begin:]
+            events.append(WorkerAnswer(member, kind, task, began_ns, ended_ns, states, payload, tuple(fds)))
         return True
 
-    def _hear_of_deaths(self, events: list[WorkerAnswer | Death]) -> None:
+    def _collect_deaths(self, events: list[WorkerAnswer | Death]) -> None:
         by_process = {id(member.process): member for member in self.members.values()}
-        for ended in self._crew.ended():
-            member = by_process.get(id(ended.process))
+        for exited in self._group.collect_exited():
+            member = by_process.get(id(exited.process))
             if member is not None:
-                while member.answers.fileno() >= 0 and self._hear_one(member, events):
+                while member.answers.fileno() >= 0 and self._receive_one(member, events):
                     pass
-                board, worker_id = self.board, member.worker_id
-                events.append(Death(member, ended, member.written(), board.task(worker_id), board.row(worker_id)))
+                status, worker_id = self.status, member.worker_id
+                events.append(
+                    Death(member, exited, member.read_stacks(), status.task(worker_id), status.row(worker_id))
+                )
                 self._forget(member)
 
-    def _renew_crew(self) -> None:
-        self._poll.unregister(self._crew.fileno())
-        self._crew.close()
-        self._crew = self._launcher.crew()
-        self._poll.register(self._crew.fileno(), select.EPOLLIN)
+    def _renew_group(self) -> None:
+        self._poll.unregister(self._group.fileno())
+        self._group.close()
+        self._group = self._launcher.new_group()
+        self._poll.register(self._group.fileno(), select.EPOLLIN)
 
-    def _see_off(self, grace_s: float) -> None:
+    def _shut_down(self, grace_s: float) -> None:
         deadline = monotonic() + grace_s
-        while self.members and not self._crew.lost and (left_s := deadline - monotonic()) > 0:
+        while self.members and not self._group.lost and (left_s := deadline - monotonic()) > 0:
             if self.wait(left_s):
-                self._hear_of_deaths([])
+                self._collect_deaths([])
 
-    def _hang_up(self, member: WorkerHandle) -> None:
+    def _disconnect(self, member: WorkerHandle) -> None:
         if member.answers.fileno() >= 0:
             del self._by_fd[member.answers.fileno()]
             self._poll.unregister(member.answers)
-            channels.hang_up(member.answers)
+            channels.disconnect(member.answers)
 
     def _forget(self, member: WorkerHandle) -> None:
-        self._hang_up(member)
+        self._disconnect(member)
         os.close(member.stacks)
         del self.members[member.worker_id]

@@ -1,6 +1,6 @@
-"""Worker processes: requests go to whoever is idle, and a death costs one request that is sent again.
+"""Pool of worker processes that replaces dead workers and resubmits their requests.
 
-Nothing runs in the background of the training process: all of this happens inside calls of the pool.
+The training process runs no background thread: all work happens inside calls of the pool.
 """
 
 from __future__ import annotations
@@ -17,34 +17,36 @@ from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
 from feedline.errors import ArgumentError, WorkerDiedError, WorkerError, WorkerStalledError
 from feedline.workers.base import PoolStatistics, Recovery
 from feedline.workers.process import deaths, fork_server, watchdog
-from feedline.workers.process.deaths import RestartBudget, poisonous
+from feedline.workers.process.deaths import RestartBudget, find_poisonous
 from feedline.workers.process.dispatch import PROBE, Dispatch
+from feedline.workers.process.futures import ProcessFuture
 from feedline.workers.process.launch import Launcher, WorkerProcess
 from feedline.workers.process.members import Death
-from feedline.workers.process.tickets import ProcessFuture
 from feedline.workers.transport import Inbox
 
 _log = logging.getLogger("feedline")
 
 
 GRACE_S = 3.0
-"""How long `close` lets workers finish what they have in hand before it kills them."""
+"""Seconds that `close` lets workers finish their current request before it kills them."""
 
 
 STARTING_S = 120.0
-"""How long workers may take to start without it counting as waiting for a batch."""
+"""Seconds that workers may take to start before it counts as waiting for a batch."""
 
 
 STRIKES = 2
-"""A request that has killed this many workers is given to none again as a whole."""
+"""A request that has killed this many workers is not resubmitted as a whole."""
 
 
 class ProcessPool:
-    """`num_workers` processes over the builder of `launcher`, which the pool does not close.
+    """Pool of worker processes over the builder of `launcher`.
 
-    With `pinned` a request belongs to one worker: that of its `turn`, modulo `num_workers`. With `reports_generators` a
-    worker that takes the place of a dead one continues with its random generators.
-    `timeout_s` (0: none) is torch's `timeout`. Calls from several threads wait for each other.
+    The pool does not close the launcher.
+
+    The first idle worker takes the next request. With `pinned`, a request goes to one worker: its `turn` modulo
+    `num_workers`. With `reports_generators`, the replacement of a dead worker continues with its random generators.
+    `timeout_s` (0: no limit) is torch's `timeout`. Thread-safe: calls are serialized.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class ProcessPool:
     ) -> None:
         self._builder = launcher.builder
         self._timeout_s, self._recovery = timeout_s, recovery or Recovery()
-        self._casualties = RestartBudget(self._recovery)
+        self._budget = RestartBudget(self._recovery)
         self._lock = threading.RLock()
         self._owner = os.getpid()
         self._opened = monotonic()
@@ -80,43 +82,43 @@ class ProcessPool:
 
     @property
     def processes(self) -> list[WorkerProcess]:
-        """The worker processes, by the ids of the workers; after `close` those that there were."""
-        return [process for worker, process in sorted(self._dispatch.roster.processes.items()) if worker != PROBE]
+        """Worker processes by id; after `close`, the last ones."""
+        return [process for worker, process in sorted(self._dispatch.worker_set.processes.items()) if worker != PROBE]
 
     def submit(self, request: Any) -> ProcessFuture:
-        """See `WorkerPool`. The first idle worker takes it, or its partition's."""
+        """See `WorkerPool`."""
         with self._lock:
             self._check()
-            self._casualties.enter(request.epoch)
-            ticket = ProcessFuture(self, next(self._tasks), request)
-            self._dispatch.send(ticket)
-        return ticket
+            self._budget.begin_epoch(request.epoch)
+            future = ProcessFuture(self, next(self._tasks), request)
+            self._dispatch.send(future)
+        return future
 
-    def wait_any(self, tickets: Iterable[ProcessFuture]) -> ProcessFuture:
+    def wait_any(self, futures: Iterable[ProcessFuture]) -> ProcessFuture:
         """See `WorkerPool`."""
-        tickets = list(tickets)
+        futures = list(futures)
         with self._lock:
-            self._wait(lambda: any(ticket.settled for ticket in tickets))
-        return next(ticket for ticket in tickets if ticket.settled)
+            self._wait(lambda: any(future.settled for future in futures))
+        return next(future for future in futures if future.settled)
 
-    def look(self, ticket: ProcessFuture) -> bool:
-        """See `Waiting`."""
+    def poll(self, future: ProcessFuture) -> bool:
+        """See `FutureOwner`."""
         with self._lock:
             if not self._closed and self._error is None:
-                self._turn(0)
-        return ticket.settled
+                self._step(0)
+        return future.settled
 
-    def wait_for(self, ticket: ProcessFuture) -> None:
-        """See `Waiting`."""
+    def wait_for(self, future: ProcessFuture) -> None:
+        """See `FutureOwner`."""
         with self._lock:
-            self._wait(lambda: ticket.settled)
+            self._wait(lambda: future.settled)
 
-    def drop(self, ticket: ProcessFuture) -> None:
-        """See `Waiting`."""
-        self._dispatch.dropped.append(ticket)
+    def drop(self, future: ProcessFuture) -> None:
+        """See `FutureOwner`."""
+        self._dispatch.dropped.append(future)
 
     def resize(self, num_workers: int) -> None:
-        """See `WorkerPool`. Workers that must go finish what they have in hand."""
+        """See `WorkerPool`. Surplus workers finish their current request."""
         if not 0 < num_workers < PROBE:
             raise ArgumentError(f"a pool has between 1 and {PROBE - 1} worker processes; got {num_workers}")
         with self._lock:
@@ -126,24 +128,24 @@ class ProcessPool:
     def statistics(self) -> PoolStatistics:
         """See `WorkerPool`."""
         with self._lock:
-            members = list(self._dispatch.roster.members.values())
+            members = list(self._dispatch.worker_set.members.values())
             memory = [member.inbox.statistics() for member in members]
             return PoolStatistics(
                 workers=len(members),
                 in_flight=len(self._dispatch.open),
-                restarts=self._casualties.restarts,
+                restarts=self._budget.restarts,
                 arena_nbytes=sum(inbox.nbytes for inbox in memory),
                 lent_nbytes=sum(inbox.lent_nbytes for inbox in memory),
                 pids=tuple(pid for member in members if (pid := member.process.pid) is not None),
             )
 
     def close(self) -> None:
-        """See `WorkerPool`. Workers get `GRACE_S` to finish what they have in hand."""
-        if self._closed or os.getpid() != self._owner:  # in a child of the user's they are somebody else's workers
+        """See `WorkerPool`. Workers get `GRACE_S` to finish their current request."""
+        if self._closed or os.getpid() != self._owner:  # a forked child must not end its parent's workers
             return
         self._closed = True
         if not self._lock.acquire(timeout=GRACE_S):
-            # Another thread waits for a batch that does not come. Deaths wake it, and it finds the pool closed.
+            # Another thread holds the lock and waits for a batch. The deaths wake it, and it finds the pool closed.
             for process in self.processes:
                 process.kill()
             self._lock.acquire()
@@ -169,7 +171,7 @@ class ProcessPool:
         if os.getpid() != self._owner:
             raise WorkerError(
                 f"these worker processes belong to process {self._owner}, not to {os.getpid()}, which was forked from "
-                "it: iterate over the loader anew there"
+                "it: call iter(loader) again there"
             )
 
     def _wait(self, ready: Callable[[], bool]) -> None:
@@ -179,119 +181,131 @@ class ProcessPool:
             self._until(lambda: ready() or bool(self._poisoned))
 
     def _until(self, ready: Callable[[], bool]) -> None:
-        patience = watchdog.StallTimer(self._timeout_s, self._recovery.stall_s)
+        timer = watchdog.StallTimer(self._timeout_s, self._recovery.stall_s)
         while not ready():
             self._check()
-            if self._turn(patience.left_s()) or self._is_starting():
-                patience.heard()
-            if patience.is_over():
-                raise WorkerStalledError(f"DataLoader timed out after {self._timeout_s:g} seconds.\n{self._picture()}")
-            if patience.wants_log():
-                _log.warning("no batch for %g s.\n%s", self._recovery.stall_s, self._picture())
+            if self._step(timer.left_s()) or self._is_starting():
+                timer.reset()
+            if timer.is_over():
+                raise WorkerStalledError(
+                    f"DataLoader timed out after {self._timeout_s:g} seconds.\n{self._describe_workers()}"
+                )
+            if timer.is_log_due():
+                _log.warning("no batch for %g s.\n%s", self._recovery.stall_s, self._describe_workers())
 
     def _is_starting(self) -> bool:
-        """Whether no worker has come so far that it could answer, which may take a while the first time."""
-        members = self._dispatch.roster.members
-        return monotonic() < self._opened + STARTING_S and not any(map(self._dispatch.roster.board.ready, members))
+        """True while no worker is ready and starting may take longer."""
+        members = self._dispatch.worker_set.members
+        return monotonic() < self._opened + STARTING_S and not any(
+            map(self._dispatch.worker_set.status.is_ready, members)
+        )
 
-    def _picture(self) -> str:
-        work = {task: ticket.work for task, ticket in self._dispatch.open.items()}
-        return watchdog.picture(self._dispatch.roster.members.values(), self._dispatch.roster.board, work)
+    def _describe_workers(self) -> str:
+        work = {task: future.work for task, future in self._dispatch.open.items()}
+        return watchdog.describe_workers(
+            self._dispatch.worker_set.members.values(), self._dispatch.worker_set.status, work
+        )
 
-    def _turn(self, timeout_s: float | None) -> bool:
-        """Take in what is new, waiting for it; whether an answer was among it."""
-        answers, dead = self._dispatch.turn(timeout_s)
-        dead = [death for death in dead if not death.member.leaving]
+    def _step(self, timeout_s: float | None) -> bool:
+        """Wait for events and handle them; True if there was an answer."""
+        answers, dead = self._dispatch.step(timeout_s)
+        dead = [death for death in dead if not death.member.stopping]
         if dead:
-            self._bury(dead)
+            self._handle_deaths(dead)
             if self._error is None:
-                self._dispatch.mend()
+                self._dispatch.repair()
         return answers > 0
 
-    def _bury(self, dead: Sequence[Death]) -> None:
-        """Count, log, and note which requests have killed; the others go to other workers by themselves."""
-        if (error := dead[0].ended.error) is not None:
-            self._give_up(error)
+    def _handle_deaths(self, dead: Sequence[Death]) -> None:
+        """Count and log deaths, and set aside requests that killed several workers.
+
+        `Dispatch.repair` resubmits the others.
+        """
+        if (error := dead[0].exited.error) is not None:
+            self._fail_all(error)
             return
-        self._casualties.add(dead)
+        self._budget.add(dead)
         for death in dead:
-            ticket = self._dispatch.open.get(death.task or 0)
-            if ticket is not None and not death.ended.orphaned:
-                self._strike(ticket, death)
-            text = self._casualties.obituary(death, ticket and ticket.work)
-            if not self._casualties.bearable:
-                self._give_up(WorkerDiedError(text))
+            future = self._dispatch.open.get(death.task or 0)
+            if future is not None and not death.exited.orphaned:
+                self._count_strike(future, death)
+            text = self._budget.describe_death(death, future and future.work)
+            if self._budget.is_exceeded:
+                self._fail_all(WorkerDiedError(text))
                 return
-            self._casualties.log(text, found=ticket is not None and ticket.strikes == STRIKES)
+            self._budget.log(text, found=future is not None and future.strikes == STRIKES)
 
-    def _strike(self, ticket: ProcessFuture, death: Death) -> None:
-        ticket.strikes += 1
-        if ticket.strikes == STRIKES:
-            # Its deaths are probably its own doing, and are not held against the others until that is known.
-            self._casualties.count(-STRIKES)
-            del self._dispatch.open[ticket.task]
-            self._poisoned.insert(0, (ticket, death))
+    def _count_strike(self, future: ProcessFuture, death: Death) -> None:
+        future.strikes += 1
+        if future.strikes == STRIKES:
+            # The request probably caused these deaths: they do not count against the budget until that is known.
+            self._budget.adjust(-STRIKES)
+            del self._dispatch.open[future.task]
+            self._poisoned.insert(0, (future, death))
 
-    def _give_up(self, error: BaseException) -> None:
+    def _fail_all(self, error: BaseException) -> None:
         self._error = error
-        for ticket in [*self._dispatch.open.values(), *(ticket for ticket, _ in self._poisoned)]:
-            ticket.fail(error)
+        for future in [*self._dispatch.open.values(), *(future for future, _ in self._poisoned)]:
+            future.fail(error)
         self._dispatch.open.clear()
         self._poisoned.clear()
 
     def _narrow_down(self) -> None:
-        """Find out whether a request kills, and by which samples; leave them out, if that is the user's wish."""
-        ticket, death = self._poisoned[-1]
-        if not ticket.settled:
-            self._judge(ticket, death)
-        if (ticket, death) in self._poisoned:
-            self._poisoned.remove((ticket, death))
+        """Test a suspicious request; fail it or leave out samples.
 
-    def _judge(self, ticket: ProcessFuture, death: Death) -> None:
-        request, leaves_out = ticket.work, getattr(self._builder, "action", "raise") != "raise"
+        `on_error` decides which.
+        """
+        future, death = self._poisoned[-1]
+        if not future.settled:
+            self._resolve_poisoned(future, death)
+        if (future, death) in self._poisoned:
+            self._poisoned.remove((future, death))
+
+    def _resolve_poisoned(self, future: ProcessFuture, death: Death) -> None:
+        request, leaves_out = future.work, getattr(self._builder, "action", "raise") != "raise"
         if not self._kills(request):
-            self._acquit(ticket, death)
+            self._resubmit(future, death)
             return
-        rows = [] if request.partition is not None else self._poison(request, every=leaves_out)
+        rows = [] if request.partition is not None else self._find_poisonous_rows(request, every=leaves_out)
         if rows and leaves_out:
-            self._leave_out(ticket, rows, deaths.cause(death.ended.exitcode))
+            self._leave_out(future, rows, deaths.describe_exit(death.exited.exitcode))
         else:
-            text = self._casualties.obituary(death, request, deaths.finding(request, rows))
-            ticket.fail(WorkerDiedError(text))
+            text = self._budget.describe_death(death, request, deaths.describe_finding(request, rows))
+            future.fail(WorkerDiedError(text))
 
-    def _acquit(self, ticket: ProcessFuture, death: Death) -> None:
-        """It was bad luck: something else has killed the workers."""
-        self._casualties.count(STRIKES)
-        if self._casualties.bearable:
-            ticket.strikes = 0
-            self._dispatch.send(ticket)
+    def _resubmit(self, future: ProcessFuture, death: Death) -> None:
+        """Resubmit a request that did not kill its probe."""
+        self._budget.adjust(STRIKES)
+        if not self._budget.is_exceeded:
+            future.strikes = 0
+            self._dispatch.send(future)
         else:
-            self._give_up(WorkerDiedError(self._casualties.obituary(death, ticket.work)))
+            self._fail_all(WorkerDiedError(self._budget.describe_death(death, future.work)))
 
-    def _poison(self, request: Any, every: bool) -> list[int]:
+    def _find_poisonous_rows(self, request: Any, every: bool) -> list[int]:
         def kills(rows: Sequence[int]) -> bool:
             return self._kills(self._builder.part(request, rows))
 
-        return poisonous(range(len(request.positions)), kills, every=every)
+        return find_poisonous(range(len(request.positions)), kills, every=every)
 
     def _kills(self, request: Any) -> bool:
-        """Whether a worker that is given this request, and nothing else, dies of it."""
-        ticket = ProcessFuture(self, next(self._tasks), request, trial=True)
-        self._until(self._dispatch.try_on_probe(ticket))
-        self._dispatch.open.pop(ticket.task, None)
-        return not ticket.settled
+        """True if a worker that gets only this request dies of it."""
+        future = ProcessFuture(self, next(self._tasks), request, trial=True)
+        self._until(self._dispatch.start_probe(future))
+        self._dispatch.open.pop(future.task, None)
+        return not future.settled
 
-    def _leave_out(self, ticket: ProcessFuture, rows: Sequence[int], how: str) -> None:
-        request = ticket.work
-        ticket.skipped += tuple(
+    def _leave_out(self, future: ProcessFuture, rows: Sequence[int], how: str) -> None:
+        request = future.work
+        future.skipped += tuple(
             SkippedSample(
-                request.epoch, int(request.positions[row]), deaths.index(request, row), f"WorkerDiedError: {how}"
+                request.epoch, int(request.positions[row]), deaths.index_at(request, row), f"WorkerDiedError: {how}"
             )
             for row in rows
         )
         if len(rows) == len(request.positions):
-            ticket.succeed(BatchResult(EMPTY_BATCH, []))
+            future.succeed(BatchResult(EMPTY_BATCH, []))
             return
-        ticket.work, ticket.strikes = self._builder.without(request, rows), 0
-        ticket.task = next(self._tasks)  # no late answer to the whole request may settle it
-        self._dispatch.send(ticket)
+        future.work, future.strikes = self._builder.without(request, rows), 0
+        future.task = next(self._tasks)  # a late answer to the whole request must not settle it
+        self._dispatch.send(future)

@@ -1,4 +1,4 @@
-"""What the workers are doing when no batch comes: for the log after a while, for the error after `timeout`."""
+"""Stall detection, and a report on what each worker is doing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from feedline.workers.process.channels import StatusTable
 from feedline.workers.process.members import WorkerHandle
 from feedline.workers.process.worker_main import STACK_SIGNAL
 
-_FIRST_WORD_S = 1.0
+_FIRST_REPLY_S = 1.0
 
 
 _PAUSE_S = 0.05
 
 
 class StallTimer:
-    """One wait for a batch: when to log that it is long, and when to give up.
+    """Deadlines of one wait: when to log, when to raise.
 
     As with torch, `timeout_s` (0: never) counts from the last batch that arrived, whichever it was; `stall_s` counts
     from the beginning of the wait.
@@ -32,83 +32,86 @@ class StallTimer:
         self._clock = clock
         now = clock()
         self._timeout_s = timeout_s
-        self._give_up = now + timeout_s if timeout_s else float("inf")
+        self._fail_all = now + timeout_s if timeout_s else float("inf")
         self._log = now + stall_s
 
     def left_s(self) -> float | None:
-        """How long to wait until there is something to do; None for ever."""
-        until = min(self._give_up, self._log)
+        """Seconds until the next deadline; None if there is none."""
+        until = min(self._fail_all, self._log)
         return None if until == float("inf") else max(0.0, until - self._clock())
 
-    def heard(self) -> None:
-        """A batch arrived."""
+    def reset(self) -> None:
+        """Restart the timeout: a batch arrived."""
         if self._timeout_s:
-            self._give_up = self._clock() + self._timeout_s
+            self._fail_all = self._clock() + self._timeout_s
 
     def is_over(self) -> bool:
-        """Whether to give up."""
-        return self._clock() >= self._give_up
+        """True once the timeout has passed."""
+        return self._clock() >= self._fail_all
 
-    def wants_log(self) -> bool:
-        """Whether to log; true once."""
+    def is_log_due(self) -> bool:
+        """True once, after `stall_s`."""
         if self._clock() < self._log:
             return False
         self._log = float("inf")
         return True
 
 
-def picture(members: Iterable[WorkerHandle], board: StatusTable, requests: Mapping[int, Any]) -> str:
-    """For each worker its task, its current sample, since when, and its Python stacks. `requests` by task."""
+def describe_workers(members: Iterable[WorkerHandle], status: StatusTable, requests: Mapping[int, Any]) -> str:
+    """Describe each worker: request, current sample, duration, Python stacks.
+
+    `requests` maps tasks to requests.
+    """
     members = list(members)
-    stacks = _stacks(members, board)
-    return "\n".join(f"{_activity(member, board, requests)}\n{stacks[member.worker_id]}" for member in members)
+    stacks = _stacks(members, status)
+    return "\n".join(f"{_activity(member, status, requests)}\n{stacks[member.worker_id]}" for member in members)
 
 
-def _activity(member: WorkerHandle, board: StatusTable, requests: Mapping[int, Any]) -> str:
+def _activity(member: WorkerHandle, status: StatusTable, requests: Mapping[int, Any]) -> str:
     worker = member.worker_id
-    if not board.ready(worker):
+    if not status.is_ready(worker):
         return f"worker {worker} has not started yet"
     name = f"worker {worker} (pid {member.process.pid})"
-    task = board.task(worker)
+    task = status.task(worker)
     if task is None:
         return f"{name} is idle"
     if task not in requests:
         return f"{name} is busy with a cancelled request"
     request = requests[task]
-    seconds = (monotonic_ns() - board.since_ns(worker)) / 1e9
-    return f"{name} has been busy for {seconds:.1f} s{deaths.at_work_on(request, board.row(worker))}"
+    seconds = (monotonic_ns() - status.since_ns(worker)) / 1e9
+    return f"{name} has been busy for {seconds:.1f} s{deaths.describe_work(request, status.row(worker))}"
 
 
-def _stacks(members: list[WorkerHandle], board: StatusTable) -> dict[int, str]:
-    """What each worker writes when it is asked for its stacks; asked all at once."""
-    asked = {member.stacks: member for member in members if board.ready(member.worker_id) and _ask(member)}
+def _stacks(members: list[WorkerHandle], status: StatusTable) -> dict[int, str]:
+    """Ask all workers for their Python stacks, at once."""
+    asked = {member.stacks: member for member in members if status.is_ready(member.worker_id) and _ask(member)}
     texts = {member.worker_id: "" for member in members}
     poll = select.poll()
     for fd in asked:
         poll.register(fd, select.POLLIN)
     silent = set(asked)
-    deadline = monotonic() + _FIRST_WORD_S
+    deadline = monotonic() + _FIRST_REPLY_S
     while asked:
-        # A stack comes in several writes and says nothing at its end: a pause is its end.
+        # A stack arrives in several writes without an end mark: a pause counts as its end.
         ready = poll.poll(1000 * (max(0.0, deadline - monotonic()) if silent else _PAUSE_S))
         if not ready:
             break
         for fd, _ in ready:
             silent.discard(fd)
-            text = asked[fd].written()
+            text = asked[fd].read_stacks()
             texts[asked[fd].worker_id] += text
             if not text:
-                poll.unregister(fd)  # it has ended
+                poll.unregister(fd)  # the worker has ended
     for fd in silent:
         texts[asked[fd].worker_id] = f"It does not answer ({_state(asked[fd].process.pid)})."
-    return {worker_id: deaths.users_frames(text) for worker_id, text in texts.items()}
+    return {worker_id: deaths.strip_own_frames(text) for worker_id, text in texts.items()}
 
 
 def _ask(member: WorkerHandle) -> bool:
     pid = member.process.pid
     if pid is None or not member.process.is_alive():
         return False
-    member.written()  # an earlier stack, for which nobody waited long enough
+    member.read_stacks()  # discard an earlier stack that arrived too late
     with suppress(ProcessLookupError):
         os.kill(pid, STACK_SIGNAL)
         return True
@@ -116,7 +119,7 @@ def _ask(member: WorkerHandle) -> bool:
 
 
 def _state(pid: int | None) -> str:
-    """The state of a process as the kernel gives it, such as `T (stopped)`."""
+    """State of a process from the kernel, such as `T (stopped)`."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("State:"):

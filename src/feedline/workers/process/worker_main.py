@@ -1,4 +1,4 @@
-"""A worker process: takes requests, builds them, sends what it built or why it could not."""
+"""Program of a worker process: reads requests, builds batches, sends answers."""
 
 from __future__ import annotations
 
@@ -22,105 +22,107 @@ import torch.utils.data._utils.worker as torch_worker
 from feedline.core import store_metrics, telemetry
 from feedline.core.rng_globals import global_states, restore_globals
 from feedline.workers.process import channels, exceptions
-from feedline.workers.process.channels import LEAVE, RequestReader, StatusRow, StatusTable
+from feedline.workers.process.channels import STOP, RequestReader, StatusRow, StatusTable
 from feedline.workers.transport import Arena, Message
 
 STACK_SIGNAL = signal.SIGRTMAX - 7
-"""Makes a worker write its Python stacks; not one of the signals that users' code takes."""
+"""Signal on which a worker writes its Python stacks; unlikely to be used by user code."""
 
 
 HEADER = struct.Struct("<bqqqi")
-"""Of an answer: kind, task, begin and end of its encoding (ns, CLOCK_MONOTONIC), bytes of generator states."""
+"""Header of an answer: kind, task, start and end of its encoding (ns, CLOCK_MONOTONIC), bytes of generator states."""
 
 
-BUILT, FAILED, LEFT = range(3)
+BUILT, FAILED, STOPPED = range(3)
 
 
 class WorkerSetup(NamedTuple):
-    """What a worker is told at its start; picklable."""
+    """Picklable parameters of a new worker."""
 
     worker_id: int
     num_workers: int
     base_seed: int
     reports_generators: bool = False
-    """Whether each answer carries the states of the worker's random generators, for a successor to continue from."""
+    """Whether answers carry the states of the worker's random generators."""
     opening_generators: bytes | None = None
-    """States to start from instead of those that `base_seed` gives."""
+    """States to start from instead of those that `base_seed` and `worker_init_fn` give."""
     latest_generators: bytes | None = None
-    """States behind the last answered batch, once what came before it has been replayed."""
+    """States after the last answered batch, to set once earlier batches of a partition have been replayed."""
 
 
 class WorkerChannels(NamedTuple):
-    """A worker's descriptors: an outlet, a socket for its answers, its pool's board, a pipe for its stacks."""
+    """Descriptors of a worker: request queue, answer socket, status table, stack pipe."""
 
-    outlet: int
+    queue: int
     answers: int
-    board: int
+    status: int
     stacks: int
 
 
 def run_worker(
-    builder: Any, init_fn: Callable[[int], object] | None, setup: WorkerSetup, lines: WorkerChannels
+    builder: Any, init_fn: Callable[[int], object] | None, setup: WorkerSetup, worker_channels: WorkerChannels
 ) -> None:
-    """Answer requests until the pool closes. Takes over the process: signals, random generators, threads of torch."""
-    line = StatusRow(StatusTable(lines.board), setup.worker_id)
-    _obey(lines.stacks)
-    line.be_ready()
+    """Answer requests until the pool closes the queue.
+
+    Takes over the process: signals, global random generators, torch's threads.
+    """
+    status_row = StatusRow(StatusTable(worker_channels.status), setup.worker_id)
+    _install_signal_handlers(worker_channels.stacks)
+    status_row.set_ready()
     name_process(f"feedline-{setup.worker_id}")
     _seed(setup)
-    builder.progress = line.progress
+    builder.progress = status_row.progress
     builder.resumed_generators = setup.latest_generators
     telemetry.work_as(setup.worker_id)
     dataset = builder.dataset
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=setup.worker_id, num_workers=setup.num_workers, seed=setup.base_seed + setup.worker_id, dataset=dataset
     )
-    build = builder if init_fn is None else _initialized(builder, init_fn, setup.worker_id)
-    # A copy, so that the end of the process, and nothing else, is what closes the line for the pool.
-    answers = socket.socket(fileno=os.dup(lines.answers))
-    with (
-        answers,
-        RequestReader(lines.outlet) as intake,
-        suppress(ConnectionError),
-    ):  # closed while a batch was being built
-        _answer_all(build, line, intake, answers, reports_generators=setup.reports_generators)
+    build = builder if init_fn is None else _run_init_fn(builder, init_fn, setup.worker_id)
+    if setup.opening_generators is not None:
+        restore_globals(setup.opening_generators)
+    # A copy: the original descriptor stays open until the process ends, so the pool sees the end of the process.
+    answers = socket.socket(fileno=os.dup(worker_channels.answers))
+    # ConnectionError: the pool was closed while a batch was being built
+    with answers, RequestReader(worker_channels.queue) as reader, suppress(ConnectionError):
+        _answer_all(build, status_row, reader, answers, reports_generators=setup.reports_generators)
 
 
 def name_process(name: str) -> None:
-    """What `top` and `ps` show; at most 15 characters."""
-    with suppress(OSError):  # a sandbox without it
+    """Set the name that `top` and `ps` show; at most 15 characters."""
+    with suppress(OSError):  # a sandbox without /proc
         Path("/proc/self/comm").write_text(name)
 
 
 def _answer_all(
     build: Callable[..., Any],
-    line: StatusRow,
-    intake: RequestReader,
+    status_row: StatusRow,
+    reader: RequestReader,
     answers: socket.socket,
     *,
     reports_generators: bool,
 ) -> None:
     arena = Arena()
     reported = b""
-    while (order := intake.take()) is not None:
-        if order.task == LEAVE:
-            answers.send(HEADER.pack(LEFT, LEAVE, 0, 0, 0))
+    while (request := reader.take()) is not None:
+        if request.task == STOP:
+            answers.send(HEADER.pack(STOPPED, STOP, 0, 0, 0))
             return
-        line.begin(order.task)
-        kind, message, began_ns = _answer(build, order.payload, arena)
+        status_row.begin(request.task)
+        kind, message, began_ns = _answer(build, request.payload, arena)
         states = global_states() if reports_generators else b""
-        news, reported = (b"" if states == reported else states), states
-        header = HEADER.pack(kind, order.task, began_ns, monotonic_ns(), len(news))
-        channels.send(answers, [header, news, message.payload], message.fds)
+        changed, reported = (b"" if states == reported else states), states
+        header = HEADER.pack(kind, request.task, began_ns, monotonic_ns(), len(changed))
+        channels.send(answers, [header, changed, message.payload], message.fds)
         message.sent()
-        line.end()
-        del order, message
+        status_row.end()
+        del request, message
 
 
 def _answer(build: Callable[..., Any], payload: bytes, arena: Arena) -> tuple[int, Message, int]:
     try:
         built = build(pickle.loads(payload), arena.empty)
-        if counted := store_metrics.taken():
+        if counted := store_metrics.take():
             built = built._replace(store_counts=counted)
         began_ns = monotonic_ns()
         return BUILT, arena.dumps(built), began_ns
@@ -129,8 +131,8 @@ def _answer(build: Callable[..., Any], payload: bytes, arena: Arena) -> tuple[in
         return FAILED, arena.dumps(exceptions.pack(error)), began_ns
 
 
-def _initialized(builder: Callable[..., Any], init_fn: Callable[[int], object], worker_id: int) -> Callable[..., Any]:
-    """The builder once `init_fn` has run; if it raised, a builder that raises the same for every request."""
+def _run_init_fn(builder: Callable[..., Any], init_fn: Callable[[int], object], worker_id: int) -> Callable[..., Any]:
+    """Run `init_fn`; return the builder, or one that raises its error."""
     try:
         init_fn(worker_id)
     except Exception as error:  # noqa: BLE001 - it is raised again for every request
@@ -147,20 +149,18 @@ class _Raising:
         raise self._error.with_traceback(self._traceback)
 
 
-def _obey(stacks: int) -> None:
+def _install_signal_handlers(stacks: int) -> None:
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process, which then closes its pools
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the training process, which closes its pools
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable(stacks)
     faulthandler.register(STACK_SIGNAL, stacks)
 
 
 def _seed(setup: WorkerSetup) -> None:
-    """As torch's workers are seeded, so that a worker's own draws are the same."""
+    """Seed as torch seeds its workers: draws are the same."""
     torch.set_num_threads(1)
     random.seed(setup.base_seed + setup.worker_id)
     torch.manual_seed(setup.base_seed + setup.worker_id)
     seeds: list[int] = torch_worker._generate_state(setup.base_seed, setup.worker_id)  # type: ignore[no-untyped-call]
     np.random.seed(seeds)  # noqa: NPY002 - the generator that users' transforms draw from
-    if setup.opening_generators is not None:
-        restore_globals(setup.opening_generators)

@@ -1,6 +1,8 @@
-"""Workers forked from a zygote: nothing is inherited from the training process, and a new one takes milliseconds.
+"""Client of the zygote, which forks the workers of one loader.
 
-The workers that a zygote has forked, seen from the training process, which is not their parent.
+Workers inherit nothing from the training process.
+
+The zygote is their parent, so the training process observes them by pidfds and messages.
 """
 
 from __future__ import annotations
@@ -25,59 +27,62 @@ from feedline.workers.process.zygote_main import (
     Exited,
     KillWorker,
     Launch,
-    Origin,
     SharedWork,
     Started,
     StartFailed,
     Wakeup,
+    ZygoteStart,
 )
 from feedline.workers.transport import SharedBuilder, dump_builder
 
 
 class ZygoteProcessGroup:
-    """See `Crew`. Orders go to the zygote through one socket, which also brings the news of births and deaths."""
+    """Process group of a zygote; see `ProcessGroup`.
+
+    One socket carries commands to the zygote and its reports back.
+    """
 
     def __init__(self, zygote: socket.socket) -> None:
         self._zygote = zygote
-        self._post = channels.ReceiveBuffer()
-        self._lock = threading.Lock()  # a user may ask a process for its pid while the pool is at work
+        self._receive_buffer = channels.ReceiveBuffer()
+        self._lock = threading.Lock()  # user threads may ask a process for its pid while the pool reads the socket
         self._serial = 0
-        self._living: dict[int, ZygoteProcess] = {}
-        self._ended: list[ExitedProcess] = []
+        self._processes: dict[int, ZygoteProcess] = {}
+        self._exited: list[ExitedProcess] = []
         self.lost = False
 
     def fileno(self) -> int:
-        """See `Crew`."""
+        """See `ProcessGroup`."""
         return self._zygote.fileno()
 
-    def launch(self, setup: WorkerSetup, lines: WorkerChannels) -> ZygoteProcess:
-        """See `Crew`."""
+    def launch(self, setup: WorkerSetup, worker_channels: WorkerChannels) -> ZygoteProcess:
+        """See `ProcessGroup`."""
         self._serial += 1
-        process = self._living[self._serial] = ZygoteProcess(self, self._serial, f"feedline-{setup.worker_id}")
-        self._order(Launch(self._serial, setup), lines)
+        process = self._processes[self._serial] = ZygoteProcess(self, self._serial, f"feedline-{setup.worker_id}")
+        self._send(Launch(self._serial, setup), worker_channels)
         return process
 
-    def ended(self) -> list[ExitedProcess]:
-        """See `Crew`."""
+    def collect_exited(self) -> list[ExitedProcess]:
+        """See `ProcessGroup`."""
         with self._lock:
-            while self._hear():
+            while self._receive():
                 pass
-            ended, self._ended = self._ended, []
-        return ended
+            exited, self._exited = self._exited, []
+        return exited
 
     def kill(self, process: WorkerProcess) -> None:
-        """See `Crew`."""
+        """See `ProcessGroup`."""
         assert isinstance(process, ZygoteProcess)
-        self._order(KillWorker(process.serial))
+        self._send(KillWorker(process.serial))
 
     def close(self) -> None:
-        """See `Crew`."""
+        """See `ProcessGroup`."""
         with self._lock:
-            self._lose()
-            channels.hang_up(self._zygote)
+            self._mark_lost()
+            channels.disconnect(self._zygote)
 
     def wait(self) -> None:
-        """Wait for news of any of the processes. For others than the pool, which waits on `fileno`."""
+        """Wait for a report on any process, outside the pool's thread."""
         poll = select.poll()
         with self._lock:
             if self.lost:
@@ -85,56 +90,58 @@ class ZygoteProcessGroup:
             poll.register(self._zygote, select.POLLIN)
         poll.poll()
         with self._lock:
-            self._hear()
-            if self._ended:
-                self._order(Wakeup())  # news that the pool would not wake up for, as it has been taken already
+            self._receive()
+            if self._exited:
+                self._send(Wakeup())  # the pool polls the socket, from which this report is already gone: wake it
 
-    def _order(self, order: Launch | KillWorker | Wakeup, lines: Sequence[int] = ()) -> None:
-        with suppress(ConnectionError):  # the zygote is gone, as `ended` will find out
-            channels.send(self._zygote, [pickle.dumps(order)], lines)
+    def _send(self, command: Launch | KillWorker | Wakeup, worker_channels: Sequence[int] = ()) -> None:
+        with suppress(ConnectionError):  # the zygote has ended, as `collect_exited` will notice
+            channels.send(self._zygote, [pickle.dumps(command)], worker_channels)
 
-    def _hear(self) -> bool:
-        """Take one piece of news; False if there is none."""
+    def _receive(self) -> bool:
+        """Receive one report; False if there is none."""
         if self.lost:
             return False
         try:
-            message, fds = self._post.receive(self._zygote, socket.MSG_DONTWAIT)
+            message, fds = self._receive_buffer.receive(self._zygote, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         if not message:
-            self._lose()
+            self._mark_lost()
             return False
         match pickle.loads(message):
             case Started(serial, pid):
-                self._living[serial].begin(pid, fds[0])
+                self._processes[serial].mark_started(pid, fds[0])
             case Exited(serial, exitcode, stderr):
-                process = self._living.pop(serial)
-                process.end(exitcode)
-                self._ended.append(ExitedProcess(process, exitcode, stderr))
+                process = self._processes.pop(serial)
+                process.mark_exited(exitcode)
+                self._exited.append(ExitedProcess(process, exitcode, stderr))
             case StartFailed(serial, failure):
-                process = self._living.pop(serial)
-                process.end(None)
-                error = exceptions.revive(failure, "in the process that forks the DataLoader workers")
-                self._ended.append(ExitedProcess(process, None, error=error))
+                process = self._processes.pop(serial)
+                process.mark_exited(None)
+                error = exceptions.rebuild(failure, "in the process that forks the DataLoader workers")
+                self._exited.append(ExitedProcess(process, None, error=error))
         return True
 
-    def _lose(self) -> None:
-        """Without their zygote all are dead: the kernel has killed them, or does so at this moment."""
+    def _mark_lost(self) -> None:
+        """Mark all processes as exited: the kernel kills them with their zygote."""
         self.lost = True
-        for process in self._living.values():
-            process.end(None)
-            self._ended.append(ExitedProcess(process, None, orphaned=True))
-        self._living.clear()
+        for process in self._processes.values():
+            process.mark_exited(None)
+            self._exited.append(ExitedProcess(process, None, orphaned=True))
+        self._processes.clear()
 
 
 class ZygoteProcess:
-    """A worker process, with as much of the interface of `multiprocessing.Process` as is asked of workers."""
+    """Worker process with the public interface of `multiprocessing.Process`."""
 
-    def __init__(self, crew: ZygoteProcessGroup, serial: int, name: str) -> None:
-        self._crew, self.serial, self.name = crew, serial, name
+    def __init__(self, group: ZygoteProcessGroup, serial: int, name: str) -> None:
+        self._group, self.serial, self.name = group, serial, name
         self._pid: int | None = None
         self._pidfd = -1
-        self._lock = threading.Lock()  # so that the descriptor is not closed while another thread is about to use it
+        self._lock = (
+            threading.Lock()
+        )  # guards the pidfd: closed under another thread, its number could name another process
         self._exitcode: int | None = None
         self._over = False
 
@@ -143,48 +150,48 @@ class ZygoteProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its process id; waits for the zygote if that is still busy. None if it was never forked."""
+        """Process id; waits for the fork. None if that failed."""
         while self._pid is None and not self._over:
-            self._crew.wait()
+            self._group.wait()
         return self._pid
 
     @property
     def exitcode(self) -> int | None:
-        """As `multiprocessing` has it: None while it runs, negative for a signal."""
+        """As in `multiprocessing`: None while it runs, negative for a signal."""
         while not self.is_alive() and not self._over:
-            self._crew.wait()
+            self._group.wait()
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """Whether it runs, or is about to."""
+        """True while it runs, and before it has started."""
         return not self._over and not (self._pidfd >= 0 and self._wait(0))
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
+        """Wait until it has ended, for at most `timeout` seconds."""
         if self.pid is not None:
             self._wait(None if timeout is None else timeout * 1000)
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self._signal(signal.SIGKILL)
 
-    def begin(self, pid: int, pidfd: int) -> None:
-        """News: it runs."""
+    def mark_started(self, pid: int, pidfd: int) -> None:
+        """Record that it runs; takes ownership of `pidfd`."""
         self._pid, self._pidfd = pid, pidfd
 
-    def end(self, exitcode: int | None) -> None:
-        """News: it has ended, or the pool has closed and will hear no more of it."""
+    def mark_exited(self, exitcode: int | None) -> None:
+        """Record that it has ended, or that the pool has closed."""
         with self._lock:
             self._exitcode, self._over = exitcode, True
             if self._pidfd >= 0:
                 os.close(self._pidfd)
 
     def _wait(self, timeout_ms: float | None) -> bool:
-        """Wait for the end; whether it came in time."""
+        """Wait for the end; False if it did not come in time."""
         with self._lock:
             if self._over:
                 return True
@@ -208,80 +215,82 @@ _ANSWER_S = 0.5
 
 
 class ZygoteLauncher:
-    """Freezes the builder once, and has a zygote that thaws it once. Raises NotPicklableError.
+    """Launcher of workers that are forked from a zygote.
 
-    The zygote is forked when the first crew is asked for, and ends when this and all of its crews are closed. If it, or
-    the fork server, is killed, the next crew gets a new one.
+    The builder is pickled once, and unpickled once by the zygote.
+
+    The zygote is forked for the first process group, and ends when the launcher and all groups are closed. If it or the
+    fork server is killed, the next group gets a new zygote. Raises NotPicklableError.
     """
 
     def __init__(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> None:
         self.builder = builder
-        self._frozen = dump_builder(SharedWork(builder, init_fn), "loader")
+        self._dumped = dump_builder(SharedWork(builder, init_fn), "loader")
         self._zygote: ZygoteClient | None = None
-        self._crews: weakref.WeakSet[ZygoteProcessGroup] = weakref.WeakSet()
+        self._groups: weakref.WeakSet[ZygoteProcessGroup] = weakref.WeakSet()
         self._closed = False
         fork_server.close_at_exit(self)
 
-    def serves(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> bool:
-        """Whether workers of this launcher are what workers of a new one would be: every byte is compared."""
-        return self._frozen.matches(SharedWork(builder, init_fn))
+    def matches(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> bool:
+        """See `Launcher`. Compares every byte of the pickled builder."""
+        return self._dumped.matches(SharedWork(builder, init_fn))
 
-    def crew(self) -> ZygoteProcessGroup:
-        """A new, empty crew. Does not wait for the zygote."""
+    def new_group(self) -> ZygoteProcessGroup:
+        """Create an empty process group; does not wait for the zygote."""
         if self._closed:
-            raise WorkerError("the process that forked these workers is gone, and the loader has begun anew since")
+            raise WorkerError("the launcher of these workers has been closed: call iter(loader) again")
         if self._zygote is None or not self._zygote.is_ours():
-            self._zygote = ZygoteClient(self._frozen)
+            self._zygote = ZygoteClient(self._dumped)
         try:
-            crew = self._zygote.crew()
+            group = self._zygote.new_group()
         except ConnectionError:
             self._zygote.close(kill=True)
-            self._zygote = ZygoteClient(self._frozen)
-            crew = self._zygote.crew()
-        self._crews.add(crew)
-        return crew
+            self._zygote = ZygoteClient(self._dumped)
+            group = self._zygote.new_group()
+        self._groups.add(group)
+        return group
 
     def close(self) -> None:
-        """See `Launcher`; forgets the frozen builder."""
+        """See `Launcher`. Also frees the pickled builder."""
         self._closed = True
         zygote, self._zygote = self._zygote, None
         if zygote is not None and zygote.is_ours():
-            zygote.close(kill=all(crew.lost for crew in self._crews))
-        self._frozen.close()
+            zygote.close(kill=all(group.lost for group in self._groups))
+        self._dumped.close()
 
 
 class ZygoteClient:
-    """A zygote, from its launcher's point of view."""
+    """Client of one zygote process."""
 
-    def __init__(self, frozen: SharedBuilder) -> None:
+    def __init__(self, dumped: SharedBuilder) -> None:
         self._owner = os.getpid()
         self._control, theirs = channels.pair()
-        letter = channels.spill(pickle.dumps(Origin(ProcessEnvironment.here(), frozen.skeleton)))
-        own = [letter, _standard_stream(1), _standard_stream(2)]
+        start_fd = channels.spill(pickle.dumps(ZygoteStart(ProcessEnvironment.capture(), dumped.skeleton)))
+        own = [start_fd, _dup_standard_stream(1), _dup_standard_stream(2)]
         try:
-            self._fork_server, self._number = fork_server.fork([theirs.fileno(), *own, *frozen.fds])
+            self._fork_server, self._number = fork_server.fork([theirs.fileno(), *own, *dumped.fds])
         finally:
             channels.close_all(own)
             theirs.close()
 
     def is_ours(self) -> bool:
-        """False in a child of the user's, which must not talk to its parent's zygote."""
+        """False in a forked child, which must not use its parent's zygote."""
         return self._owner == os.getpid()
 
-    def crew(self) -> ZygoteProcessGroup:
+    def new_group(self) -> ZygoteProcessGroup:
         mine, theirs = channels.pair()
         with theirs:
             try:
-                channels.send(self._control, [b"crew"], [theirs.fileno()])
+                channels.send(self._control, [b"group"], [theirs.fileno()])
             except ConnectionError:
                 mine.close()
                 raise
         return ZygoteProcessGroup(mine)
 
     def close(self, *, kill: bool) -> None:
-        """Have it end once its crews are closed; at once, by force, if it is not to be waited for and gives no sign.
+        """Let the zygote end once its groups are closed.
 
-        It gives none while it unpickles a dataset, which may take long.
+        With `kill`, kill it if it does not answer in time: it cannot answer while it unpickles a dataset.
         """
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
@@ -292,8 +301,8 @@ class ZygoteClient:
         self._control.close()
 
 
-def _standard_stream(fd: int) -> int:
-    """A copy of standard output or error; where this process has closed it, a hole."""
+def _dup_standard_stream(fd: int) -> int:
+    """Duplicate standard output or error; /dev/null if this process has closed it."""
     try:
         return os.dup(fd)
     except OSError:

@@ -1,4 +1,4 @@
-"""How batches cross a process border: pickle protocol 5, with their memory in slots that are used again and again."""
+"""Transport of batches between processes: pickle protocol 5 with reusable shared memory."""
 
 from feedline.workers.transport.explain import explain_unpicklable
 from feedline.workers.transport.receiver import Inbox, InboxStatistics

@@ -1,4 +1,4 @@
-"""Finds what exactly cannot be pickled."""
+"""Search for the part of an object that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _MAX_DEPTH = 40
 
 
 def explain_unpicklable(obj: object, name: str = "obj", dumps: Callable[[Any], object] = pickle.dumps) -> str:
-    """The path and type of the first part of `obj` that `dumps` refuses: `batch['meta'][3].handle (type lock)`.
+    """Path and type of the first part of `obj` that `dumps` refuses.
 
-    Walks containers, attributes, slots, partials, methods, closures and classes. Costs a pickling of every part on the
-    way: for error messages only. If nothing is refused, it is `obj` itself.
+    For example `batch['meta'][3].handle (type lock)`. Walks containers, attributes, slots, partials, methods, closures
+    and classes. Pickles every part on the way, so it is for error messages only. If no part is refused, `obj` itself.
     """
     label, part = _search(obj, dumps, {id(obj): obj}) or ("", obj)
     return f"{name}{label} (type {_type_name(part)})"
 
 
 def _search(obj: object, dumps: Callable[[Any], object], seen: dict[int, object]) -> Part | None:
-    """None if all that is wrong with `obj` is an object that is already being searched."""
+    """First refused part; None if it is already being searched."""
     through_seen = False
     for label, part in _parts(obj) if len(seen) < _MAX_DEPTH else ():
-        if isinstance(part, _SCALARS) or not _refused(part, dumps):
+        if isinstance(part, _SCALARS) or not _is_refused(part, dumps):
             continue
         if id(part) not in seen and (found := _search(part, dumps, {**seen, id(part): part})) is not None:
             return label + found[0], found[1]
@@ -45,7 +45,7 @@ def _search(obj: object, dumps: Callable[[Any], object], seen: dict[int, object]
     return None if through_seen else ("", obj)
 
 
-def _refused(obj: object, dumps: Callable[[Any], object]) -> bool:
+def _is_refused(obj: object, dumps: Callable[[Any], object]) -> bool:
     try:
         dumps(obj)
     except Exception:  # noqa: BLE001 - whatever a user's __reduce__ or __getstate__ raises is a refusal
@@ -97,7 +97,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[Part]:
 
 
 def _parts_of_instance(obj: object) -> Iterator[Part]:
-    """What pickling would write for it: its state by attribute, then its constructor's arguments and its items."""
+    """Parts that pickling would write: attributes, constructor arguments, items."""
     try:
         reducer = copyreg.dispatch_table.get(type(obj))
         reduced = reducer(obj) if reducer else obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)

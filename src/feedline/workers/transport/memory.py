@@ -1,4 +1,4 @@
-"""Memory that two processes can map: an anonymous file, or a named segment where anonymous files do not exist."""
+"""Shared memory: anonymous files, or named segments where these do not exist."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if sys.platform == "linux":
 
 
 Handle = int | str
-"""What another process needs to map the same memory: a descriptor to be sent, or a name."""
+"""Descriptor or name by which another process maps the same memory."""
 
 
 _NAME = "feedline"
 
 
 class Mapping:
-    """A writable stretch of mapped memory; it is unmapped when this object and every array made from it are gone.
+    """Writable mapped memory, unmapped with the last array made from it.
 
-    `np.asarray(mapping)` is its memory, as bytes. `on_unmap`, if set, is called once with the address, just before the
-    memory goes, in whichever thread drops the last reference.
+    `np.asarray(mapping)` is its memory, as bytes. `on_unmap`, if set, is called once with the address just before the
+    memory is unmapped, in the thread that drops the last reference.
     """
 
     __slots__ = ("_pid", "_unmap", "address", "nbytes", "on_unmap")
@@ -56,18 +56,18 @@ class Mapping:
 
 
 class Backing(Protocol):
-    """Where new shared memory comes from."""
+    """Source of new shared memory."""
 
     def create(self, nbytes: int) -> tuple[Mapping, Handle]:
-        """New memory, all of it committed: what the machine cannot hold is an OSError here and no SIGBUS later.
+        """Allocate and commit memory; raise OSError if the machine cannot hold it.
 
-        A descriptor belongs to the caller, who closes it once it is sent.
+        Uncommitted memory would raise SIGBUS on a later write. The caller owns a descriptor.
         """
         ...
 
 
 class AnonymousFiles:
-    """memfd: no name, no entry in /dev/shm, gone with the last process that maps it."""
+    """Memory from memfd, freed with the last process that maps it."""
 
     def create(self, nbytes: int) -> tuple[Mapping, Handle]:
         fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
@@ -80,42 +80,52 @@ class AnonymousFiles:
 
 
 class NamedSegments:
-    """multiprocessing.shared_memory, for macOS and Windows; the name goes as soon as the other side has mapped it."""
+    """Memory from multiprocessing.shared_memory, for macOS and Windows.
+
+    The receiver removes the name as soon as it has mapped the segment.
+    """
 
     def create(self, nbytes: int) -> tuple[Mapping, Handle]:
         segment = SharedMemory(create=True, size=nbytes)
         if sys.platform != "win32":
-            # The receiver removes the name; this process's tracker would complain that it is gone.
+            # The receiver removes the name; the resource tracker of this process would report it as leaked.
             resource_tracker.unregister(segment._name, "shared_memory")  # type: ignore[attr-defined]
-        return _of_segment(segment, nbytes), segment.name
+        return _map_segment(segment, nbytes), segment.name
 
 
 def has_anonymous_files() -> bool:
-    """Whether this system has memfd."""
+    """True if this system has memfd."""
     return hasattr(os, "memfd_create")
 
 
 def default_backing() -> Backing:
-    """Anonymous files where the system has them."""
+    """Anonymous files where the system has them, else named segments."""
     return AnonymousFiles() if has_anonymous_files() else NamedSegments()
 
 
 def attach(handle: Handle, nbytes: int) -> Mapping:
-    """The memory behind a handle, seen and written by both sides. A descriptor stays open, a name is used up."""
+    """Map the memory of a handle, shared by both sides.
+
+    A descriptor stays open; a name is removed.
+    """
     if isinstance(handle, int):
         return _map_descriptor(handle, nbytes, _MAP_SHARED)
     segment = SharedMemory(name=handle)
     segment.unlink()
-    return _of_segment(segment, nbytes)
+    return _map_segment(segment, nbytes)
 
 
 def attach_private(fd: int, nbytes: int) -> Mapping:
-    """The memory behind a descriptor, copied page by page where this process writes; nobody else sees the writes."""
+    """Map the memory of a descriptor copy-on-write: writes stay in this process."""
     return _map_descriptor(fd, nbytes, _MAP_PRIVATE)
 
 
 def fixed_file(nbytes: int) -> int:
-    """The descriptor of a new file of zeros, committed; it has no name, and where memfd exists a fixed size."""
+    """Create an anonymous, committed file of zeros; return its descriptor.
+
+    Where memfd exists its size is sealed: no process can shrink it under the mapping of another, which would then get
+    SIGBUS.
+    """
     if has_anonymous_files():
         fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
@@ -135,7 +145,7 @@ def fixed_file(nbytes: int) -> int:
 
 
 class MemoryPiece(NamedTuple):
-    """`nbytes` bytes at an address of this process, and where in a file they belong."""
+    """Bytes at an address, with their offset in a file."""
 
     offset: int
     address: int
@@ -143,7 +153,10 @@ class MemoryPiece(NamedTuple):
 
 
 def sealed_file(nbytes: int, pieces: Iterable[MemoryPiece]) -> int:
-    """The descriptor of an anonymous file with the given content that nobody can change any more."""
+    """Create an anonymous file with this content; return its descriptor.
+
+    All seals are set: no process can change the memory that workers share.
+    """
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
@@ -165,17 +178,17 @@ def _write(fd: int, piece: MemoryPiece) -> None:
 
 
 def equal_memory(address: int, other: int, nbytes: int) -> bool:
-    """Whether `nbytes` bytes at two addresses of this process are the same."""
+    """True if the bytes at two addresses of this process are equal."""
     return nbytes == 0 or _c_library().memcmp(address, other, nbytes) == 0
 
 
-def _of_segment(segment: SharedMemory, nbytes: int) -> Mapping:
+def _map_segment(segment: SharedMemory, nbytes: int) -> Mapping:
     address = np.asarray(segment.buf).__array_interface__["data"][0]
     return Mapping(address, nbytes, segment.close)
 
 
-# Python's own mmap keeps a duplicate of the descriptor for as long as it lives (optional only since 3.13), so a user
-# who keeps many batches would run out of descriptors. The C call does not.
+# Python's mmap keeps a duplicate of the descriptor as long as it lives (optional since 3.13), so a user who keeps many
+# batches would run out of descriptors. The C call does not.
 _PROT_READ_WRITE = 0x1 | 0x2
 
 
@@ -186,7 +199,7 @@ _MAP_PRIVATE = 0x2
 
 
 class _CLibrary:
-    """mmap, munmap and memcmp of the C library; other Python threads run meanwhile."""
+    """mmap, munmap and memcmp of the C library; calls release the GIL."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(None, use_errno=True)

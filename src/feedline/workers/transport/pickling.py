@@ -1,12 +1,7 @@
-"""Pickle protocol 5 with the memory of CPU tensors and NumPy arrays left out of the stream.
+"""Pickling with the memory of tensors and arrays out of band.
 
-The stream holds a mark for every such object; a parcel holds what the marks stand for, in the order of the marks.
-
-The C pickler with a parcel for what it leaves out; by value where nothing else helps.
-
-Arrays that are mapped from a file travel as the file's name, and are mapped again.
-
-Memory that processes share because one has inherited it from the other: nothing that is pickled can stand for it.
+The stream holds a mark for every such object; an `OutOfBandPickle` holds the objects, in the order of the marks. Arrays
+that are mapped from a file are sent as the file's name and mapped again.
 """
 
 from __future__ import annotations
@@ -37,11 +32,11 @@ if TYPE_CHECKING:
 
 
 INLINE_NBYTES = 16 * 1024
-"""Memory below this size is cheaper inside the message than beside it."""
+"""Memory below this size stays inside the message: sending it out of band would cost more."""
 
 
 GRAIN = 16
-"""Regions begin at a multiple of this, the largest element of any torch dtype: offsets in elements stay whole."""
+"""Alignment of regions: the largest element of any torch dtype, so that offsets in elements are whole numbers."""
 
 
 _SLACK_NBYTES = 4096
@@ -54,51 +49,57 @@ Thing = TypeVar("Thing")
 
 
 class AddressRange(NamedTuple):
-    """Bytes of this process, from address `start` up to but not including `stop`."""
+    """Bytes of this process at the addresses [start, stop)."""
 
     start: int
     stop: int
 
     @property
     def pad(self) -> int:
-        """Bytes between the last grain boundary and the start."""
+        """Bytes between the preceding multiple of `GRAIN` and the start."""
         return self.start % GRAIN
 
     def copy(self) -> bytearray:
-        """The bytes, from the last grain boundary on."""
+        """Copy the bytes, from the preceding multiple of `GRAIN` on."""
         return bytearray(self.pad) + ctypes.string_at(self.start, self.stop - self.start)
 
 
 class ViewPlace(NamedTuple):
-    """Where a view's first element lies: in which region, and how many bytes from its beginning."""
+    """Region and byte offset of the first element of a view."""
 
     region: int
     offset: int
 
 
 class RegionLayout(NamedTuple):
-    """The regions to be sent, none overlapping another, and the place of every view in them."""
+    """Disjoint regions to send, and each view's place in them."""
 
     regions: list[AddressRange]
     places: list[ViewPlace]
 
 
 class OutOfBandPickle:
-    """What one pickling leaves out of its stream, kept alive until the parcel is dropped."""
+    """Views left out of one pickle stream, with their memory."""
 
     def __init__(self) -> None:
         self.views: list[View] = []
         self._spans: list[AddressRange] = []
-        self._kept: list[object] = []
+        self._owners: list[object] = []
         self._scattered: dict[int, torch.Tensor] = {}
 
     def reduce(self, obj: object) -> Any:
-        """For `reducer_override`: take the memory of what is plain CPU memory, decline all else."""
+        """Take the memory of a plain CPU object; NotImplemented for others.
+
+        For `reducer_override`.
+        """
         take = _TAKERS.get(type(obj))
         return NotImplemented if take is None else take(self, obj)
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """For `buffer_callback`: large buffers of foreign objects are left out too; True lets a small one stay."""
+        """Take a large foreign buffer; True leaves a small one inline.
+
+        For `buffer_callback`.
+        """
         if buffer is _MARK:
             return False
         raw = buffer.raw()
@@ -108,14 +109,15 @@ class OutOfBandPickle:
         return False
 
     def layout(self, resident: Callable[[AddressRange], bool]) -> RegionLayout:
-        """Where everything goes. Views that overlap share a region, so they still overlap on the other side.
+        """Merge the memory of all views into regions.
 
-        A tensor that shows only a small part of its memory is made contiguous, unless `resident` says that the memory
-        is already shared, or all of it travels anyway.
+        Views that overlap share a region, so they overlap at the receiver too. A tensor that covers only a small part
+        of its memory is made contiguous, unless `resident` reports that the memory is already shared, or all of it is
+        sent anyway.
         """
         if self._scattered:
             self._condense(resident)
-        merged = _merged(self._spans)
+        merged = _merge(self._spans)
         starts = [span.start for span in merged]
         numbers: dict[int, int] = {}
         places = []
@@ -127,12 +129,12 @@ class OutOfBandPickle:
         return RegionLayout([by_start[start] for start in numbers], places)
 
     def _condense(self, resident: Callable[[AddressRange], bool]) -> None:
-        traveling = _merged(span for number, span in enumerate(self._spans) if number not in self._scattered)
+        traveling = _merge(span for number, span in enumerate(self._spans) if number not in self._scattered)
         for number, tensor in self._scattered.items():
             span = self._spans[number]
             if not resident(span) and not any(r.start <= span.start and span.stop <= r.stop for r in traveling):
                 dense = tensor.detach().contiguous()
-                self._kept.append(dense)
+                self._owners.append(dense)
                 self.views[number] = _tensor_view(dense, tensor.requires_grad)
                 self._spans[number] = AddressRange(dense.data_ptr(), dense.data_ptr() + dense.nbytes)
 
@@ -173,8 +175,8 @@ class OutOfBandPickle:
     def _add(self, view: View, start: int, nbytes: int, owner: object) -> Any:
         self.views.append(view)
         self._spans.append(AddressRange(start, start + nbytes) if nbytes else AddressRange(0, 0))
-        self._kept.append(owner)
-        return arrived, (_MARK,)
+        self._owners.append(owner)
+        return restore, (_MARK,)
 
 
 _TAKERS: dict[type, Callable[[OutOfBandPickle, Any], Any]] = {
@@ -186,18 +188,18 @@ _TAKERS: dict[type, Callable[[OutOfBandPickle, Any], Any]] = {
 }
 
 
-def arrived(thing: Thing) -> Thing:
-    """In the stream: what stands behind a mark is already the object itself."""
+def restore(thing: Thing) -> Thing:
+    """Return the object of a mark; called from pickle streams."""
     return thing
 
 
 def typed_storage(untyped: UntypedStorage, dtype: str) -> TypedStorage:
-    """In the stream: the storage that torch's own reductions of tensor subclasses refer to."""
+    """Rebuild the storage that torch's reductions of tensor subclasses refer to."""
     return TypedStorage(wrap_storage=untyped, dtype=torch_dtypes()[dtype], _internal=True)  # type: ignore[no-untyped-call]
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether strided CPU memory is all that there is to the tensor."""
+    """True if strided CPU memory is all the state of the tensor."""
     return (
         tensor.is_cpu
         and tensor.layout is torch.strided
@@ -224,7 +226,7 @@ def _address(array: NDArray[Any]) -> int:
     return address
 
 
-def _merged(spans: Iterable[AddressRange]) -> list[AddressRange]:
+def _merge(spans: Iterable[AddressRange]) -> list[AddressRange]:
     merged: list[AddressRange] = []
     for span in sorted(spans):
         if merged and (span.start < merged[-1].stop or span.start == merged[-1].start):
@@ -235,34 +237,40 @@ def _merged(spans: Iterable[AddressRange]) -> list[AddressRange]:
 
 
 Pickling = tuple[bytes, OutOfBandPickle]
-"""A stream, and what was left out of it."""
+"""Pickle stream, and the memory that was left out of it."""
 
 
 class ReferencePickler(pickle.Pickler):
-    """Functions and classes travel by name, as is usual."""
+    """Pickler of functions and classes by name, as usual."""
 
-    def __init__(self, file: io.BytesIO, parcel: OutOfBandPickle) -> None:
-        super().__init__(file, 5, buffer_callback=parcel.take_buffer)
-        self._parcel = parcel
+    def __init__(self, file: io.BytesIO, oob: OutOfBandPickle) -> None:
+        super().__init__(file, 5, buffer_callback=oob.take_buffer)
+        self._oob = oob
 
     def reducer_override(self, obj: Any) -> Any:
-        return self._parcel.reduce(obj)
+        return self._oob.reduce(obj)
 
 
 class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Functions and classes travel by value if they cannot be imported, or come from `__main__`."""
+    """Pickler of functions and classes by value if they cannot be imported.
 
-    def __init__(self, file: io.BytesIO, parcel: OutOfBandPickle) -> None:
-        super().__init__(file, 5, buffer_callback=parcel.take_buffer)
-        self._parcel = parcel
+    Those of `__main__` go by value too: a worker's `__main__` is another module.
+    """
+
+    def __init__(self, file: io.BytesIO, oob: OutOfBandPickle) -> None:
+        super().__init__(file, 5, buffer_callback=oob.take_buffer)
+        self._oob = oob
 
     def reducer_override(self, obj: Any) -> Any:
-        reduced = self._parcel.reduce(obj)
+        reduced = self._oob.reduce(obj)
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
 
 class MixedPickler(ValuePickler):
-    """By name what can be found by its name, be it in `__main__`, and only the rest by value."""
+    """Pickler by name where the name can be found, else by value.
+
+    Names of `__main__` count too.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (type, FunctionType)) and find_definition(obj.__module__, obj.__qualname__) is obj:
@@ -270,15 +278,15 @@ class MixedPickler(ValuePickler):
         return super().reducer_override(obj)
 
 
-def pickled(obj: Any, pickler: Callable[[io.BytesIO, OutOfBandPickle], pickle.Pickler]) -> Pickling:
-    parcel = OutOfBandPickle()
+def dump_out_of_band(obj: Any, pickler: Callable[[io.BytesIO, OutOfBandPickle], pickle.Pickler]) -> Pickling:
+    oob = OutOfBandPickle()
     stream = io.BytesIO()
-    pickler(stream, parcel).dump(obj)
-    return stream.getvalue(), parcel
+    pickler(stream, oob).dump(obj)
+    return stream.getvalue(), oob
 
 
 def find_definition(module: str | None, name: str) -> object:
-    """What a module that is imported already calls by that qualified name, or None."""
+    """Object of that name in an imported module, or None."""
     try:
         return operator.attrgetter(name)(sys.modules[module or "__main__"])
     except (KeyError, AttributeError):
@@ -286,7 +294,10 @@ def find_definition(module: str | None, name: str) -> object:
 
 
 class MappedArray(NamedTuple):
-    """An array within the `nbytes` bytes of a file from `position` on; its first element is `offset` bytes in."""
+    """Array in the `nbytes` bytes of a file from `position` on.
+
+    `offset` is the byte offset of its first element in them.
+    """
 
     filename: str | Path
     mode: str
@@ -299,7 +310,7 @@ class MappedArray(NamedTuple):
     plain: bool
 
     def open(self) -> NDArray[Any]:
-        """The array, mapped anew: a memmap, or, if it was a plain array over one, a plain array."""
+        """Map the array; as a plain array if it was one."""
         file = np.memmap(self.filename, np.uint8, self.mode, self.position, (self.nbytes,))  # type: ignore[call-overload]
         first = file[self.offset : self.offset + self.dtype.itemsize].view(self.dtype)
         array = as_strided(first, self.shape, self.strides, subok=True)
@@ -307,9 +318,12 @@ class MappedArray(NamedTuple):
 
 
 def reduce_file(array: NDArray[Any]) -> Any:
-    """For `reducer_override`: how to map the array again, or None if it is not mapped from a file that still has it.
+    """Reduce a file-mapped array to a call that maps it again.
 
-    An array opened with mode "c" is reopened so, without what was written to it.
+    Returns None for other arrays.
+
+    For `reducer_override`. None as well if the file no longer has these bytes. An array opened with mode "c" is
+    reopened so, without what was written to it.
     """
     if array.size == 0 or type(array) not in (np.ndarray, np.memmap) or (file := file_of(array)) is None:
         return None
@@ -317,7 +331,7 @@ def reduce_file(array: NDArray[Any]) -> Any:
     start = np.frombuffer(file._mmap, np.uint8).__array_interface__["data"][0]  # type: ignore[attr-defined]
     position = file.offset - file.offset % mmap.ALLOCATIONGRANULARITY + low - start
     filename = file.filename
-    if filename is None or not _reaches(filename, position + high - low):
+    if filename is None or not _has_bytes(filename, position + high - low):
         return None
     address = array.__array_interface__["data"][0]
     mapped = MappedArray(
@@ -335,7 +349,7 @@ def reduce_file(array: NDArray[Any]) -> Any:
 
 
 def file_of(array: NDArray[Any]) -> np.memmap[Any, Any] | None:
-    """The memmap that the array is, or is a view of."""
+    """The memmap that the array is or views, or None."""
     owner: object = array
     while isinstance(owner, np.ndarray):
         if isinstance(owner, np.memmap) and owner._mmap is not None:  # type: ignore[attr-defined]
@@ -345,23 +359,23 @@ def file_of(array: NDArray[Any]) -> np.memmap[Any, Any] | None:
 
 
 def bounds_of(array: NDArray[Any]) -> tuple[int, int]:
-    """The addresses of its first byte and of the one after its last."""
+    """Addresses of the first byte and after the last byte."""
     reach = [(size - 1) * step for size, step in zip(array.shape, array.strides, strict=True)]
     address: int = array.__array_interface__["data"][0]
     return address + sum(r for r in reach if r < 0), address + sum(r for r in reach if r > 0) + array.itemsize
 
 
-def _reaches(filename: str | Path, nbytes: int) -> bool:
+def _has_bytes(filename: str | Path, nbytes: int) -> bool:
     try:
         return Path(filename).stat().st_size >= nbytes
     except OSError:
         return False
 
 
-def refuse_shared(obj: object) -> None:
-    """Raises PicklingError for a tensor or array whose memory other processes are meant to see when it changes.
+def check_not_shared(obj: object) -> None:
+    """Raise PicklingError for a tensor or array in inherited shared memory.
 
-    A copy of it would quietly part them.
+    A pickled copy would silently stop being shared.
     """
     if isinstance(obj, np.ndarray):
         shared = obj.flags.writeable and _is_shared(obj)

@@ -1,4 +1,4 @@
-"""The training process's side of the transport: batches whose memory is the worker's slots."""
+"""Receiving side of the transport: batches whose memory is the worker's slots."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class InboxStatistics:
-    """What this process has mapped of one worker's memory."""
+    """Memory of one worker that this process has mapped."""
 
     slots: int
     """Slots that are mapped."""
     nbytes: int
     """Bytes of all mapped slots."""
     lent_nbytes: int
-    """Bytes of the slots that batches of this process still look at."""
+    """Bytes of the slots that batches of this process still use."""
     peak_nbytes: int
     """The most that `nbytes` ever was."""
 
 
 class Inbox:
-    """Reads the messages of one worker, all of them and in their order, from one thread at a time.
+    """Decoder of one worker's messages; needs all of them, in order.
 
-    `register(address, nbytes)` is called once for every newly mapped slot, `unregister(address)` once before it is
-    unmapped, in whichever thread drops the last view of it.
+    Not thread-safe. `register(address, nbytes)` is called once for every newly mapped slot, `unregister(address)` once
+    before it is unmapped, in the thread that drops the last view of it.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class Inbox:
         self.close()
 
     def loads(self, payload: bytes, fds: Sequence[int] = ()) -> Any:
-        """The object that was sent. Its large tensors and arrays, all writable, are views into slots.
+        """Decode a message. Large tensors and arrays are writable views into slots.
 
-        When the last view of a slot is gone, in whatever thread, the worker uses it again; until then nobody writes to
-        it. The descriptors are closed. What unpickling raises is raised here, and frees the slots.
+        The worker reuses a slot only when its last view has been dropped, in any thread. Closes `fds`. Raises what
+        unpickling raises, and frees the slots then.
         """
         contents, stream = self._open(payload, fds)
         return pickle.loads(stream, buffers=contents.build(self._leases(contents)))
 
     def discard(self, payload: bytes, fds: Sequence[int] = ()) -> None:
-        """Take a message that nobody wants any more, and free its slots."""
+        """Skip a message and free its slots."""
         contents, _ = self._open(payload, fds)
         self._leases(contents)
 
@@ -80,7 +80,7 @@ class Inbox:
         return InboxStatistics(len(slots), sum(slot.mapping.nbytes for slot in slots), lent, self._peak_nbytes)
 
     def close(self) -> None:
-        """Forget all slots; what the user still holds stays valid, and is unmapped when it is dropped."""
+        """Forget all slots; live batches stay valid and are unmapped when dropped."""
         self._slots.clear()
 
     def _open(self, payload: bytes, fds: Sequence[int]) -> tuple[MessageContents, memoryview]:
@@ -119,7 +119,7 @@ class Inbox:
 
 
 class _LentSlot:
-    """A worker's slot, seen from the training process."""
+    """A worker's slot, as mapped by the training process."""
 
     def __init__(self, mapping: Mapping) -> None:
         self.mapping = mapping
@@ -131,18 +131,18 @@ class _LentSlot:
         return self._watch is not None and self._watch() is not None
 
     def lease(self) -> Bytes:
-        """The slot's bytes; the slot is the worker's again when this array and all views of it are gone."""
+        """Array of the slot's bytes; dropping its last view frees the slot."""
         memory = watchable(self._memory)
         self._watch = weakref.ref(memory, _Release(self._memory))
         return memory
 
 
 class _Release:
-    """Frees a slot when the last view of it dies: in any thread, inside the garbage collector, without a lock.
+    """Callback that frees a slot when its last view is dropped."""
 
-    A forked child of the training process frees nothing. What it inherited must not change under its eyes either, so
-    a slot that was lent while the process forked is retired instead of reused.
-    """
+    # Runs in any thread, also inside the garbage collector, so it takes no lock. A forked child must free nothing: the
+    # slot belongs to its parent. Nor may the memory that the child inherited change under it, so a slot that was lent
+    # during a fork is retired instead of reused.
 
     __slots__ = ("_forks", "_header", "_pid")
 
@@ -157,7 +157,7 @@ class _Release:
 
 
 class _Forks:
-    """Counts the forks of this process, a fact of the whole process."""
+    """Number of forks of this process."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,4 +1,4 @@
-"""A builder, pickled once for many workers: its arrays lie once in memory, however many workers look at them."""
+"""Builders pickled once for many workers that share its arrays."""
 
 from __future__ import annotations
 
@@ -28,49 +28,49 @@ from feedline.workers.transport.pickling import (
     OutOfBandPickle,
     Pickling,
     ValuePickler,
+    check_not_shared,
     find_definition,
     reduce_file,
-    refuse_shared,
 )
-from feedline.workers.transport.sharing import SharedFile, file_at, no_memory, reduce_shared
+from feedline.workers.transport.sharing import SharedFile, allocation_error, file_at, reduce_shared
 from feedline.workers.transport.slots import aligned
 from feedline.workers.transport.wire import MessageContents, SlotRange
 
 _MOST_SHARED = 240
-"""Files of `feedline.share` in one builder: a message of the kernel's carries 253 descriptors, and some are taken."""
+"""Most files of `feedline.share` in one builder: a message carries 253 descriptors, some of them other ones."""
 
 
-class Stretch(NamedTuple):
-    """Bytes of the file."""
+class FileExtent(NamedTuple):
+    """Offset and size of bytes in the file."""
 
     offset: int
     nbytes: int
 
 
 class SharedBuilder:
-    """A builder as bytes: a skeleton, and one read-only anonymous file with the memory of its arrays and tensors.
+    """Pickled builder: a skeleton, and a sealed file of array memory.
 
-    `fd` is None where there is nothing to share, or the system has no anonymous files. Memory of `feedline.share` stays
-    in its own files. A context manager: leaving it closes the descriptor, and workers that have thawed the builder keep
-    its memory.
+    `fd` is None if there is nothing to share, or the system has no anonymous files. Memory of `feedline.share` stays in
+    its own files. A context manager: leaving it closes the descriptor; workers that have loaded the builder keep its
+    memory.
     """
 
     def __init__(
-        self, outline: bytes, stretches: list[Stretch], fd: int | None, nbytes: int, shared: list[SharedFile]
+        self, outline: bytes, extents: list[FileExtent], fd: int | None, nbytes: int, shared: list[SharedFile]
     ) -> None:
-        self._outline, self._stretches, self._shared = outline, stretches, shared
+        self._outline, self._extents, self._shared = outline, extents, shared
         self.fd = fd
         self.nbytes = nbytes
 
     @property
     def fds(self) -> list[int]:
-        """The descriptors that `thaw` needs; they stay this object's."""
+        """Descriptors for `load_builder`; this object still owns them."""
         return [*([] if self.fd is None else [self.fd]), *(file.fd for file in self._shared)]
 
     @property
     def skeleton(self) -> bytes:
-        """The builder without the memory in the files; says where in the files that is."""
-        places = self.nbytes, [offset for offset, _ in self._stretches], [file.nbytes for file in self._shared]
+        """Pickled builder with offsets in place of the files' memory."""
+        places = self.nbytes, [offset for offset, _ in self._extents], [file.nbytes for file in self._shared]
         return pickle.dumps(places, 5) + self._outline
 
     def __enter__(self) -> Self:
@@ -80,25 +80,28 @@ class SharedBuilder:
         self.close()
 
     def matches(self, other: object) -> bool:
-        """Whether `other`, a builder or a frozen one, would thaw to the very same: every byte is compared."""
+        """True if `other`, pickled or not, would load as the same builder.
+
+        Compares every byte.
+        """
         if isinstance(other, SharedBuilder):
             theirs = other._map()
-            pieces = [] if theirs is None else [MemoryPiece(o, theirs.address + o, n) for o, n in other._stretches]
-            return self._outline == other._outline and self._holds(pieces)
-        plan = _plan(other, "builder")
-        return self._outline == plan.outline and self._holds(plan.pieces)
+            pieces = [] if theirs is None else [MemoryPiece(o, theirs.address + o, n) for o, n in other._extents]
+            return self._outline == other._outline and self._contains(pieces)
+        plan = _build_plan(other, "builder")
+        return self._outline == plan.outline and self._contains(plan.pieces)
 
     def close(self) -> None:
         if self.fd is not None:
             os.close(self.fd)
         self.fd, self._shared = None, []
 
-    def _holds(self, pieces: list[MemoryPiece]) -> bool:
-        """Whether they are what the file holds, wherever they would be placed in another."""
-        if self.fd is None or len(pieces) != len(self._stretches):
-            return not (self._stretches or pieces)
+    def _contains(self, pieces: list[MemoryPiece]) -> bool:
+        """True if the file holds exactly these pieces, at any offsets."""
+        if self.fd is None or len(pieces) != len(self._extents):
+            return not (self._extents or pieces)
         mine = attach_private(self.fd, self.nbytes)
-        placed = (piece._replace(offset=at.offset) for at, piece in zip(self._stretches, pieces, strict=True))
+        placed = (piece._replace(offset=at.offset) for at, piece in zip(self._extents, pieces, strict=True))
         return all(equal_memory(mine.address + p.offset, p.address, p.nbytes) for p in placed)
 
     def _map(self) -> Mapping | None:
@@ -106,13 +109,13 @@ class SharedBuilder:
 
 
 def dump_builder(obj: object, name: str = "builder") -> SharedBuilder:
-    """`obj` for many workers.
+    """Pickle `obj` for many workers.
 
-    Lambdas, closures and what `__main__` defines travel by value; arrays and tensors from 16 KiB on lie in the
-    anonymous file; arrays that are mapped from a file are mapped again by each worker, those of `feedline.share` from
-    theirs. Raises NotPicklableError, with the path below `name`, for what cannot be pickled.
+    Lambdas, closures and definitions of `__main__` go by value. Arrays and tensors from 16 KiB on lie in the anonymous
+    file. File-mapped arrays are mapped again by each worker, as are those of `feedline.share`. Raises NotPicklableError
+    with the path, below `name`, of the part that cannot be pickled.
     """
-    plan = _plan(obj, name)
+    plan = _build_plan(obj, name)
     if len(plan.shared) > _MOST_SHARED:
         raise NotPicklableError(
             f"the {name} holds {len(plan.shared)} arrays of feedline.share, and a worker process can be sent "
@@ -123,17 +126,17 @@ def dump_builder(obj: object, name: str = "builder") -> SharedBuilder:
     try:
         fd = sealed_file(plan.nbytes, plan.pieces)
     except OSError as error:
-        raise no_memory(plan.nbytes, f"the arrays of the {name}", error) from error
-    stretches = [Stretch(piece.offset, piece.nbytes) for piece in plan.pieces]
-    return SharedBuilder(plan.outline, stretches, fd, plan.nbytes, plan.shared)
+        raise allocation_error(plan.nbytes, f"the arrays of the {name}", error) from error
+    extents = [FileExtent(piece.offset, piece.nbytes) for piece in plan.pieces]
+    return SharedBuilder(plan.outline, extents, fd, plan.nbytes, plan.shared)
 
 
 def load_builder(fds: Sequence[int], skeleton: bytes) -> Any:
-    """The builder that was frozen, from `Frozen.fds`.
+    """Load a builder from `SharedBuilder.fds` and `SharedBuilder.skeleton`.
 
-    Its arrays are writable; a worker that writes gets its own copy of those pages, but for arrays of `feedline.share`.
-    The descriptors may be closed afterwards. Classes and functions of the user's `__main__` become attributes of this
-    process's `__main__`, so that their instances can be pickled by reference on the way back.
+    Its arrays are writable: a worker that writes gets a copy of those pages, except for arrays of `feedline.share`. The
+    caller may close the descriptors afterwards. Classes and functions of the user's `__main__` become attributes of
+    this process's `__main__`, so that batches can pickle their instances by reference.
     """
     stream = io.BytesIO(skeleton)
     nbytes, offsets, shared_nbytes = pickle.load(stream)
@@ -152,28 +155,28 @@ def load_builder(fds: Sequence[int], skeleton: bytes) -> Any:
 
 
 def _define(name: str, definition: types.FunctionType | type) -> None:
-    definition.__qualname__ = name  # cloudpickle forgets in which class a class was defined
+    definition.__qualname__ = name  # cloudpickle drops the enclosing class from the name
     if "." not in name:
         vars(sys.modules["__main__"]).setdefault(name, definition)
 
 
 class _PicklePlan(NamedTuple):
-    outline: bytes  # the same wherever the pieces lie
+    outline: bytes  # does not depend on where the pieces lie
     pieces: list[MemoryPiece]
     nbytes: int
-    parcel: OutOfBandPickle  # keeps the memory of the pieces alive
+    oob: OutOfBandPickle  # keeps the memory of the pieces alive
     shared: list[SharedFile]
 
 
-def _plan(obj: object, name: str) -> _PicklePlan:
+def _build_plan(obj: object, name: str) -> _PicklePlan:
     try:
-        stream, parcel = _pickled(obj)
+        stream, oob = _dump(obj)
     except Exception as error:
         raise NotPicklableError(
-            f"{explain_unpicklable(obj, name, _pickled)} cannot be sent to a worker process: {error}. Create it lazily "
+            f"{explain_unpicklable(obj, name, _dump)} cannot be sent to a worker process: {error}. Create it lazily "
             "in the worker (on first use in __getitem__), leave it out in __getstate__, or use worker_method='thread'."
         ) from error
-    layout = parcel.layout(lambda span: file_at(span.start) is not None)
+    layout = oob.layout(lambda span: file_at(span.start) is not None)
     regions: list[SlotRange | bytearray] = []
     pieces: list[MemoryPiece] = []
     shared: dict[SharedFile, int] = {}
@@ -190,52 +193,55 @@ def _plan(obj: object, name: str) -> _PicklePlan:
             regions.append(SlotRange(len(pieces), 0, span.pad + nbytes))
             pieces.append(MemoryPiece(end + span.pad, span.start, nbytes))
             end = aligned(pieces[-1].offset + nbytes)
-    contents = MessageContents(regions, layout.places, parcel.views).encode()
-    # With the files' identities: a builder over another shared file is another one, though the bytes be the same.
+    contents = MessageContents(regions, layout.places, oob.views).encode()
+    # With the identities of the files: a builder over another shared file differs, even if the bytes are equal.
     head = pickle.dumps((contents, [file.identity for file in shared]), 5)
-    return _PicklePlan(head + stream, pieces, end, parcel, list(shared))
+    return _PicklePlan(head + stream, pieces, end, oob, list(shared))
 
 
-def _pickled(obj: object) -> Pickling:
-    """The object, then, in one dict after another up to an empty one, what it needs of `__main__`."""
-    parcel = OutOfBandPickle()
+def _dump(obj: object) -> Pickling:
+    """Pickle the object, then dicts of the definitions it needs of `__main__`.
+
+    An empty dict ends the stream.
+    """
+    oob = OutOfBandPickle()
     stream = io.BytesIO()
-    pickler = _BuilderPickler(stream, parcel)
+    pickler = _BuilderPickler(stream, oob)
     pickler.dump(obj)
     while definitions := pickler.take_definitions():
         pickler.dump(definitions)
     pickler.dump({})
-    return stream.getvalue(), parcel
+    return stream.getvalue(), oob
 
 
 class _BuilderPickler(ValuePickler):
-    """Notes what of `__main__` it meets; maps files again; refuses what only inheritance can share."""
+    """Pickler that collects definitions of `__main__` and refuses inherited shared memory."""
 
-    def __init__(self, file: io.BytesIO, parcel: OutOfBandPickle) -> None:
-        super().__init__(file, parcel)
-        self._met: dict[str, object] = {}
-        self._taken: set[str] = set()
+    def __init__(self, file: io.BytesIO, oob: OutOfBandPickle) -> None:
+        super().__init__(file, oob)
+        self._definitions: dict[str, object] = {}
+        self._written: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is np.ndarray and (reduced := reduce_shared(obj)) is not None:
             return reduced
         if isinstance(obj, np.ndarray) and (reduced := reduce_file(obj)) is not None:
             return reduced
-        refuse_shared(obj)
+        check_not_shared(obj)
         if isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__":
-            self._meet(obj)
+            self._note_definition(obj)
         return super().reducer_override(obj)
 
     def take_definitions(self) -> dict[str, object]:
-        """What was met since the last call."""
-        new = {name: value for name, value in self._met.items() if name not in self._taken}
-        self._taken.update(new)
+        """Definitions collected since the last call."""
+        new = {name: value for name, value in self._definitions.items() if name not in self._written}
+        self._written.update(new)
         return new
 
-    def _meet(self, obj: types.FunctionType | type) -> None:
-        """Note the definition, and the class that it is part of, if they can be reached by name."""
+    def _note_definition(self, obj: types.FunctionType | type) -> None:
+        """Collect a definition and its enclosing class, if reachable by name."""
         name = obj.__qualname__
         for reached in {name.partition(".")[0], name} if "<locals>" not in name else ():
             definition = find_definition("__main__", reached)
             if isinstance(definition, (type, types.FunctionType)) and definition.__module__ == "__main__":
-                self._met[reached] = definition
+                self._definitions[reached] = definition

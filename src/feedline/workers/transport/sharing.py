@@ -1,4 +1,4 @@
-"""Arrays that exist once for the training process and all of its workers."""
+"""Arrays shared between the training process and its workers (`feedline.share`)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Array = TypeVar("Array", NDArray[Any], torch.Tensor)
 
 
 class SharedFile:
-    """A file that is mapped into every process that has its descriptor; `np.asarray` gives its bytes.
+    """Mapped file that processes share by its descriptor.
 
-    Owns `fd`. Mapping and descriptor live as long as this object, and so as any array over its bytes.
+    `np.asarray` gives its bytes. Owns `fd`; mapping and descriptor live as long as any array over the bytes.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
@@ -31,7 +31,7 @@ class SharedFile:
         self._mapped = mmap.mmap(fd, nbytes)
         self.address: int = np.frombuffer(self._mapped, np.uint8).__array_interface__["data"][0]
         status = os.fstat(fd)
-        self.identity = status.st_dev, status.st_ino  # no other file's while this one is open
+        self.identity = status.st_dev, status.st_ino  # unique while the file is open
         _files[self.address] = self
 
     @property
@@ -39,7 +39,7 @@ class SharedFile:
         return {"data": (self.address, False), "shape": (self.nbytes,), "typestr": "|u1", "version": 3}
 
     def __del__(self) -> None:
-        # A forked child may have closed what it inherited, and given the number to another file.
+        # A forked child may have closed the inherited descriptor and reused its number for another file.
         if self._pid == os.getpid():
             os.close(self.fd)
 
@@ -63,10 +63,10 @@ def share(array: Array) -> Array:
     if type(source) in (np.ndarray, np.memmap):
         if source.dtype.hasobject:
             raise ArgumentError(f"share: dtype {source.dtype} refers to Python objects, which processes cannot share")
-        copy: Any = np.ndarray(source.shape, source.dtype, _allocated(source.nbytes))
+        copy: Any = np.ndarray(source.shape, source.dtype, _allocate(source.nbytes))
         copy[...] = source
     elif type(source) is torch.Tensor and is_plain(source):
-        copy = tensor_over(_allocated(source.nbytes), tuple(source.shape), source.dtype)
+        copy = tensor_over(_allocate(source.nbytes), tuple(source.shape), source.dtype)
         copy.copy_(source.detach()).requires_grad_(source.requires_grad)
     else:
         raise ArgumentError(
@@ -78,15 +78,18 @@ def share(array: Array) -> Array:
 
 
 def file_at(address: int) -> SharedFile | None:
-    """The shared file that is mapped at an address of this process."""
+    """Shared file that is mapped at this address, or None."""
     files = (reference() for reference in _files.valuerefs())
     return next((file for file in files if file and 0 <= address - file.address < file.nbytes), None)
 
 
 def reduce_shared(array: NDArray[Any]) -> Any:
-    """For `reducer_override`: a view of bytes of its shared file; None for such bytes, and for other arrays.
+    """Reduce an array over a shared file to a view.
 
-    A parcel copies what is not contiguous, and leaves some dtypes to NumPy, which copies as well.
+    Returns None for other arrays.
+
+    For `reducer_override`. None as well for the bytes themselves. Without this, `OutOfBandPickle` would copy arrays
+    that are not contiguous, and NumPy would copy some dtypes.
     """
     if array.size == 0 or (array.dtype == np.uint8 and array.ndim == 1 and array.flags.c_contiguous):
         return None
@@ -98,17 +101,17 @@ def reduce_shared(array: NDArray[Any]) -> Any:
     return np.ndarray, (array.shape, array.dtype, memory, offset, array.strides)
 
 
-def no_memory(nbytes: int, what: str, error: OSError) -> SlotMemoryError:
-    """The error for shared memory that the system refuses."""
+def allocation_error(nbytes: int, what: str, error: OSError) -> SlotMemoryError:
+    """Error for shared memory that the system cannot allocate."""
     return SlotMemoryError(
-        f"{nbytes} bytes of shared memory for {what} could not be had: {error.strerror}. "
+        f"{nbytes} bytes of shared memory for {what} could not be allocated: {error.strerror}. "
         "Map them from a file (numpy.memmap), or allow the process more memory."
     )
 
 
-def _allocated(nbytes: int) -> NDArray[np.uint8]:
+def _allocate(nbytes: int) -> NDArray[np.uint8]:
     nbytes = max(nbytes, 1)  # no mapping is empty
     try:
         return np.asarray(SharedFile(fixed_file(nbytes), nbytes))
     except OSError as error:
-        raise no_memory(nbytes, "an array", error) from error
+        raise allocation_error(nbytes, "an array", error) from error

@@ -1,8 +1,6 @@
-"""A worker's slots: shared memory that is used again as soon as nobody, in any process, looks at it.
+"""Reusable memory for batches: shared slots and buffers.
 
-Room for new data in a worker's slots: large things get a slot of their own, small ones share.
-
-Memory of large batches that are built in the training process: used again as soon as nobody looks at it.
+A slot or buffer is reused as soon as no array in any process refers to it.
 """
 
 from __future__ import annotations
@@ -32,15 +30,15 @@ if TYPE_CHECKING:
 
 
 HEADER_NBYTES = 64
-"""A slot's data begins here; the first byte of the header says who may use the slot."""
+"""Offset of a slot's data; the first byte of the header is the state of the slot."""
 
 
 FREE, LENT, RETIRED = 0, 1, 2
-"""Free: the worker may reuse it. Lent: the training process looks at it. Retired: to be forgotten, never reused."""
+"""Free: the worker may reuse it. Lent: in use by the training process. Retired: never reused."""
 
 
 IDLE_MESSAGES = 256
-"""A slot that no message needed for so long is given back to the system."""
+"""A slot that this many messages did not need is freed."""
 
 
 _PAGE_NBYTES = 4096
@@ -56,11 +54,11 @@ _FORGET_AT_MOST = 1024
 
 
 class SlotMemoryError(WorkerError, MemoryError):
-    """No memory, or no descriptor, for another slot; the message says how much is in use and what to change."""
+    """No memory or no descriptor for another slot of shared memory."""
 
 
 class Slot:
-    """One stretch of shared memory of a worker."""
+    """Block of a worker's shared memory."""
 
     def __init__(self, number: int, mapping: Mapping, handle: Handle) -> None:
         self.number = number
@@ -68,23 +66,23 @@ class Slot:
         self.handle: Handle | None = handle
         self.used_at = 0
         self._memory = np.asarray(mapping).data
-        self._local: Callable[[], Bytes | None] = _nothing
+        self._local: Callable[[], Bytes | None] = _no_reference
 
     @property
     def state(self) -> int:
-        """FREE, LENT or RETIRED, as the training process left it."""
+        """FREE, LENT or RETIRED; the training process resets it without a lock."""
         return self._memory[0]
 
     @property
     def free(self) -> bool:
-        """Whether nobody looks at it, neither the training process nor this one."""
+        """True if neither the training process nor this one uses it."""
         return self._memory[0] == FREE and self._local() is None
 
     def lend(self) -> None:
         self._memory[0] = LENT
 
     def bytes(self) -> Bytes:
-        """The whole slot. While this array, or anything made from it, lives in this process, the slot is not free."""
+        """Array of the whole slot, which is in use while it lives."""
         array = self._local()
         if array is None:
             array = watchable(self._memory)
@@ -92,14 +90,17 @@ class Slot:
         return array
 
     def close(self) -> None:
-        """Forget the slot; its memory goes when nothing in any process looks at it."""
+        """Forget the slot; its last user frees the memory."""
         if isinstance(self.handle, int):
             os.close(self.handle)
         self.handle = None
 
 
 class SlotPool:
-    """All slots of one worker. Slots are of few sizes, a quarter of a power of two apart, to fit again."""
+    """All slots of one worker, in size classes.
+
+    Classes are a quarter of a power of two apart.
+    """
 
     def __init__(self, backing: Backing | None = None) -> None:
         self._backing = backing or default_backing()
@@ -119,13 +120,16 @@ class SlotPool:
         return len(self._slots)
 
     def take(self, nbytes: int) -> Slot:
-        """A free slot for that much data, at most twice as large, or a new one. Call `bytes()` to keep it."""
+        """Return a free slot, at most twice as large, or create one.
+
+        It stays free until `Slot.bytes` is called.
+        """
         slot = self._find_free(size_class(nbytes)) or self._create(size_class(nbytes))
         slot.used_at = self.clock
         return slot
 
     def find(self, span: AddressRange) -> Slot | None:
-        """The slot that the span lies in."""
+        """Slot that contains these addresses; None if there is none."""
         at = bisect_right(self._addresses, span.start) - 1
         if at < 0:
             return None
@@ -133,13 +137,19 @@ class SlotPool:
         return slot if span.stop <= slot.mapping.address + slot.mapping.nbytes else None
 
     def hand_over(self, slot: Slot) -> Handle | None:
-        """The slot's handle if the training process has not got it yet; whoever calls closes it."""
+        """Give the handle to the caller, to send it once.
+
+        None if the training process already has it.
+        """
         handle, slot.handle = slot.handle, None
         self.unsent -= handle is not None
         return handle
 
     def tick(self) -> list[int]:
-        """Count a message; the numbers of slots that the training process should forget, as this worker just did."""
+        """Count a message and forget outdated slots now and then.
+
+        Returns the numbers of forgotten slots, which the training process has to forget as well.
+        """
         self.clock += 1
         if self.clock % _FORGET_EVERY:
             return []
@@ -167,7 +177,7 @@ class SlotPool:
         try:
             mapping, handle = self._backing.create(nbytes)
         except OSError as error:
-            raise SlotMemoryError(self._shortage(nbytes, error)) from error
+            raise SlotMemoryError(self._describe_shortage(nbytes, error)) from error
         slot = Slot(self.created, mapping, handle)
         self.created += 1
         self.unsent += 1
@@ -192,38 +202,44 @@ class SlotPool:
     def _is_outdated(self, slot: Slot) -> bool:
         return slot.state == RETIRED or (slot.free and self.clock - slot.used_at > IDLE_MESSAGES)
 
-    def _shortage(self, nbytes: int, error: OSError) -> str:
+    def _describe_shortage(self, nbytes: int, error: OSError) -> str:
         lent = sum(slot.mapping.nbytes for slot in self._slots if slot.state == LENT)
         remedy = "Keep fewer batches, lower prefetch_factor or num_workers, or allow the process more memory."
         if error.errno in (errno.EMFILE, errno.ENFILE):
             remedy = "Allow the process more open files (ulimit -n)."
         return (
-            f"{nbytes} bytes of shared memory for a batch could not be had: {error.strerror}. "
-            f"This worker has {len(self)} slots of {self.nbytes} bytes, {lent} bytes of them in batches that are on "
-            f"their way or still kept by the training process. {remedy}"
+            f"{nbytes} bytes of shared memory for a batch could not be allocated: {error.strerror}. "
+            f"This worker has {len(self)} slots of {self.nbytes} bytes, {lent} bytes of them in batches that are in "
+            f"transit or still referenced by the training process. {remedy}"
         )
 
 
 def size_class(nbytes: int) -> int:
-    """The smallest 4, 5, 6 or 7 times a power of two that is not below `nbytes`: at most a quarter more."""
+    """Round up to a size class, at most a quarter larger.
+
+    Classes are 4, 5, 6 and 7 times a power of two.
+    """
     nbytes = max(nbytes, _SMALLEST_NBYTES)
     step = 1 << max((nbytes - 1).bit_length() - 3, 0)
     return -(-nbytes // step) * step
 
 
-def _nothing() -> None:
+def _no_reference() -> None:
     return None
 
 
 ALONE_NBYTES = 256 * 1024
-"""From this size on, data has a slot of its own, so that its memory is free again as soon as it is dropped."""
+"""Data from this size on gets a slot of its own, which is free as soon as the data is dropped."""
 
 
 _ALIGNMENT = 64
 
 
 class Allocation(NamedTuple):
-    """Bytes of a slot, from `start`. `memory` is the whole slot and keeps it from being used for anything else."""
+    """Bytes of a slot from `start` on.
+
+    `memory` is the whole slot and keeps it in use.
+    """
 
     slot: Slot
     start: int
@@ -235,55 +251,55 @@ class Allocation(NamedTuple):
 
 
 class SlotAllocator:
-    """Hands out room, aligned to 64 bytes."""
+    """Allocates memory in slots, aligned to 64 bytes."""
 
-    def __init__(self, shelf: SlotPool) -> None:
-        self._shelf = shelf
-        self._common: Allocation | None = None
+    def __init__(self, pool: SlotPool) -> None:
+        self._pool = pool
+        self._shared: Allocation | None = None
         self._packed_nbytes = 0
         self._expected_nbytes = 0
 
-    def alone(self, nbytes: int) -> Allocation:
-        """Room in a slot that holds nothing else."""
-        slot = self._shelf.take(nbytes)
+    def allocate(self, nbytes: int) -> Allocation:
+        """Allocate a slot that holds nothing else."""
+        slot = self._pool.take(nbytes)
         return Allocation(slot, HEADER_NBYTES, slot.bytes())
 
-    def shared(self, nbytes: int) -> Allocation:
-        """Room in the slot that the small things of the current message share."""
+    def allocate_shared(self, nbytes: int) -> Allocation:
+        """Allocate in the slot that small parts of the current message share."""
         nbytes = aligned(nbytes)
-        room = self._common
-        if room is None or room.start + nbytes > len(room.memory):
-            # Beyond what was expected, as much again as there was: a message needs few slots however wrong the guess.
-            room = self.alone(max(nbytes, self._expected_nbytes - self._packed_nbytes, self._packed_nbytes))
-        self._common = room._replace(start=room.start + nbytes)
+        allocation = self._shared
+        if allocation is None or allocation.start + nbytes > len(allocation.memory):
+            # Beyond the expected size, double: a message then needs few slots, however wrong the estimate was.
+            allocation = self.allocate(max(nbytes, self._expected_nbytes - self._packed_nbytes, self._packed_nbytes))
+        self._shared = allocation._replace(start=allocation.start + nbytes)
         self._packed_nbytes += nbytes
-        return room
+        return allocation
 
     def expect(self, nbytes: int) -> None:
-        """Say how much of the current message is still to be packed: a new common slot will have room for it."""
+        """Announce the bytes still to pack; a new shared slot fits them."""
         self._expected_nbytes = self._packed_nbytes + nbytes
 
     def finish(self) -> None:
-        """The message is complete: what follows shares another slot, of the size that this one needed."""
-        self._common = None
+        """End the message; size the next one's shared slot like this one's."""
+        self._shared = None
         self._expected_nbytes, self._packed_nbytes = self._packed_nbytes, 0
 
 
 def aligned(nbytes: int) -> int:
-    """`nbytes`, rounded up to the alignment of rooms."""
+    """Round `nbytes` up to the alignment of allocations."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 LARGE_NBYTES = 4 << 20
-"""What is smaller comes from the allocator, which keeps such memory by itself."""
+"""Smaller tensors come from torch's allocator, which reuses such memory itself."""
 
 
 IDLE_BATCHES = 256
-"""A block that nobody needed for so many large tensors is given back to the system."""
+"""A block that this many large tensors did not need is freed."""
 
 
 class _PooledBlock:
-    """One private mapping. While an array from `bytes()`, or anything made from it, lives, the block is not free."""
+    """Private mapping, in use while an array over it lives."""
 
     __slots__ = ("_local", "_memory", "nbytes", "used_at")
 
@@ -292,7 +308,7 @@ class _PooledBlock:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             mapping.madvise(mmap.MADV_HUGEPAGE)
         self._memory = memoryview(mapping)
-        self._local: Callable[[], Bytes | None] = _nothing
+        self._local: Callable[[], Bytes | None] = _no_reference
         self.nbytes = nbytes
         self.used_at = 0
 
@@ -307,10 +323,10 @@ class _PooledBlock:
 
 
 class BufferPool:
-    """`recycled(shape, dtype)` gives an uninitialized, contiguous CPU tensor, a large one in memory used before.
+    """Allocator of uninitialized, contiguous CPU tensors that reuses large buffers.
 
-    The first touch of fresh pages costs several times what writing a batch into warm ones does. A loop that keeps its
-    batches makes this grow, as they would have anyway. Safe to use from several threads.
+    The first write to fresh pages costs several times as much as to pages in use. The pool grows with the number of
+    batches that the loop keeps. Thread-safe.
     """
 
     smallest_nbytes = LARGE_NBYTES
@@ -333,7 +349,7 @@ class BufferPool:
 
     @property
     def lent_nbytes(self) -> int:
-        """Bytes of the blocks that somebody looks at."""
+        """Bytes of the blocks in use."""
         return sum(block.nbytes for block in list(self._blocks) if not block.free)
 
     def _take(self, nbytes: int) -> Bytes:

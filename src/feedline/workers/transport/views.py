@@ -1,4 +1,4 @@
-"""How a tensor, an array or a buffer is seen again over bytes that arrived somewhere else."""
+"""Descriptions of tensors, arrays and buffers, to rebuild them over received bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Bytes = NDArray[np.uint8]
 
 
 class Region:
-    """A stretch of writable bytes in this process, shared by every view that is built over it."""
+    """Writable bytes in this process, shared by every view built over them."""
 
     __slots__ = ("_storage", "memory")
 
@@ -23,7 +23,7 @@ class Region:
 
     @property
     def storage(self) -> torch.UntypedStorage:
-        """One torch storage over the region, always the same: views that shared theirs before share this one."""
+        """The one torch storage over the region, for all its tensors."""
         if self._storage is None:
             self._storage = torch.from_numpy(self.memory).untyped_storage()
         return self._storage
@@ -68,14 +68,15 @@ class BufferView(NamedTuple):
 
 
 View = TensorView | ArrayView | StorageView | BufferView
-"""What is needed, besides the bytes, to rebuild one object; `offset` is the place of its first element, in bytes."""
+"""Description of one object without its bytes; `offset` is the byte offset of its first element."""
 
 
 def watchable(buffer: memoryview) -> Bytes:
-    """An array over the buffer that lives exactly as long as anything looks at it: a weak reference tells the end.
+    """Array over the buffer that lives until its last view is dropped.
 
-    It must be made from a buffer. Views of an array that is itself a view of another hang on that other one.
+    A weak reference to it therefore reports the end of the last view.
     """
+    # Made from a buffer: views of an array that is a view itself would refer to the original array, not to it.
     return np.frombuffer(buffer, np.uint8)
 
 
@@ -86,7 +87,7 @@ def torch_dtypes() -> dict[str, torch.dtype]:
 
 
 def tensor_over(memory: Bytes, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous tensor that is the given bytes."""
+    """Contiguous tensor over the given bytes."""
     tensor = torch.empty(0, dtype=dtype, device="cpu")
     tensor.set_(torch.from_numpy(memory).untyped_storage(), 0, shape)  # type: ignore[call-overload]
     return tensor

@@ -1,4 +1,4 @@
-"""What a message says, the same for the worker that writes it and the process that reads it."""
+"""Message format, shared by the worker and the training process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class OpenedSlot(NamedTuple):
-    """A slot that the message uses for the first time; without a name its descriptor travels with the message."""
+    """Slot that a message uses for the first time.
+
+    Without a name its descriptor comes with the message.
+    """
 
     number: int
     nbytes: int
@@ -23,7 +26,7 @@ class OpenedSlot(NamedTuple):
 
 
 class SlotRange(NamedTuple):
-    """Bytes that lie in a slot, from `start`, counted from the slot's beginning."""
+    """Bytes of a slot; `start` counts from its beginning, header included."""
 
     number: int
     start: int
@@ -40,7 +43,7 @@ _KIND_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 
 class MessageContents(NamedTuple):
-    """Where the memory of the pickled object is, and what it is."""
+    """Regions of memory of a pickled object, and the views over them."""
 
     regions: list[SlotRange | bytearray]
     places: list[ViewPlace]
@@ -56,20 +59,20 @@ class MessageContents(NamedTuple):
         )
 
     def encode(self) -> bytes:
-        """As a pickle of plain tuples: naming the class of each would cost more than all that is in them."""
+        """Pickle as plain tuples: class names would exceed the values."""
         regions = [tuple(region) if isinstance(region, SlotRange) else region for region in self.regions]
         views = [(_KIND_NUMBERS[type(view)], tuple(view)) for view in self.views]
         return pickle.dumps((regions, [tuple(place) for place in self.places], views), 5)
 
     @property
     def slots(self) -> set[int]:
-        """The numbers of the slots that it needs."""
+        """Numbers of the slots it needs."""
         return {region.number for region in self.regions if isinstance(region, SlotRange)}
 
     def build(self, slots: Mapping[int, Bytes]) -> list[Any]:
-        """What the marks in the stream stand for, over the memory of the slots: the `buffers` for unpickling.
+        """Build the objects of the marks, as `buffers` for unpickling.
 
-        NEXT_BUFFER pushes whatever comes next in `buffers`; nothing requires it to be a buffer.
+        The opcode NEXT_BUFFER pushes the next item of `buffers`, which need not be a buffer.
         """
         regions = [
             Region(part.within(slots[part.number]) if isinstance(part, SlotRange) else np.frombuffer(part, np.uint8))
@@ -79,7 +82,10 @@ class MessageContents(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """The payload. The body is pickled `MessageContents` of `contents_nbytes`, then the pickled object itself."""
+    """Payload of a message.
+
+    The body is pickled `MessageContents` of `contents_nbytes` bytes, then the pickled object.
+    """
 
     opened: list[OpenedSlot]
     closed: list[int]

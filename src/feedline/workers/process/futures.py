@@ -1,4 +1,4 @@
-"""Requests on their way through worker processes."""
+"""Futures of requests submitted to worker processes."""
 
 from __future__ import annotations
 
@@ -9,58 +9,61 @@ from feedline.errors import WorkerError
 
 
 class FutureOwner(Protocol):
-    """What a ticket needs of its pool."""
+    """Pool, as far as its futures use it."""
 
-    def look(self, ticket: ProcessFuture) -> bool:
-        """Whether the ticket is settled by now; does not wait."""
+    def poll(self, future: ProcessFuture) -> bool:
+        """Handle pending events; True if the future is settled then."""
 
-    def wait_for(self, ticket: ProcessFuture) -> None:
-        """Wait until it is."""
+    def wait_for(self, future: ProcessFuture) -> None:
+        """Wait until the future is settled."""
 
-    def drop(self, ticket: ProcessFuture) -> None:
-        """Nobody wants it any more. Called from finalizers too: takes no lock."""
+    def drop(self, future: ProcessFuture) -> None:
+        """Forget a cancelled future. Called by finalizers: takes no lock."""
 
 
 class ProcessFuture:
-    """See `Ticket`. Settled at most once that matters: a request may be built twice, with equal results."""
+    """Future of a request to worker processes; see `BatchFuture`.
 
-    __slots__ = ("_built", "_error", "_pool", "request", "settled", "skipped", "strikes", "task", "trial", "work")
+    A request may be built twice; the later result is dropped.
+    """
+
+    __slots__ = ("_error", "_pool", "_result", "request", "settled", "skipped", "strikes", "task", "trial", "work")
 
     def __init__(self, pool: FutureOwner, task: int, request: Any, *, trial: bool = False) -> None:
         self._pool, self.task, self.request, self.trial = pool, task, request, trial
         self.work = request
-        """What workers are asked for: the request, or what is left of it without the samples that kill."""
+        """The request as sent to workers: without samples that were found to kill them."""
         self.settled = False
         self.strikes = 0
         self.skipped: tuple[SkippedSample, ...] = ()
-        self._built: BatchResult | None = None
+        self._result: BatchResult | None = None
         self._error: BaseException | None = None
 
     def done(self) -> bool:
-        """See `Ticket`."""
-        return self.settled or self._pool.look(self)
+        """See `BatchFuture`."""
+        return self.settled or self._pool.poll(self)
 
     def result(self) -> BatchResult:
-        """See `Ticket`. To be called once: the ticket does not keep the batch."""
+        """See `BatchFuture`. Call it once: the future does not keep the batch."""
         if not self.settled:
             self._pool.wait_for(self)
         error, self._error = self._error, None
         if error is not None:
             raise error
-        built, self._built = self._built, None
+        built, self._result = self._result, None
         if built is None:
             raise WorkerError(f"{self.request} was cancelled, or its result has been taken already")
         return built
 
     def cancel(self) -> None:
-        """See `Ticket`."""
-        self._built = self._error = None
+        """See `BatchFuture`."""
+        self._result = self._error = None
         self.settled = True
         self._pool.drop(self)
 
     def succeed(self, built: BatchResult) -> None:
         """Settle with a batch."""
-        self._built = built._replace(skipped=built.skipped + self.skipped) if self.skipped else built
+        self._result = built._replace(skipped=built.skipped + self.skipped) if self.skipped else built
         self.settled = True
 
     def fail(self, error: BaseException) -> None:

@@ -1,0 +1,144 @@
+"""Table of worker pools: three built-in kinds, and those that users register."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from feedline.core.dataset import is_stream
+from feedline.errors import ArgumentError, NotPicklableError
+from feedline.workers.base import Builder, PoolKind, PoolOptions, WorkerPool
+from feedline.workers.inline import InlinePool
+from feedline.workers.process import fork_server
+from feedline.workers.process.context import ContextLauncher
+from feedline.workers.process.launch import Launcher
+from feedline.workers.process.pool import ProcessPool
+from feedline.workers.process.zygote import ZygoteLauncher
+from feedline.workers.threads import ThreadPool
+from feedline.workers.transport import Inbox
+
+AUTO = "auto"
+"""The name that leaves the choice of a kind to the loader; no kind can have it."""
+
+
+class LauncherCache:
+    """Launchers of one loader; keeps its zygote while nothing changes."""
+
+    def __init__(self) -> None:
+        self._launcher: ZygoteLauncher | None = None
+        self._has_warned = False
+
+    def get(self, builder: Any, init_fn: Callable[[int], object] | None, context: Any) -> Launcher:
+        """Launcher for a builder: the user's context, else a zygote.
+
+        A builder that cannot be pickled can still be inherited: workers are then forked from this process, as torch
+        does on Linux, with a warning. Raises NotPicklableError where the system cannot fork.
+        """
+        if context is not None:
+            return ContextLauncher(builder, init_fn, context=context)
+        if self._launcher is not None and self._launcher.matches(builder, init_fn):
+            return self._launcher
+        self.close()
+        try:
+            self._launcher = ZygoteLauncher(builder, init_fn)
+        except NotPicklableError as error:
+            if "fork" not in torch.multiprocessing.get_all_start_methods():
+                raise
+            if not self._has_warned:
+                self._has_warned = True
+                # stacklevel: the line of the user that calls iter(loader)
+                warnings.warn(_describe_fork(builder.dataset, error), stacklevel=6)
+            return ContextLauncher(builder, init_fn, context=torch.multiprocessing.get_context("fork"))
+        return self._launcher
+
+    def close(self) -> None:
+        """End the zygote once its pools are closed."""
+        launcher, self._launcher = self._launcher, None
+        if launcher is not None:
+            launcher.close()
+
+
+def _describe_fork(dataset: Any, error: NotPicklableError) -> str:
+    if is_stream(dataset) and "._epoch " in str(error):
+        return (
+            "the workers are forked from this process, because a datasets.IterableDataset holds its epoch in memory"
+            " that only a fork shares. Give feedline.datasets.HuggingFaceStream(dataset): its workers are fresh"
+            " processes, any number of workers and ranks share its shards, and a state fits any number of them"
+        )
+    return f"{error} Until then the workers are forked from this process."
+
+
+def _open_inline(builder: Builder, options: PoolOptions) -> WorkerPool:
+    return InlinePool(builder, isolate=options.restores_rng, empty=options.allocate)
+
+
+def _open_threads(builder: Builder, options: PoolOptions) -> WorkerPool:
+    return ThreadPool(
+        builder, options.num_workers, empty=options.allocate, pinned=options.partitions,
+        timeout_s=options.timeout_s, stall_s=options.recovery.stall_s,
+    )  # fmt: skip
+
+
+def _open_processes(builder: Builder, options: PoolOptions) -> WorkerPool:
+    launchers = options.retained.get(LauncherCache)
+    return ProcessPool(
+        launchers.get(builder, options.worker_init_fn, options.multiprocessing_context), options.num_workers,
+        base_seed=options.base_seed, timeout_s=options.timeout_s, recovery=options.recovery,
+        pinned=options.partitions or options.unseeded, reports_generators=options.unseeded,
+        new_inbox=partial(Inbox, register=options.register_memory, unregister=options.unregister_memory),
+    )  # fmt: skip
+
+
+def _prepare_processes() -> None:
+    fork_server.start()
+
+
+INLINE = PoolKind(_open_inline, works_ahead=False, hosts_partitions=True, resizable=False)
+THREADS = PoolKind(_open_threads, shares_rng=True, splits_batches=True)
+PROCESSES = PoolKind(
+    _open_processes,
+    needs_pickle=True,
+    hosts_partitions=True,
+    accepts=frozenset({"multiprocessing_context", "worker_init_fn"}),
+    prepare=_prepare_processes,
+)
+
+POOLS: dict[str, PoolKind] = {"inline": INLINE, "thread": THREADS, "process": PROCESSES}
+"""Every kind of pool by its name; add one with `register_pool`."""
+
+
+def register_pool(name: str, kind: PoolKind) -> None:
+    """Let `DataLoader(worker_method=name)` open pools of this kind.
+
+    Raises `ArgumentError` if the name belongs to another kind, or if the loader could never choose this one.
+    """
+    if not isinstance(kind, PoolKind):
+        raise ArgumentError(f"pool {name!r} must be a feedline.workers.PoolKind; got {type(kind).__name__}")
+    if name in {"", AUTO}:
+        raise ArgumentError(f"a kind of pool is named by a string other than '' and {AUTO!r}; got {name!r}")
+    if not kind.works_ahead:
+        raise ArgumentError(
+            f"pool {name!r} has works_ahead=False: without workers the loader builds batches itself, in its own pool"
+        )
+    if POOLS.setdefault(name, kind) != kind:
+        raise ArgumentError(f"there is already another kind of pool named {name!r}: choose another name")
+
+
+def find_pool(name: str) -> PoolKind:
+    """The kind that `worker_method=name` chooses; raises `ArgumentError` for an unknown one."""
+    kind = POOLS.get(name)
+    if kind is None or not kind.works_ahead:
+        raise ArgumentError(
+            f"worker_method must be one of {', '.join(worker_methods())}; got {name!r}. "
+            "feedline.workers.register_pool adds a kind of pool"
+        )
+    return kind
+
+
+def worker_methods() -> list[str]:
+    """The values that a loader's `worker_method` may have."""
+    return [AUTO, *(name for name, kind in POOLS.items() if kind.works_ahead)]
