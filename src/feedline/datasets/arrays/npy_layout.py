@@ -208,7 +208,7 @@ def _raw_layout(raw: Raw, path: str, file_nbytes: int) -> NpyLayout:
     nbytes = file_nbytes - raw.offset
     if nbytes < 0 or nbytes % row_nbytes:
         raise SampleError(
-            f"{path} does not fit its Raw(...): the file has {file_nbytes} bytes, which is not {raw.offset} plus a"
+            f"{path} does not fit: the file has {file_nbytes} bytes, which is not {raw.offset} plus a"
             f" multiple of the {row_nbytes} bytes of a row of {raw.row_shape} {dtype}"
         )
     return NpyLayout(dtype, (nbytes // row_nbytes, *raw.row_shape), False, raw.offset)
