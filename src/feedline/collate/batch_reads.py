@@ -203,14 +203,14 @@ def _are_alike(batches: Sequence[Any]) -> bool:
     return False
 
 
-def _interleaved(batches: Sequence[Any], places: Sequence[NDArray[np.int64]], empty: Allocator) -> Any:
+def _interleaved(batches: Sequence[Any], places: Sequence[NDArray[np.int64]], allocate: Allocator) -> Any:
     """One batch whose rows `places[k]` are the rows of `batches[k]`."""
     first = batches[0]
     if type(first) is dict:
-        return {key: _interleaved([batch[key] for batch in batches], places, empty) for key in first}
+        return {key: _interleaved([batch[key] for batch in batches], places, allocate) for key in first}
     if type(first) is list:
-        return [_interleaved(parts, places, empty) for parts in zip(*batches, strict=True)]
-    out = empty((sum(map(len, places)), *first.shape[1:]), first.dtype)
+        return [_interleaved(parts, places, allocate) for parts in zip(*batches, strict=True)]
+    out = allocate((sum(map(len, places)), *first.shape[1:]), first.dtype)
     rows = numpy_view(out)
     for batch, at in zip(batches, places, strict=True):
         rows[at] = numpy_view(batch)

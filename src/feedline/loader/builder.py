@@ -28,10 +28,10 @@ NEIGHBORS = 8
 """How many following indices `on_error="replace"` tries before it skips the sample instead."""
 
 
-def collated(collate_fn: Callable[[Any], Any], samples: Any, empty: Allocator) -> Any:
-    """`collate_fn(samples)`; one of feedline's own writes into memory from `empty`."""
+def collated(collate_fn: Callable[[Any], Any], samples: Any, allocate: Allocator) -> Any:
+    """`collate_fn(samples)`; one of feedline's own writes into memory from `allocate`."""
     if isinstance(collate_fn, collate.Collator):
-        return collate_fn(samples, empty=None if empty is allocate_tensor else empty)
+        return collate_fn(samples, empty=None if allocate is allocate_tensor else allocate)
     return collate_fn(samples)
 
 
@@ -106,12 +106,12 @@ class BatchBuilder:
         """Whether several native threads can work on one batch."""
         return self._reader is not None and self._reader.supports_threads
 
-    def __call__(self, request: BatchRequest, empty: Allocator = allocate_tensor) -> BatchResult:
-        """The batch of `request`, its tensors from `empty` where collate is ours."""
+    def __call__(self, request: BatchRequest, allocate: Allocator = allocate_tensor) -> BatchResult:
+        """The batch of `request`, its tensors from `allocate` where collate is ours."""
         with recording() as spans:
             begun_ns = monotonic_ns()
             if self._reader is not None and isinstance(request.indices, np.ndarray):
-                batch = self._read(self._reader, request, empty)
+                batch = self._read(self._reader, request, allocate)
                 if batch is not EMPTY_BATCH:
                     spans.append(spent("fetch", begun_ns, monotonic_ns()))
                     return BatchResult(batch, spans)
@@ -119,7 +119,7 @@ class BatchBuilder:
             with addressed(None if request.seed is None else _Keys(request)) as address:
                 samples = self._fetch(request, skipped, address)
                 fetched_ns = monotonic_ns()
-                batch = self._collate_good(samples, request, skipped, empty)
+                batch = self._collate_good(samples, request, skipped, allocate)
             spans.append(spent("fetch", begun_ns, fetched_ns))
             spans.append(spent("collate", fetched_ns, monotonic_ns()))
             return BatchResult(batch, spans, tuple(skipped))
@@ -132,11 +132,11 @@ class BatchBuilder:
         """The request with these rows left out."""
         return request.without(frozenset(rows))
 
-    def _read(self, reader: BatchReader, request: BatchRequest, empty: Allocator) -> Any:
+    def _read(self, reader: BatchReader, request: BatchRequest, allocate: Allocator) -> Any:
         """The whole batch at once; EMPTY_BATCH if samples must be fetched one by one, to leave out the bad ones."""
         try:
             keys = _keys(request) if reader.uses_keys else None
-            return reader.read(BatchRead(request.indices, empty, keys, self.threads))
+            return reader.read(BatchRead(request.indices, allocate, keys, self.threads))
         except Exception as error:
             if self.action != "raise":
                 return EMPTY_BATCH
@@ -234,12 +234,14 @@ class BatchBuilder:
         skipped.append(SkippedSample(request.epoch, position, index, text, neighbor if found else None))
         return found
 
-    def _collate_good(self, samples: Any, request: BatchRequest, skipped: list[SkippedSample], empty: Allocator) -> Any:
+    def _collate_good(
+        self, samples: Any, request: BatchRequest, skipped: list[SkippedSample], allocate: Allocator
+    ) -> Any:
         """The batch; samples of which default collation can make nothing are bad as those that cannot be fetched."""
         if skipped and _all_left_out(request, skipped):
             return EMPTY_BATCH
         try:
-            return self._collate(samples, request, empty)
+            return self._collate(samples, request, allocate)
         except Exception:
             if self.action == "raise" or self.collate_fn is not None or not self.batched:
                 raise
@@ -250,16 +252,16 @@ class BatchBuilder:
                 good += [sample] if error is None else self._instead(request, row, index, error, skipped)
             if len(good) == len(samples) and all(map(operator.is_, good, samples)):
                 raise  # each is good by itself
-        return self._collate(good, request, empty) if good else EMPTY_BATCH
+        return self._collate(good, request, allocate) if good else EMPTY_BATCH
 
-    def _collate(self, samples: Any, request: BatchRequest, empty: Allocator) -> Any:
+    def _collate(self, samples: Any, request: BatchRequest, allocate: Allocator) -> Any:
         try:
             if self.collate_fn is not None:
                 self._reseed(request, "collate")
-                return collated(self.collate_fn, samples, empty)
+                return collated(self.collate_fn, samples, allocate)
             if not self.batched:
                 return collate.convert(samples)  # type: ignore[no-untyped-call]
-            return collate.default(samples, empty=None if empty is allocate_tensor else empty)
+            return collate.default(samples, empty=None if allocate is allocate_tensor else allocate)
         except Exception as error:
             alone = self.collate_fn is None and self.action == "raise" and self.batched
             self._address(error, request, _odd(samples) if alone else None, "collate")

@@ -53,17 +53,17 @@ class DuplicateStreamCheck:
 class LengthCheck:
     """Counts what an iterator yields against the length that `len(loader)` was told, and warns as torch does."""
 
-    def __init__(self, dataset: object, told: int, num_workers: int) -> None:
-        self._dataset, self._told, self._num_workers = dataset, told, num_workers
+    def __init__(self, dataset: object, length: int, num_workers: int) -> None:
+        self._dataset, self._length, self._num_workers = dataset, length, num_workers
         self._yielded = 0
 
     def count(self) -> None:
         """One more batch was yielded."""
         self._yielded += 1
-        if self._yielded <= self._told:
+        if self._yielded <= self._length:
             return
         text = (
-            f"Length of IterableDataset {self._dataset} was reported to be {self._told} (when accessing "
+            f"Length of IterableDataset {self._dataset} was reported to be {self._length} (when accessing "
             f"len(dataloader)), but {self._yielded} samples have been fetched. "
         )
         if self._num_workers > 0:

@@ -36,7 +36,7 @@ from feedline.workers.base import Recovery
 T_co = TypeVar("T_co", covariant=True)
 
 
-_RUNNING = ("_workforce", "_progress", "_plan", "_live")
+_RUNNING = ("_pools", "_progress", "_plan", "_live")
 
 
 _TORCH_ARGUMENTS = frozenset(inspect.signature(TorchDataLoader.__init__).parameters)
@@ -59,7 +59,7 @@ class DataLoader(TorchDataLoader[T_co]):
     - `recovery`: how many dead workers an epoch survives, and when a stall is reported.
     """
 
-    _workforce: LoaderPools
+    _pools: LoaderPools
     _progress: Progress | None
     _plan: Plan | None
     _live: weakref.WeakSet[Iteration]
@@ -97,9 +97,9 @@ class DataLoader(TorchDataLoader[T_co]):
         self.on_error = on_error
         self.device = device
         self.recovery = recovery or Recovery()
-        self.policy = ErrorPolicy.of(on_error)
+        self._policy = ErrorPolicy.of(on_error)
         self._rank, self._world_size = rank_and_world_size(distributed)
-        self.adapts = num_workers == "auto"
+        self._adapts = num_workers == "auto"
         if num_workers == "auto":
             num_workers = usable_cpus()
         if shuffle and seed is None and self._world_size > 1:
@@ -123,7 +123,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._resume: dict[str, Any] | None = None
         self._epoch = 0
         self._begin_afresh()
-        self._workforce.prepare(self)
+        self._pools.prepare(self)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """The next epoch, or the rest of the one that a loaded state was taken in."""
@@ -133,7 +133,7 @@ class DataLoader(TorchDataLoader[T_co]):
             self._iterator.close()  # type: ignore[attr-defined]
         state, former = self._resume, self._progress
         plan = self._plan_now(state)
-        quarantine = Quarantine(self.policy)
+        quarantine = Quarantine(self._policy)
         if former is not None:
             quarantine.count, quarantine.latest = former.quarantine.count, former.quarantine.latest
         cursor = plan.fresh(plan.upcoming(self._epoch)) if state is None else plan.unpack(state)
@@ -144,10 +144,10 @@ class DataLoader(TorchDataLoader[T_co]):
         progress = Progress(cursor, quarantine, Totals(), DuplicateStreamCheck(type(self.dataset).__name__))
         if cursor == plan.fresh(cursor.epoch):
             progress.samples = 0
-        told: int | None = self._IterableDataset_len_called
-        if told is not None:
-            progress.told_length = LengthCheck(self.dataset, told, self.num_workers)
-        iteration = self._workforce.iterate(self, plan, progress)
+        length: int | None = self._IterableDataset_len_called
+        if length is not None:
+            progress.length_check = LengthCheck(self.dataset, length, self.num_workers)
+        iteration = self._pools.iterate(self, plan, progress)
         # only now: had anything failed, the loaded state would still be there for another try
         self._plan, self._progress, self._resume, self._epoch = plan, progress, None, cursor.epoch + 1
         self._live.add(iteration)
@@ -183,7 +183,7 @@ class DataLoader(TorchDataLoader[T_co]):
             return dict(self._resume)
         if self._progress is None or self._plan is None:
             plan = self._plan_now()
-            return plan.pack(plan.fresh(plan.upcoming(self._epoch)), Quarantine(self.policy))
+            return plan.pack(plan.fresh(plan.upcoming(self._epoch)), Quarantine(self._policy))
         return self._plan.pack(self._progress.cursor, self._progress.quarantine, over=self._progress.over)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -196,7 +196,7 @@ class DataLoader(TorchDataLoader[T_co]):
         plan = self._plan_now(state)
         plan.unpack(state)
         plan.check_order(state)
-        unpack_quarantine(state, Quarantine(self.policy))
+        unpack_quarantine(state, Quarantine(self._policy))
         self._resume = dict(state)
 
     def stats(self) -> Stats:
@@ -205,11 +205,11 @@ class DataLoader(TorchDataLoader[T_co]):
         if progress is None:
             return Stats()
         stores = store_metrics.statistics().since(progress.stores_before)
-        return self._workforce.complete(replace(progress.totals.stats(), stores=stores), progress.quarantine.count)
+        return self._pools.complete(replace(progress.totals.stats(), stores=stores), progress.quarantine.count)
 
     def report(self) -> Verdict:
         """What limits the loop and what to change, in words: print it."""
-        return diagnose(self.stats(), self._workforce.context(self))
+        return diagnose(self.stats(), self._pools.context(self))
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write the stages of the latest batches as a Chrome trace, for Perfetto: a row per worker, a block per stage.
@@ -224,7 +224,7 @@ class DataLoader(TorchDataLoader[T_co]):
         for iteration in list(self._live):
             iteration.close()
         self._iterator = None
-        self._workforce.close()
+        self._pools.close()
 
     def __enter__(self) -> Self:
         return self
@@ -242,7 +242,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._begin_afresh()
 
     def _begin_afresh(self) -> None:
-        self._workforce = LoaderPools()
+        self._pools = LoaderPools()
         self._progress = None
         self._plan = None
         self._live = weakref.WeakSet()
