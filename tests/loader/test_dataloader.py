@@ -249,7 +249,7 @@ def test_distributed_sampler_is_followed_and_its_epoch_advances_by_itself() -> N
 
 def test_two_ways_to_split_the_data_contradict_each_other() -> None:
     sampler = DistributedSampler(range(10), num_replicas=2, rank=1)
-    with pytest.raises(fl.errors.ArgumentError, match="Leave one of them out"):
+    with pytest.raises(fl.errors.ArgumentError, match="Remove one of them"):
         iter(fl.DataLoader(list(range(10)), sampler=sampler, distributed=(0, 2)))
 
 
@@ -430,7 +430,7 @@ def test_setting_the_epoch_of_a_loaded_state_keeps_it() -> None:
     second.load_state_dict(first.state_dict())
     second.set_epoch(0)
     assert lists(second) == lists(batches)
-    with pytest.raises(fl.errors.ArgumentError, match="from 0 on"):
+    with pytest.raises(fl.errors.ArgumentError, match="epoch must be >= 0"):
         second.set_epoch(-1)
 
 

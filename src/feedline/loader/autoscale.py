@@ -36,9 +36,9 @@ EVERY = 32
 
 
 def kind_by_measurement(builder: Any, batch_size: int, seed: int | None, thread_safe: bool) -> PoolKind:
-    """Choose a pool kind by building samples from all over a map-style dataset.
+    """Choose a pool kind by building samples of a map-style dataset.
 
-    The samples are discarded, and the random generators of the process are restored.
+    They are spread over the dataset. The samples are discarded, and the random generators of the process are restored.
     """
     try:
         return _measure(builder, batch_size, seed, thread_safe)
@@ -70,13 +70,13 @@ def _measure(builder: Any, batch_size: int, seed: int | None, thread_safe: bool)
 
 
 def _rows(request: BatchRequest, rows: Sequence[int], batched: bool) -> BatchRequest:
-    """Rows of a request; a bare index for a builder of single samples."""
+    """Rows of a request; a bare index if not batched."""
     part = request.part(rows)
     return part if batched else part._replace(indices=part.indices[0])
 
 
 def _probe(build: Callable[[int], Any], rows: Sequence[int]) -> tuple[int, int]:
-    """The number of rows built after a warm-up, and the nanoseconds they took."""
+    """Number of rows built after a warm-up, and their nanoseconds."""
     build(rows[0])
     start, done = perf_counter_ns(), 0
     while done < len(rows) and perf_counter_ns() - start < PROBE_NS:
@@ -112,7 +112,10 @@ class Autoscale:
     _batches: int = field(init=False, default=0)
 
     def observe(self, spans: Sequence[SpanTuple]) -> int | None:
-        """Add the spans of a delivered batch; the new worker count, or None for no change."""
+        """Add the spans of a delivered batch.
+
+        Returns the new worker count, or None for no change.
+        """
         for stage, start_ns, stop_ns, _ in spans:
             if stage in ("fetch", "collate", "encode"):
                 self._work_ns += stop_ns - start_ns

@@ -61,7 +61,7 @@ class Progress:
     def end_epoch(self) -> None:
         """Record the end of the epoch; ErrorLimitError if all its samples failed."""
         if self.samples == 0:
-            self.quarantine.refuse_empty_epoch()
+            self.quarantine.check_not_empty()
         self.cursor = self.cursor.next_epoch()
         self.quarantine.this_epoch = 0
         self.over = True
@@ -178,7 +178,7 @@ class Iteration:
             self._flow.ahead = workers * self._flow.ahead_each
 
     def _fill(self, depth: int) -> None:
-        """Submit requests until `depth` are in flight; errors of the sampler are kept."""
+        """Submit requests until `depth` are in flight; keep a sampler's error."""
         window = self._window
         while len(window) < depth:
             try:
@@ -205,7 +205,7 @@ class Iteration:
         return entry
 
     def _stage_one(self, stage: Stage) -> bool:
-        """Start the stage for the next result; its error is kept until its turn."""
+        """Start the stage for the next result; keep its error until due."""
         try:
             entry = self._result()
             if entry is None:

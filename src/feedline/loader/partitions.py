@@ -26,7 +26,7 @@ from feedline.core.schedule import PartitionRequest
 from feedline.core.telemetry import SpanTuple, recording, span
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import note
-from feedline.loader.builder import collated
+from feedline.loader.builder import run_collate
 
 _DIGEST_BATCHES = 2
 
@@ -83,7 +83,7 @@ class PartitionBuilder:
         self.__init__(*state)  # type: ignore[misc]
 
     def __call__(self, request: PartitionRequest, allocate: Allocator = allocate_tensor) -> BatchResult:
-        """The batch of `request` and the mark after it; EMPTY_BATCH at the end of the partition."""
+        """The batch of `request` with its mark; EMPTY_BATCH at the end."""
         self._hosts = _is_hosted(request) and not isinstance(self.dataset, PartitionedDataset)
         with recording() as spans, addressed(None) as address, self._as_partition(request):
             try:
@@ -153,7 +153,7 @@ class PartitionBuilder:
         return partition
 
     def _draw(self, partition: _OpenPartition, request: PartitionRequest, address: Address, size: int) -> Any:
-        """The next samples, or EMPTY_BATCH at the end; advances the mark of the partition."""
+        """The next samples, or EMPTY_BATCH at the end; advances the mark."""
         number = partition.mark.batches
         address.keys = None if request.seed is None else _PartitionKeys(request, number)
         self._reseed(request, number)
@@ -180,7 +180,7 @@ class PartitionBuilder:
         return drawn
 
     def _replay(self, partition: _OpenPartition, request: PartitionRequest, address: Address, size: int) -> Any:
-        """Draw samples again, to bring the iterator and the random generators to their place.
+        """Draw samples again, to advance the iterator and the random generators.
 
         They are collated too if a collate function may draw from the same generators.
         """
@@ -196,7 +196,7 @@ class PartitionBuilder:
 
     def _collate(self, samples: Any, allocate: Allocator) -> Any:
         if self.collate_fn is not None:
-            return collated(self.collate_fn, samples, allocate)
+            return run_collate(self.collate_fn, samples, allocate)
         if self.batch_size is None:
             return collate.convert(samples)  # type: ignore[no-untyped-call]
         return collate.default(samples, empty=None if allocate is allocate_tensor else allocate)
@@ -222,7 +222,7 @@ class PartitionBuilder:
             torch_worker._worker_info = info
 
     def _digest(self, request: PartitionRequest, samples: Any) -> str | None:
-        """Digests of the samples of a first batch, to detect duplicate partitions, or None."""
+        """Digests of a first batch's samples, to detect duplicate partitions; or None."""
         if request.partitions == 1 or request.number >= _DIGEST_BATCHES or isinstance(self.dataset, PartitionedDataset):
             return None
         parts = samples if self.batch_size is not None else [samples]

@@ -111,7 +111,7 @@ class LoaderPools:
             self._kept = pool
             self._closes_kept = weakref.finalize(self, pool.close)
         requests = plan.requests(progress.cursor, lambda: progress.cursor)
-        ranges = ranges_of(loader.dataset) if plan.foresees else None
+        ranges = ranges_of(loader.dataset) if plan.allows_lookahead else None
         ahead = None if ranges is None else PrefetchingRequests(requests, ranges)
         iteration = Iteration(
             ahead or requests, pool, progress, _flow(loader, kind, pool, self._together),
@@ -122,7 +122,7 @@ class LoaderPools:
         return iteration
 
     def prepare(self, loader: Any) -> None:
-        """Start resources of the pools in the background, such as the fork server."""
+        """Start the pools' resources in the background, such as the fork server."""
         if loader.num_workers == 0 or loader.multiprocessing_context is not None:
             return
         kind = kind_of(loader, builder_of(loader), measure=False)
