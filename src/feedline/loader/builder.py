@@ -143,7 +143,7 @@ class BatchBuilder:
             if self.action != "raise":
                 return EMPTY_BATCH
             with addressed(None if request.seed is None else _Keys(request)) as address:
-                self._address(error, request, self._culprit(error, request, address), "fetch")
+                self._address(error, request, self._failing_row(error, request, address), "fetch")
             raise
 
     def _fetch(self, request: BatchRequest, skipped: list[SkippedSample], address: Address) -> Any:
@@ -180,10 +180,10 @@ class BatchBuilder:
         try:
             return self._many(indices)
         except Exception as error:
-            self._address(error, request, self._culprit(error, request, address), "fetch")
+            self._address(error, request, self._failing_row(error, request, address), "fetch")
             raise
 
-    def _culprit(self, error: Exception, request: BatchRequest, address: Address) -> int | None:
+    def _failing_row(self, error: Exception, request: BatchRequest, address: Address) -> int | None:
         """The first row that fails alone; None if with another error."""
         for row, index in enumerate(map(_plain, request.indices)):
             address.row = row
@@ -269,7 +269,7 @@ class BatchBuilder:
             return collate.default(samples, empty=None if allocate is allocate_tensor else allocate)
         except Exception as error:
             alone = self.collate_fn is None and self.action == "raise" and self.batched
-            self._address(error, request, _odd(samples) if alone else None, "collate")
+            self._address(error, request, _uncollatable_row(samples) if alone else None, "collate")
             raise
 
     def _reseed(self, request: BatchRequest, row: int | str) -> None:
@@ -344,7 +344,7 @@ def _collate_error(samples: Sequence[Any]) -> Exception | None:
     return None
 
 
-def _odd(samples: Sequence[Any]) -> int | None:
+def _uncollatable_row(samples: Sequence[Any]) -> int | None:
     """The first row not collatable alone, else with the first row."""
     alone = (row for row, sample in enumerate(samples) if _collate_error([sample]))
     paired = (row for row, sample in enumerate(samples) if _collate_error([samples[0], sample]))

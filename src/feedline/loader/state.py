@@ -183,11 +183,11 @@ def _natural(state: Mapping[str, Any], name: str, prefix: str = "") -> int:
 
 
 def _triple(entry: Any) -> tuple[int, int, Any]:
-    return _checked(entry, lambda: (int(entry[0]), int(entry[1]), entry[2]), "skipped.latest")
+    return _read_entry(entry, lambda: (int(entry[0]), int(entry[1]), entry[2]), "skipped.latest")
 
 
 def _pair(entry: Any) -> tuple[int, int]:
-    return _checked(entry, lambda: (int(entry[0]), int(entry[1])), "delivered_ahead")
+    return _read_entry(entry, lambda: (int(entry[0]), int(entry[1])), "delivered_ahead")
 
 
 def _partition(entry: Any) -> tuple[int, PartitionOffset]:
@@ -195,10 +195,10 @@ def _partition(entry: Any) -> tuple[int, PartitionOffset]:
         partition, batches, samples, state, ended = entry
         return int(partition), PartitionOffset(int(batches), int(samples), state, bool(ended))
 
-    return _checked(entry, read, "partitions")
+    return _read_entry(entry, read, "partitions")
 
 
-def _checked(entry: Any, read: Callable[[], T], field: str) -> T:
+def _read_entry(entry: Any, read: Callable[[], T], field: str) -> T:
     try:
         return read()
     except (TypeError, ValueError, IndexError, KeyError) as error:
