@@ -1,14 +1,19 @@
-"""Rows of Parquet, Arrow and Hugging Face tables, shuffled, batches of 1,024; compared with torch over `datasets`."""
+"""Shuffled rows of tables: ours against torch over `datasets`, and columns of a remote Arrow file."""
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.implementations.memory import MemoryFileSystem
 from torch.utils.data import DataLoader, Dataset
 
 import datasets
@@ -19,6 +24,12 @@ from loaders import rate
 SEED = 0
 ROWS = 1_000_000
 BATCH = 1024
+
+FAR_ROWS = 200_704
+FAR_COLUMNS = {"number and text": ["c1", "s0"], "number and list": ["c1", "v0"], "all columns": None}
+FAR_BATCH = 32
+FAR_BATCHES = 8
+LATENCY_S = 0.005
 
 
 class Each(Dataset[Any]):
@@ -53,7 +64,58 @@ def made(folder: Path) -> tuple[Any, Path, Path]:
     return datasets.load_from_disk(folder / "hf").with_format("torch"), folder / "t.parquet", folder / "t.arrow"
 
 
+class Far(MemoryFileSystem):
+    """A store in memory, each request to which takes 5 ms."""
+
+    protocol = ("far",)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        stripped: str = super()._strip_protocol(path.replace("far://", "memory://", 1))
+        return stripped
+
+    def cat_file(self, *arguments: Any, **more: Any) -> Any:
+        sleep(LATENCY_S)
+        return super().cat_file(*arguments, **more)
+
+
+def wide() -> bytes:
+    """An Arrow file of 131 MiB with 50 columns: numbers, texts, lists of a fixed size."""
+    rng = np.random.default_rng(SEED)
+    columns: dict[str, Any] = {f"c{i}": rng.random(FAR_ROWS, np.float32 if i % 3 else np.float64) for i in range(44)}
+    columns |= {f"s{i}": [f"text {row * 7919}" for row in range(FAR_ROWS)] for i in range(3)}
+    lists = [pa.array(rng.random(FAR_ROWS * 32, np.float32)) for _ in range(3)]
+    columns |= {f"v{i}": pa.FixedSizeListArray.from_arrays(each, 32) for i, each in enumerate(lists)}
+    table, file = pa.table(columns), pa.BufferOutputStream()
+    with pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=256)
+    return file.getvalue().to_pybytes()
+
+
+def far_rows(columns: list[str] | None) -> Callable[[], None]:
+    """Random batches of a dataset that has kept nothing yet."""
+
+    def run() -> None:
+        dataset, rng = fl.datasets.Arrow("far://tables/wide.arrow", columns), np.random.default_rng(SEED)
+        for _ in range(FAR_BATCHES):
+            assert len(dataset.__getitems__(rng.integers(0, FAR_ROWS, FAR_BATCH).tolist())) == FAR_BATCH
+
+    return run
+
+
+def compare_far() -> None:
+    fsspec.register_implementation("far", Far, clobber=True)
+    fsspec.filesystem("far").pipe("/tables/wide.arrow", wide())
+    race = Contest("rows of an Arrow object 5 ms away, batches of 32", unit="rows/s", baseline="all columns")
+    for name, columns in FAR_COLUMNS.items():
+        race.add(name, far_rows(columns), FAR_BATCH * FAR_BATCHES)
+    race.run(rounds=5).publish("pyarrow", "fsspec")
+
+
 def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        os.environ["XDG_CACHE_HOME"] = name  # the index of the object
+        compare_far()
     with tempfile.TemporaryDirectory() as name:
         hugging, parquet, arrow = made(Path(name))
         race = Contest(

@@ -13,7 +13,7 @@ from picture_cases import jpeg
 from tar_cases import write_tar
 
 from feedline import datasets, stores
-from feedline.core.paths import expanded, made, missing
+from feedline.core.paths import expand_user, make_folder, missing
 from feedline.datasets import MDS, ArrayFile, Files, ImageFolder, Lines, LitData, Raw, TarShards, TFRecord, TokenFile
 from feedline.errors import ArgumentError, FeedlineError
 from feedline.stores.base import ObjectInfo
@@ -109,17 +109,17 @@ def test_home(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_of_that_name_is_meant_itself(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data)
     (data / "~").mkdir()
-    assert expanded("~/x") == "~/x"
-    assert expanded("~backup-of-nobody.tar") == "~backup-of-nobody.tar"
+    assert expand_user("~/x") == "~/x"
+    assert expand_user("~backup-of-nobody.tar") == "~backup-of-nobody.tar"
 
 
 def test_a_folder_that_cannot_be_made(data: Path) -> None:
-    made(data / "a" / "b", "cache='a/b'")
+    make_folder(data / "a" / "b", "cache='a/b'")
     assert (data / "a" / "b").is_dir()
     with pytest.raises(
         ArgumentError, match=rf"^cache='x': {data}/train.tar is no folder, and cannot be made one \(File"
     ):
-        made(data / "train.tar", "cache='x'")
+        make_folder(data / "train.tar", "cache='x'")
 
 
 class TestFiles:

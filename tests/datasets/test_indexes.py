@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from record_files import filled, records
 from tar_cases import write_tar
-from test_lmdb import filled
-from test_tfrecord import records
 
 from feedline.datasets import LMDB, TarShards, TFRecord, array_container
 from feedline.datasets.indexes import Columns, SideCar

@@ -104,7 +104,7 @@ FORMATS = {
         data="*.npy",
         described_by="*.npy",
         indexed=False,
-        cut=("x.npy", 0.66, r"{} is truncated: the file has \d+ bytes, its header wants \d+"),
+        cut=("x.npy", 0.66, r"{} is truncated: the file has \d+ bytes, its header requires \d+"),
         lists=False,
     ),
     "raw": Format(

@@ -22,7 +22,7 @@ from formats.format import Format
 CROP = fl.transforms.Compose([fl.transforms.RandomResizedCrop(6), fl.transforms.ToTensor()])
 NESTED = 600
 
-_SIZE = r"{} has \d+ bytes, its index promises \d+; copy it again"
+_SIZE = r"{} has \d+ bytes, its index says \d+; copy it again"
 _INFLATED = r"{} cannot be decompressed to \d+ bytes"
 
 

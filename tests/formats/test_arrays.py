@@ -59,12 +59,12 @@ class TestArrays:
         with pytest.raises(SampleError, match=r"far/junk.npy is not a .npy file"):
             ArrayFile(f"{root}/junk.npy")
         with pytest.raises(
-            SampleError, match=r"far/cut.npy is truncated: the file has 500 bytes, its header wants \d+"
+            SampleError, match=r"far/cut.npy is truncated: the file has 500 bytes, its header requires \d+"
         ):
             ArrayFile(f"{root}/cut.npy")
         with pytest.raises(SampleError, match=r"far/raw.bin does not fit"):
             ArrayFile(Raw(f"{root}/raw.bin", np.int64, (7,)))
-        with pytest.raises(ArgumentError, match=r"far/\?.npy stands for 2 files: name one"):
+        with pytest.raises(ArgumentError, match=r"far/\?.npy matches 2 files: name one"):
             ArrayFile(f"{root}/?.npy")
         np.save(folder / "few.npy", np.zeros(3))
         memory.put(folder)
@@ -95,7 +95,7 @@ class TestHDF5:
         write_hdf5(folder)
         far = HDF5(f"{memory.put(folder)}/a.h5", ["flat", "chunked", "part/labels"])
         far[0]
-        device = far._rows()[1]._wanting.__self__._far.device
+        device = far._rows()[1]._prefetch_ranges.__self__._remote.device
         monkeypatch.setattr(device, "_from_blocks", lambda *_: pytest.fail("the library read by itself"))
         before = statistics().requests
         batch = far.read_batch(BatchRead(np.arange(8, COUNT, 8), allocate_tensor))
@@ -154,7 +154,7 @@ class TestHDF5:
         root = memory.put(folder)
         assert HDF5(f"{root}/a.h5", "own")[9].tolist() == ROWS[9].tolist()
         for name in ("other", "outside"):
-            with pytest.raises(ArgumentError, match=rf"the data of /{name} in memory://far/a.h5 lie in other files"):
+            with pytest.raises(ArgumentError, match=rf"the data of /{name} in memory://far/a.h5 are in other files"):
                 HDF5(f"{root}/a.h5", name)
 
     def test_a_damaged_chunk_is_named_by_its_rows(self, memory: Memory, folder: Path) -> None:
@@ -251,7 +251,7 @@ class TestLMDB:
         [index] = (tmp_path / "xdg/feedline/indexes").iterdir()
         assert index.name.endswith("-data.mdb.main.keys")
         with monkeypatch.context() as patched:
-            patched.setattr("feedline.datasets.lmdb.dataset._enumerated", lambda _: pytest.fail("enumerated again"))
+            patched.setattr("feedline.datasets.lmdb.dataset._enumerate_keys", lambda _: pytest.fail("enumerated again"))
             assert LMDB(address, cache=small_pieces(tmp_path, 4 << 20))[-1] == b"text 59"
         LMDB(address, cache=small_pieces(tmp_path, 4 << 20), index_dir=tmp_path / "own.keys")
         assert (tmp_path / "own.keys").exists()
@@ -268,5 +268,5 @@ class TestLMDB:
             LMDB("memory://far/junk", cache=cache)
         with pytest.raises(SampleError, match=r"memory://far/cut is truncated: the file has 8192 bytes"):
             LMDB("memory://far/cut", cache=cache)
-        with pytest.raises(ArgumentError, match=r"LMDB reads one environment; memory://far/\* stands for 4"):
+        with pytest.raises(ArgumentError, match=r"LMDB reads one environment; memory://far/\* matches 4"):
             LMDB("memory://far/*", cache=cache)

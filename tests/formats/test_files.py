@@ -53,7 +53,7 @@ class TestFiles:
         write_texts(folder)
         data = manifest(memory.put(folder))
         data._columns["path"] = manifest(memory.root)._columns["path"]
-        with pytest.raises(SampleError, match=r"'../x' is no path within a store"):
+        with pytest.raises(SampleError, match=r"'../x' is not a path within a store"):
             data._files("../x", None, lambda: "x")
 
 

@@ -161,7 +161,7 @@ class TestCompressed:
     def test_the_plain_shard_is_preferred(self, memory: Memory, folder: Path) -> None:
         filled(memory, folder, "mds, zstd")
         for shard in json.loads(memory.read("index.json"))["shards"]:
-            data = fl.datasets.shards.compression.inflated(
+            data = fl.datasets.shards.compression.inflate(
                 np.frombuffer(memory.read(shard["zip_data"]["basename"]), np.uint8),
                 *("zstd", shard["raw_data"]["bytes"], "", "mds"),
             )
@@ -191,7 +191,7 @@ class TestCompressed:
         with pytest.warns(CacheWarning):
             far = MDS(folder, columns=["int"], cache=Cache(tmp_path / "tiny", 100))
         with pytest.raises(
-            StoreError, match=r"shard.00000.mds.zstd makes [\d,]+ bytes .* give cache= a folder with more"
+            StoreError, match=r"shard.00000.mds.zstd decompresses to [\d,]+ bytes, .* pass cache= a folder with mo"
         ):
             far[0]
 
@@ -267,15 +267,15 @@ class TestTrouble:
     @pytest.mark.parametrize(
         ("case", "name", "at", "message"),
         [
-            ("mds", "shard.00000.mds", 0, r"/shard.00000.mds is damaged: it does not hold \d+ samples"),
-            ("litdata", "chunk-0-0.bin", 0, r"/chunk-0-0.bin is damaged: it does not hold 8 samples"),
-            ("litdata, batches", "chunk-0-0.bin", 8, r"/chunk-0-0.bin is damaged: it does not hold 8 samples"),
-            ("litdata, batches", "chunk-0-0.bin", 12, r"/chunk-0-0.bin is cut off within its head"),
+            ("mds", "shard.00000.mds", 0, r"/shard.00000.mds is damaged: it does not hold the \d+ samples"),
+            ("litdata", "chunk-0-0.bin", 0, r"/chunk-0-0.bin is damaged: it does not hold the 8 samples"),
+            ("litdata, batches", "chunk-0-0.bin", 8, r"/chunk-0-0.bin is damaged: it does not hold the 8 samples"),
+            ("litdata, batches", "chunk-0-0.bin", 12, r"/chunk-0-0.bin is truncated within its header"),
             ("litdata, batches", "chunk-0-0.bin", 80, r"frame 0 of memory://\S+/chunk-0-0.bin claims"),
-            ("litdata, many rows", "chunk-0.bin", -12, r"/chunk-0.bin has no readable table at its end"),
-            ("litdata, many rows", "chunk-0.bin", -22, r"/chunk-0.bin has no readable table at its end"),
-            ("litdata, many rows", "chunk-0.bin", -1, r"/chunk-0.bin is damaged: it does not hold 400 samples"),
-            ("litdata, many rows", "chunk-0.bin", 1700, r"/chunk-0.bin has no readable table at its end"),
+            ("litdata, many rows", "chunk-0.bin", -12, r"/chunk-0.bin has no valid Arrow file at its end"),
+            ("litdata, many rows", "chunk-0.bin", -22, r"/chunk-0.bin has no valid Arrow file at its end"),
+            ("litdata, many rows", "chunk-0.bin", -1, r"/chunk-0.bin is damaged: it does not hold the 400 samples"),
+            ("litdata, many rows", "chunk-0.bin", 1700, r"/chunk-0.bin has no valid Arrow file at its end"),
         ],
     )
     def test_damaged_heads_are_named(

@@ -139,7 +139,7 @@ def test_only_the_chosen_columns_are_read(bucket: Both) -> None:
 def test_only_the_buffers_of_the_chosen_columns_are_read(
     bucket: Both, monkeypatch: pytest.MonkeyPatch, how: str, cache_nbytes: int, wanted_nbytes: int | range
 ) -> None:
-    """Of the record batches that three rows lie in, which have 100 rows, and of those rows only if none is kept."""
+    """Of the record batches that three rows lie in, which have 100 rows, whether they are kept or not."""
     wide = np.random.default_rng(0).bytes(N * 8000)
     table = TABLE.set_column(4, "wide", pa.array([wide[8000 * row :][:8000] for row in range(N)]))
     bucket.write("a.arrow", arrow(table, stream=how == "stream", compression="lz4" if how == "compressed" else None))

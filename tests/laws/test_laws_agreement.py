@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-import executor_pool  # noqa: F401
 import numpy as np
 import pytest
 import torch
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from laws_reference import ORDERS, Augmented, Hands, Work, draws, rows_of, taken
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+import executor_pool  # noqa: F401 - registers its pool
 import feedline as fl
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning")

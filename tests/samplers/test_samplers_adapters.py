@@ -8,7 +8,7 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+import feedline as fl
 from feedline.errors import ArgumentError, StateError
 from feedline.samplers import (
     Distributed,
@@ -416,3 +417,63 @@ def test_what_json_cannot_hold_is_refused(value: Any) -> None:
 def test_damaged_values_are_refused(damaged: Any) -> None:
     with pytest.raises(StateError, match="damaged state"):
         unpack(damaged)
+
+
+class RestartingBatches:
+    """A batch sampler that is its own iterator, and that `__iter__` restarts, as Lightning's for predict."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __iter__(self) -> Self:
+        self._next = 0
+        return self
+
+    def __next__(self) -> list[int]:
+        if self._next == self._count:
+            raise StopIteration
+        self._next += 1
+        return [2 * self._next - 2, 2 * self._next - 1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_restarts_itself_is_read_once(workers: int) -> None:
+    loaders = [
+        loader(range(10), batch_sampler=RestartingBatches(5), num_workers=workers)
+        for loader in (fl.DataLoader, torch.utils.data.DataLoader)
+    ]
+    ours, theirs = ([[batch.tolist() for batch in loader] for _ in range(2)] for loader in loaders)
+    assert ours == theirs == [[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]] * 2
+    assert [batch.tolist() for batch in fl.DataLoader(range(4), batch_size=2, sampler=Restarting([3, 1, 0, 2]))] == [
+        [3, 1],
+        [0, 2],
+    ]
+
+
+class Restarting:
+    """The same for single indices."""
+
+    def __init__(self, indices: list[int]) -> None:
+        self._indices = indices
+
+    def __iter__(self) -> Self:
+        self._left = list(self._indices)
+        return self
+
+    def __next__(self) -> int:
+        if not self._left:
+            raise StopIteration
+        return self._left.pop(0)
+
+
+def test_a_sampler_without_a_length_may_say_so_in_any_way() -> None:
+    class Unsized(torch.utils.data.Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(4))
+
+        def __len__(self) -> int:
+            raise ValueError("the length is not known in advance")
+
+    assert [batch.tolist() for batch in fl.DataLoader(range(4), batch_size=2, sampler=Unsized())] == [[0, 1], [2, 3]]
+    with pytest.raises(ValueError, match="not known in advance"):
+        len(fl.DataLoader(range(4), batch_size=2, sampler=Unsized()))

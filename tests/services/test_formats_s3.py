@@ -105,7 +105,7 @@ def test_worker_processes_name_an_object_that_changed(filled: Any, name: str) ->
     for file, data in contents(folder).items():
         place.write(file, data + b"?")
     loader = fl.DataLoader(far, 4, num_workers=2, worker_method="process", collate_fn=list)
-    with loader, pytest.raises(ObjectChangedError, match=r"(?i)make the dataset anew"):
+    with loader, pytest.raises(ObjectChangedError, match=r"(?i)create the dataset again"):
         list(loader)
 
 

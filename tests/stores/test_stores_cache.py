@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from feedline import stores
 from feedline.errors import ArgumentError
 from feedline.stores.cache import folder, locks
-from feedline.stores.cache.entries import Key, abandoned, file_nbytes, temporary
+from feedline.stores.cache.entries import Key, file_nbytes, is_abandoned, temporary
 from feedline.stores.cache.folder import Folder
 from feedline.stores.cache.locks import Claims
 
@@ -431,14 +431,14 @@ def test_no_lock_outlives_its_process_in_one_that_was_forked(tmp_path: Path) -> 
         child = int(parent.stdout.readline())
         with Claims(tmp_path / "claims") as claims:
             assert not claims.take(name)
-        assert not abandoned(tmp_path / "written")
+        assert not is_abandoned(tmp_path / "written")
         parent.kill()
         parent.wait()
     try:
         os.kill(child, 0)
         with Claims(tmp_path / "claims") as claims, locks.Ledger(tmp_path / "ledger").locked():
             assert claims.take(name)
-        assert abandoned(tmp_path / "written")
+        assert is_abandoned(tmp_path / "written")
     finally:
         os.kill(child, signal.SIGKILL)
 

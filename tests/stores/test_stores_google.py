@@ -12,7 +12,7 @@ from google_cases import without_credentials
 from feedline import stores
 from feedline.errors import ArgumentError, TransientError
 from feedline.stores import obstore_client
-from feedline.stores.obstore_errors import translated
+from feedline.stores.obstore_errors import translate_error
 
 PEM = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
 ACCOUNT = {"type": "service_account", "client_email": "secret@x", "private_key_id": "1", "private_key": "secret"}
@@ -105,7 +105,7 @@ NON_2XX = "Server returned non-2xx status code:"
     ],
 )
 def test_answers_about_credentials_are_not_taken_for_answers_about_objects(text: str, kind: type, words: str) -> None:
-    error: Any = translated(ValueError(text), "gs://bucket/x")
+    error: Any = translate_error(ValueError(text), "gs://bucket/x")
     assert type(error) is kind
     assert words in str(error)
     assert "secret" not in str(error)
@@ -114,5 +114,5 @@ def test_answers_about_credentials_are_not_taken_for_answers_about_objects(text:
 def test_each_cloud_is_told_its_own_variables() -> None:
     text = "Error performing GET http://169.254.169.254/x - no route"
     for scheme, name in (("s3", "AWS_ACCESS"), ("s3a", "AWS_ACCESS"), ("az", "AZURE_STORAGE"), ("gcs", "GOOGLE_APPL")):
-        assert name in str(translated(ValueError(text), f"{scheme}://b/k"))
-    assert type(translated(ValueError(text), "http://169.254.169.254/x")) is stores.StoreError
+        assert name in str(translate_error(ValueError(text), f"{scheme}://b/k"))
+    assert type(translate_error(ValueError(text), "http://169.254.169.254/x")) is stores.StoreError

@@ -98,7 +98,7 @@ def test_ranges_that_cannot_be(store: stores.Store) -> None:
         with pytest.raises(stores.RangeError, match=rf"0\.bin, bytes \[{start}, {stop}\): .* only 300000 bytes"):
             store.read("a/0.bin", start, stop)
     for start, stop in ((-1, 5), (9, 3)):
-        with pytest.raises(ValueError, match=rf"0\.bin: bytes \[{start}, {stop}\) are no range"):
+        with pytest.raises(ValueError, match=rf"0\.bin: bytes \[{start}, {stop}\) are not a valid range"):
             store.read_many("a/0.bin", [(start, stop)])
 
 

@@ -27,7 +27,7 @@ def descriptors() -> int:
 
 def mapped(path: Path) -> memoryview:
     with path.open("rb") as file:
-        return local.mapped(file.fileno(), path.stat().st_size)
+        return local.map_file(file.fileno(), path.stat().st_size)
 
 
 def test_a_view_outlives_the_file(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_an_empty_file_and_a_wrong_descriptor(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     assert mapped(tmp_path / "empty").nbytes == 0
     with pytest.raises(OSError, match="Bad file descriptor"):
-        local.mapped(-1, 10)
+        local.map_file(-1, 10)
 
 
 def cached(folder: Path) -> stores.CachedStore:
@@ -83,7 +83,7 @@ def test_where_nothing_more_can_be_mapped_pieces_are_read(tmp_path: Path, monkey
     def refuse(fd: int, nbytes: int) -> memoryview:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr(entries, "mapped", refuse)
+    monkeypatch.setattr(entries, "map_file", refuse)
     anew = stores.CachedStore(
         stores.open_store(str(tmp_path / "objects")), stores.Cache(tmp_path / "cache", "10 MB", PIECE)
     )

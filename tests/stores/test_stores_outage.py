@@ -314,7 +314,7 @@ def test_ranges_within_an_object(ten_bytes: stores.Store) -> None:
 
 @pytest.mark.parametrize(("start", "stop"), [(-5, None), (-5, 3), (5, 3), (-3, -1)])
 def test_ranges_that_are_none(ten_bytes: stores.Store, start: int, stop: int | None) -> None:
-    with pytest.raises(ArgumentError, match=r"f: bytes \[.*\) are no range"):
+    with pytest.raises(ArgumentError, match=r"f: bytes \[.*\) are not a valid range"):
         ten_bytes.read("f", start, stop)
 
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from feedline import stores
 from feedline.errors import ArgumentError, TransientError
 from feedline.stores.base import ByteRange
-from feedline.stores.obstore_client import Client
-from feedline.stores.obstore_errors import of_status, translated
+from feedline.stores.obstore_client import WEB, Client
+from feedline.stores.obstore_errors import error_for_status, translate_error
 from feedline.stores.options import StoreOptions
-from feedline.stores.requests import Answers, Flight, Latencies, Requests, Transfers, spans_for
+from feedline.stores.requests import FetchedRanges, Flight, Latencies, Requests, Transfers, spans_for
 from feedline.stores.retry import Attempts, Retry
 
 
@@ -113,7 +113,7 @@ def test_what_does_not_pass_is_not_tried_again() -> None:
 
     def denied(_: TransientError | None) -> None:
         calls.append(1)
-        raise of_status(403, "AccessDenied", "x")
+        raise error_for_status(403, "AccessDenied", "x")
 
     with pytest.raises(stores.AccessDeniedError):
         Attempts(Retry(), FakeClock()).run(denied, "x")
@@ -131,7 +131,7 @@ def test_impossible_policies_are_refused(wrong: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 def test_statuses_that_pass(status: int) -> None:
-    error = of_status(status, "", "x")
+    error = error_for_status(status, "", "x")
     assert isinstance(error, TransientError)
     assert error.throttled == (status in (429, 503))
 
@@ -151,7 +151,7 @@ def test_statuses_that_pass(status: int) -> None:
     ],
 )
 def test_statuses_that_do_not(status: int, code: str, kind: type[Exception], words: str) -> None:
-    error = of_status(status, code, "s3://b/k")
+    error = error_for_status(status, code, "s3://b/k")
     assert type(error) is kind
     with pytest.raises(kind, match=f"s3://b/k: .*{words}"):
         raise error
@@ -170,10 +170,10 @@ def test_obstores_words_are_read_and_not_quoted() -> None:
         f"something else {secret}": stores.StoreError,
     }
     for text, kind in texts.items():
-        error = translated(ValueError(text), "s3://b/k")
+        error = translate_error(ValueError(text), "s3://b/k")
         assert isinstance(error, kind), text
         assert secret not in str(error)
-    assert isinstance(translated(FileNotFoundError(), "x"), stores.ObjectNotFoundError)
+    assert isinstance(translate_error(FileNotFoundError(), "x"), stores.ObjectNotFoundError)
 
 
 RANGES = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 80)).map(lambda r: (r[0], r[0] + r[1])), max_size=20)
@@ -187,9 +187,9 @@ def test_ranges_come_out_as_they_went_in_whatever_is_joined_or_split(
     spans = spans_for(ranges, Requests(gap_nbytes=gap, largest_nbytes=largest))
     assert all(0 < span.nbytes <= largest for span in spans)
     assert all(left.stop <= right.start for left, right in itertools.pairwise(spans))
-    answers = Answers(spans, [memoryview(content[slice(*span)]) for span in spans])
+    fetched = FetchedRanges(spans, [memoryview(content[slice(*span)]) for span in spans])
     for start, stop in ranges:
-        assert answers.cut(start, stop) == content[start:stop]
+        assert fetched.cut(start, stop) == content[start:stop]
 
 
 def test_near_ranges_share_a_request_and_far_ones_do_not() -> None:
@@ -222,16 +222,16 @@ def test_the_first_failure_ends_a_transfer() -> None:
     assert len(started) <= 2
 
 
-def slow_until_hedged(transfers: Transfers, second: Callable[[], memoryview], told_to_wait: bool = False) -> memoryview:
+def slow_until_hedged(transfers: Transfers, second: Callable[[], memoryview], throttled: bool = False) -> memoryview:
     """One request that hangs until another for the same span has come."""
     transfers.run(one_byte, [ByteRange(at, at + 1) for at in range(60)])
     calls, release = list[int](), threading.Event()
 
     def fetch(flight: Flight) -> memoryview:
-        flight.told_to_wait = told_to_wait
+        flight.throttled = throttled
         calls.append(1)
         if len(calls) == 1:
-            assert release.wait(0.2 if told_to_wait else 30) != told_to_wait
+            assert release.wait(0.2 if throttled else 30) != throttled
             return memoryview(b"first")
         try:
             return second()
@@ -255,9 +255,9 @@ def test_a_second_request_that_fails_does_no_harm() -> None:
     assert slow_until_hedged(Transfers(2, 0.95), fail) == b"first"
 
 
-def test_what_was_told_to_wait_is_not_sent_again() -> None:
+def test_what_was_throttled_is_not_sent_again() -> None:
     before = stores.statistics()
-    assert slow_until_hedged(Transfers(2, 0.95), lambda: memoryview(b"second"), told_to_wait=True) == b"first"
+    assert slow_until_hedged(Transfers(2, 0.95), lambda: memoryview(b"second"), throttled=True) == b"first"
     assert stores.statistics().hedges == before.hedges
 
 
@@ -313,7 +313,7 @@ def server() -> Iterator[str]:
 
 
 def test_an_answer_that_is_shorter_than_its_range_is_no_data(server: str) -> None:
-    client, before = Client(server, StoreOptions(), 5), stores.statistics()
+    client, before = Client(WEB, server, StoreOptions(), 5), stores.statistics()
     assert client.get("whole", ByteRange(0, 10), "x").data == b"0123456789"
     with pytest.raises(TransientError, match="cut short, 5 of 10 bytes"):
         client.get("short", ByteRange(0, 10), "x")

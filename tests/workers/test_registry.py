@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import executor_pool
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
+import executor_pool
 import feedline as fl
 from feedline.errors import ArgumentError
 from feedline.testing import check_dataset

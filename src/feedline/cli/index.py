@@ -14,7 +14,7 @@ from rich.text import Text
 
 from feedline.cli.pack import find_tars, measure_intervals
 from feedline.cli.progress import bars
-from feedline.core.paths import made
+from feedline.core.paths import make_folder
 from feedline.core.threads import WorkAhead
 from feedline.datasets import array_container
 from feedline.datasets.paths import find
@@ -75,7 +75,7 @@ class LocalTar:
         return glance(path, index_dir=self._folder, allow_truncated=self._allow_truncated)
 
     def make(self, *, checksum: bool) -> TarIndex:
-        made(Path(self.place).parent, "the folder of the index")
+        make_folder(Path(self.place).parent, "the folder of the index")
         write_index(
             self.name, self.place, measure=measure_intervals, checksum=checksum, allow_truncated=self._allow_truncated
         )
@@ -133,7 +133,7 @@ class RemoteTar:
         index.verify(ObjectSource(self.blob))
 
     def _write(self, index: TarIndex) -> TarIndex:
-        made(Path(self.place).parent, "the folder of the index")
+        make_folder(Path(self.place).parent, "the folder of the index")
         array_container.write(self.place, index.written(ObjectSource(self.blob).version))
         return index
 

@@ -1,4 +1,4 @@
-"""What the stores of this process did: counted as it happens, read as a frozen value."""
+"""Metrics of the stores of this process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class StoreStatistics:
     nbytes: int = 0
     """Bytes that remote stores sent and that passed every check."""
     retries: int = 0
-    """Attempts that were repeated because the one before failed."""
+    """Attempts repeated after a failure."""
     throttled: int = 0
     """Answers that asked for fewer requests (429 and 503)."""
     truncated: int = 0
-    """Answers that ended too early; none was taken as data."""
+    """Answers that ended too early; none was used as data."""
     hedges: int = 0
     """Second requests, sent because the first was slower than most."""
     hedges_won: int = 0
@@ -35,18 +35,18 @@ class StoreStatistics:
     waited_s: float = 0.0
     """Seconds between attempts, summed over all requests."""
     cache_hits: int = 0
-    """Pieces that lay in a cache."""
+    """Pieces found in a cache."""
     cache_misses: int = 0
     """Pieces that a cache had to fetch."""
     cache_shared: int = 0
-    """Pieces that another thread or process fetched at the very moment they were wanted here."""
+    """Pieces that another thread or process was fetching when they were needed here."""
     cache_evicted: int = 0
     """Pieces that were removed to make room."""
     cache_damaged: int = 0
     """Pieces that did not match their checksum: removed, and fetched again."""
 
     def since(self, earlier: StoreStatistics) -> StoreStatistics:
-        """What has happened after `earlier` was taken."""
+        """The differences from an earlier value."""
         return StoreStatistics(
             **{field.name: getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)}
         )
@@ -57,13 +57,13 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._untold = False
+        self._changed = False
         self._sums: dict[str, Any] = {field.name: field.default for field in fields(StoreStatistics)}
 
     def add(self, **amounts: float) -> None:
         """Add to the sums of these names."""
         with self._lock:
-            self._untold = True
+            self._changed = True
             for name, amount in amounts.items():
                 self._sums[name] += amount
 
@@ -72,15 +72,15 @@ class Counters:
         with self._lock:
             return StoreStatistics(**self._sums)
 
-    def taken(self) -> dict[str, float]:
-        """What is not 0, and is 0 from now on."""
-        if not self._untold:  # asked for with every batch
+    def take(self) -> dict[str, float]:
+        """The sums that are not 0, reset to 0."""
+        if not self._changed:  # called with every batch
             return {}
         with self._lock:
-            self._untold = False
-            found = {name: amount for name, amount in self._sums.items() if amount}
-            self._sums.update(dict.fromkeys(found, 0))
-        return found
+            self._changed = False
+            counts = {name: amount for name, amount in self._sums.items() if amount}
+            self._sums.update(dict.fromkeys(counts, 0))
+        return counts
 
 
 _counters = PerProcess(Counters)
@@ -92,13 +92,16 @@ def count(**amounts: float) -> None:
 
 
 def statistics() -> StoreStatistics:
-    """What all stores of this process, and of its loaders' workers, did so far; a forked process starts at zero.
+    """The metrics of all stores of this process and its workers.
 
-    Workers' sums arrive with the batches that the loop receives.
+    A forked process starts at zero. Workers' sums arrive with the batches that the loop receives.
     """
     return _counters().statistics()
 
 
-def taken() -> dict[str, float]:
-    """What was counted in this process since it was last taken: a worker sends it along with its batches."""
-    return _counters().taken()
+def take() -> dict[str, float]:
+    """The counts since the last call, reset to 0.
+
+    A worker sends them along with its batches.
+    """
+    return _counters().take()

@@ -39,6 +39,10 @@ _IDLE_S = 5.0
 """Seconds after which an idle pool thread ends."""
 
 
+IO_THREADS = 32
+"""Threads of a pool that mostly waits for stores: enough to hide their latency, few enough for memory and sockets."""
+
+
 class WaitCancelledError(FeedlineError, CancelledError):
     """The wait was cancelled: interrupted, closed, or no longer needed."""
 
@@ -166,7 +170,7 @@ class DaemonPool(Executor):
     Threads start on demand and end when idle.
     """
 
-    def __init__(self, max_workers: int, thread_name_prefix: str = "feedline") -> None:
+    def __init__(self, max_workers: int = IO_THREADS, thread_name_prefix: str = "feedline") -> None:
         self._workers = _PoolThreads(max_workers, thread_name_prefix)
         self._scope: CancelScope | None = None
         # Not at exit: daemon threads end with the interpreter, and a hanging call must not delay it.
@@ -330,9 +334,6 @@ class _PoolThreads:
                     return None
 
 
-_AT_ONCE = 32
-
-
 class BoundedMap:
     """An ordered map over the threads of this process, bounded in bytes.
 
@@ -340,7 +341,7 @@ class BoundedMap:
     """
 
     def __init__(self) -> None:
-        self._pool = PerProcess(partial(DaemonPool, _AT_ONCE, "feedline-dataset"))
+        self._pool = PerProcess(partial(DaemonPool, IO_THREADS, "feedline-dataset"))
 
     def map(
         self, work: Callable[[int], T], numbers: Iterable[int], nbytes: Callable[[int], int], limit_nbytes: int
@@ -355,7 +356,7 @@ class BoundedMap:
         try:
             for number in numbers:
                 size = nbytes(number)
-                while started and (ahead + size > limit_nbytes or len(started) >= _AT_ONCE):
+                while started and (ahead + size > limit_nbytes or len(started) >= IO_THREADS):
                     future, released = started.popleft()
                     ahead -= released
                     yield future.result()

@@ -11,11 +11,9 @@ from feedline.core.threads import DaemonPool
 from feedline.datasets.file_root import FileRoot
 from feedline.errors import ArgumentError
 from feedline.stores import ObjectInfo, ObjectNotFoundError, Store
-from feedline.stores.files import file_version
-from feedline.stores.open import listed
+from feedline.stores.base import FileVersion
+from feedline.stores.open import list_below
 from feedline.stores.urls import join
-
-_ASKED_AT_ONCE = 32
 
 
 def digest_below(root: FileRoot, paths: Sequence[str]) -> str:
@@ -67,14 +65,14 @@ def _digest(told: Iterable[tuple[str, str]]) -> str:
 
 def _version_of_file(path: str) -> str:
     try:
-        return file_version(os.stat(path))  # noqa: PTH116 - millions of them
+        return FileVersion.of(os.stat(path)).tag  # noqa: PTH116 - millions of them
     except (OSError, ValueError):
         return "not there"  # who reads it is told
 
 
 def _infos(store: Store, paths: Sequence[str]) -> Iterator[ObjectInfo]:
-    known = listed(store, paths) or {}
-    with DaemonPool(_ASKED_AT_ONCE) as pool:
+    known = list_below(store, paths) or {}
+    with DaemonPool() as pool:
         left = [path for path in paths if path not in known]
         asked = dict(zip(left, pool.map(lambda path: _info(store, path), left), strict=True))
         yield from (known.get(path) or asked[path] for path in paths)

@@ -8,8 +8,6 @@ The library may hold a lock while it reads. h5py does, and takes it for every ob
 nothing may be collected while a read waits for other threads.
 
 Files and objects from their beginning to their end, in parts that fit into memory.
-
-Ranges read past a cache, for what is read once and kept in another form: a piece of the cache is far larger.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import gc
 import io
 import threading
 from abc import abstractmethod
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -27,10 +24,9 @@ from itertools import accumulate
 
 from feedline.core.caches import LRUCache
 from feedline.core.threads import DaemonPool
-from feedline.stores import CachedStore
 from feedline.stores.base import Range
 from feedline.stores.files import Blob, LocalFile, RemoteBlob
-from feedline.stores.requests import joined
+from feedline.stores.requests import FetchedRanges, join_views
 
 
 class RangeFile(io.RawIOBase):
@@ -76,30 +72,7 @@ class RangeFile(io.RawIOBase):
         return len(data)
 
 
-class ReadSpans:
-    """What was read of some spans: `views[i]` of `spans[i]`, which are in order."""
-
-    def __init__(self, spans: Sequence[Range] = (), views: Sequence[memoryview] = ()) -> None:
-        self._starts, self._views = [start for start, _ in spans], views
-
-    def cut(self, start: int, stop: int) -> memoryview | None:
-        """The bytes from `start` up to `stop`, if they lie in one of the spans."""
-        number = bisect_right(self._starts, start) - 1
-        if number < 0:
-            return None
-        first, view = self._starts[number], self._views[number]
-        return view[start - first : stop - first] if stop <= first + len(view) else None
-
-
 Read = Callable[[Sequence[Range]], list[memoryview]]
-
-
-def uncached(blob: LocalFile | RemoteBlob) -> Read:
-    """What reads ranges of a blob without its cache."""
-    if isinstance(blob, LocalFile) or not isinstance(blob.store, CachedStore):
-        return blob.read
-    store = blob.store.store
-    return lambda spans: store.read_many(blob.path, spans, version=blob.version)
 
 
 def merge_ranges(spans: Sequence[Range]) -> list[Range]:
@@ -121,16 +94,16 @@ class SparseFile(RangeFile):
 
     def __init__(self, nbytes: int, spans: Sequence[Range], read: Read) -> None:
         super().__init__(nbytes)
-        self._ask, self._held = read, ReadSpans(spans, read(spans))
+        self._ask, self._held = read, FetchedRanges(spans, read(spans))
 
     def _bytes(self, start: int, stop: int) -> memoryview:
-        held = self._held.cut(start, stop)
+        held = self._held.find(start, stop)
         return self._ask([(start, stop)])[0] if held is None else held
 
     def close(self) -> None:
         """Let go of what was read."""
         super().close()
-        self._held = ReadSpans()
+        self._held = FetchedRanges()
 
 
 def end_to_end(views: Sequence[memoryview]) -> SparseFile:
@@ -149,7 +122,7 @@ _BLOCKS = 64
 class _ThreadSpans(threading.local):
     """What this thread holds."""
 
-    held = ReadSpans()
+    held = FetchedRanges()
 
 
 class FarFile(RangeFile):
@@ -165,14 +138,14 @@ class FarFile(RangeFile):
     def holding(self, spans: Sequence[Range]) -> Iterator[None]:
         """Within the block, this thread finds these bytes in memory; they are read here, all at once."""
         ordered = sorted(set(spans))
-        self._here.held = ReadSpans(ordered, self._blob.read(ordered))
+        self._here.held = FetchedRanges(ordered, self._blob.read(ordered))
         try:
             yield
         finally:
-            self._here.held = ReadSpans()
+            self._here.held = FetchedRanges()
 
     def _bytes(self, start: int, stop: int) -> memoryview:
-        held = self._here.held.cut(start, stop)
+        held = self._here.held.find(start, stop)
         return self._from_blocks(start, stop) if held is None else held
 
     def _from_blocks(self, start: int, stop: int) -> memoryview:
@@ -185,7 +158,7 @@ class FarFile(RangeFile):
         for number, block in zip(missing, self._fetched(ends), strict=True):
             kept[number] = self._blocks.put(number, memoryview(bytes(block)))
         first = numbers[0] * _BLOCK_NBYTES
-        return joined([kept[number] for number in numbers])[start - first : stop - first]
+        return join_views([kept[number] for number in numbers])[start - first : stop - first]
 
     def _fetched(self, spans: Sequence[Range]) -> list[memoryview]:
         with _nothing_collected():
@@ -246,4 +219,4 @@ class Stream:
             self._at = min(missing, len(self._part))
             pieces.append(self._part[: self._at])
             missing -= self._at
-        return joined(pieces)
+        return join_views(pieces)

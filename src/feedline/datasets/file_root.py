@@ -21,7 +21,7 @@ from feedline.datasets.decoding import Decode, Decoding, Where
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange, Store, open_store
 from feedline.stores.files import ObjectReader
-from feedline.stores.urls import local_path, scheme_of
+from feedline.stores.urls import is_local, local_path
 
 _GONE = "it was moved or deleted; restore it, or pass on_error='skip' to the loader"
 
@@ -49,7 +49,7 @@ class FileRoot:
     ) -> None:
         text = os.fspath(root)
         self._objects: ObjectReader | None = None
-        if scheme_of(text) == "file":
+        if is_local(text):
             self.name = str(Path(local_path(text)).absolute())
             if not Path(self.name).is_dir():
                 raise FileNotFoundError(f"no such folder: {self.name}, the root of all files")

@@ -23,7 +23,7 @@ from feedline.datasets.paths import listed, matching
 from feedline.datasets.strings import PackedStrings
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange, expand, join, split
-from feedline.stores.urls import local_path, scheme_of
+from feedline.stores.urls import is_local, local_path
 
 
 class Files(DecodedRecords):
@@ -90,7 +90,7 @@ class Files(DecodedRecords):
 def _located(paths: Pathlike | Sequence[Pathlike], options: Mapping[str, Any] | None) -> tuple[str, list[str]]:
     """The root that all of them have in common, and the paths below it."""
     given = [os.fspath(path) for path in listed(paths)]
-    if all(scheme_of(path) == "file" for path in given):
+    if all(is_local(path) for path in given):
         return "/", [path.lstrip("/") for path in matching([local_path(path) for path in given], "*")]
     places = [split(address) for address in expand(given, options=options)]
     roots = {place.root for place in places}

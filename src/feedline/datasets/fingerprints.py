@@ -27,6 +27,7 @@ from feedline.datasets.shards.files import ShardSources
 from feedline.datasets.strings import PackedStrings
 from feedline.errors import ArgumentError
 from feedline.stores import CachedStore, ObjectInfo
+from feedline.stores.base import FileVersion
 from feedline.stores.fsspec import ForeignStore
 from feedline.stores.local import LocalStore
 from feedline.stores.object_store import RemoteStore
@@ -234,7 +235,7 @@ def _file(path: Any) -> Any:
     with suppress(OSError, ValueError):
         status = os.stat(text)  # noqa: PTH116 - asked of every text
         if stat.S_ISREG(status.st_mode):  # a folder changes with whatever is put into it
-            return "file", text.encode(), status.st_size, status.st_mtime_ns
+            return "file", text.encode(), *FileVersion.of(status)
     return None
 
 

@@ -28,9 +28,11 @@ from feedline.core.threads import DaemonPool
 from feedline.datasets import array_container as files
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.errors import SampleError, StateError
-from feedline.stores import AccessDeniedError, CachedStore, ObjectInfo, ObjectNotFoundError
+from feedline.stores import AccessDeniedError, ObjectInfo, ObjectNotFoundError
+from feedline.stores.base import FileVersion
+from feedline.stores.cache import without_cache
 from feedline.stores.files import Blob, FileSet, LocalFile, RemoteBlob
-from feedline.stores.urls import scheme_of
+from feedline.stores.urls import is_local
 
 _log = logging.getLogger("feedline")
 
@@ -127,9 +129,8 @@ class SideCar:
 
 
 def stamp(source: Pathlike) -> list[int | str]:
-    """The size of a file and the time of its last change."""
-    found = os.stat(source)  # noqa: PTH116 - asked for every shard
-    return [found.st_size, found.st_mtime_ns]
+    """The size and version of a file."""
+    return [*FileVersion.of(os.stat(source))]  # noqa: PTH116 - asked for every shard
 
 
 def _kept(path: str, wanted: list[int | str]) -> dict[str, tuple[int, ...]] | None:
@@ -277,7 +278,7 @@ def indexes_of(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None) ->
 def _index(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None, number: int) -> SideCar:
     info, address = blobs.info(number), blobs.name(number)
     name = kind.name(address.rpartition("/")[2])
-    is_file = scheme_of(address) == "file"
+    is_file = is_local(address)
     if is_file and index_dir is None:
         place = Path(address).with_name(name)
     else:  # names are told apart by where they come from
@@ -310,9 +311,8 @@ def _of_object(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:
 
 def _found(blob: RemoteBlob, path: str) -> Columns | None:
     """The arrays in the side-car beside an object, if there is one."""
-    store = blob.store.store if isinstance(blob.store, CachedStore) else blob.store  # it is kept as a side-car anyway
     try:
-        data = store.read(path)
+        data = without_cache(blob.store).read(path)  # it is kept as a side-car anyway
     except (ObjectNotFoundError, AccessDeniedError):  # who may not list a bucket is told so of what is not there
         return None
     with TemporaryDirectory(prefix="feedline-") as scratch:

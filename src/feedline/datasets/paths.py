@@ -13,18 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from feedline.core.paths import expanded, is_special, missing, special_entry
+from feedline.core.paths import expand_user, is_special, missing, special_entry
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store
 from feedline.stores.files import FileSet, local_info
-from feedline.stores.globs import braces, unbraced
+from feedline.stores.globs import braces, expand_braces
 from feedline.stores.open import Finder
-from feedline.stores.urls import join, local_path, scheme_of, split
-
-_ASKED_AT_ONCE = 32
-
+from feedline.stores.urls import is_local, join, local_path, split
 
 Paths = Pathlike | Sequence[Pathlike]
 
@@ -37,7 +34,7 @@ def matching(paths: Paths, inside: str) -> list[str]:
     folder. Folders, pipes and devices are no files; a link to nothing is one, which is named when it is read.
     FileNotFoundError names a path that is not there, and a pattern that matches nothing.
     """
-    meant = [path for given in listed(paths) for path in unbraced(expanded(given))]
+    meant = [path for given in listed(paths) for path in expand_braces(expand_user(given))]
     found = [str(Path(file).absolute()) for path in meant for file in _files(path, inside)]
     if not found:
         raise FileNotFoundError("no files: the list of paths is empty")
@@ -117,14 +114,14 @@ def found(
     finder = Finder(os.fspath(cache) if isinstance(cache, os.PathLike) else cache, options)
 
     def meant(given: Pathlike) -> Found:
-        if scheme_of(given) == "file":
+        if is_local(given):
             return [(None, _info(path)) for path in matching(local_path(given), inside)]
-        return [*finder.found(os.fspath(given), inside)]
+        return [*finder.resolve(os.fspath(given), inside)]
 
     several = listed(paths)
-    if all(scheme_of(given) == "file" for given in several):
+    if all(is_local(given) for given in several):
         return [meant(given) for given in several]
-    with DaemonPool(_ASKED_AT_ONCE) as pool:
+    with DaemonPool() as pool:
         return list(pool.map(meant, several))
 
 
@@ -190,9 +187,9 @@ def _data(given: str, several: Found) -> Found:
 
 def _plain(given: str) -> list[str]:
     """What a path with braces stands for, as the names of what is found in it begin."""
-    if scheme_of(given) != "file":
+    if not is_local(given):
         return braces(given)
-    return [str(Path(path).absolute()) for path in unbraced(expanded(given.removeprefix("file://")))]
+    return [str(Path(path).absolute()) for path in expand_braces(local_path(given))]
 
 
 def _name(each: tuple[Store | None, ObjectInfo]) -> str:

@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from feedline.core import kernels
 from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, digest_of
 from feedline.core.tensors import allocate_tensor, as_indices, one_within, torch_dtype, within
-from feedline.datasets.arrays.npy_layout import MappedFiles, Pathlike, Raw, RowSpan, opened, path_of
+from feedline.datasets.arrays.npy_layout import MappedFiles, Pathlike, Raw, RowSpan, open_array, path_of
 from feedline.datasets.arrays.npy_remote import TOGETHER_NBYTES, RemoteArrays, is_remote
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
@@ -127,7 +127,7 @@ def positions_in(
     if is_remote([offsets]):
         files = RemoteArrays([offsets], cache=cache, options=options)
         return files.read([RowSpan(0, 0, len(files))])[0]
-    return opened(offsets)
+    return open_array(offsets)
 
 
 def _listed(source: TokenSource) -> list[Pathlike | Raw]:

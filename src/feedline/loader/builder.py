@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,6 +34,15 @@ def run_collate(collate_fn: Callable[[Any], Any], samples: Any, allocate: Alloca
     if isinstance(collate_fn, collate.Collator):
         return collate_fn(samples, empty=None if allocate is allocate_tensor else allocate)
     return collate_fn(samples)
+
+
+def traveling_schemes() -> object:
+    """The store schemes registered in this process; unpickling registers them.
+
+    They precede the dataset in a builder's state, because unpickling a dataset may open stores.
+    """
+    schemes = sys.modules.get("feedline.stores.schemes")  # not loaded here: most loaders do without stores
+    return None if schemes is None else schemes.registered_schemes()
 
 
 class _Keys(Sequence[int]):
@@ -85,10 +95,11 @@ class BatchBuilder:
             self._many = many_at_once(self.dataset)
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.dataset, self.collate_fn, self.batched, self.action, self.reseeds
+        return traveling_schemes(), self.dataset, self.collate_fn, self.batched, self.action, self.reseeds
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+        _, *arguments = state
+        self.__init__(*arguments)  # type: ignore[misc]
 
     @property
     def draws(self) -> bool:

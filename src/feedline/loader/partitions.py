@@ -26,7 +26,7 @@ from feedline.core.schedule import PartitionRequest
 from feedline.core.telemetry import SpanTuple, recording, span
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import note
-from feedline.loader.builder import run_collate
+from feedline.loader.builder import run_collate, traveling_schemes
 
 _DIGEST_BATCHES = 2
 
@@ -77,10 +77,11 @@ class PartitionBuilder:
     draws = True
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.dataset, self.collate_fn, self.batch_size, self.drop_last, self.reseeds
+        return traveling_schemes(), self.dataset, self.collate_fn, self.batch_size, self.drop_last, self.reseeds
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+        _, *arguments = state
+        self.__init__(*arguments)  # type: ignore[misc]
 
     def __call__(self, request: PartitionRequest, allocate: Allocator = allocate_tensor) -> BatchResult:
         """The batch of `request` with its mark; EMPTY_BATCH at the end."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,7 +73,7 @@ class RecordedRun:
         return items
 
     def _next(self, count: int) -> list[Any]:
-        items = islice(self._iterator or (), count)
+        items = next_items(self._iterator, count)
         return list(items if self._convert is None else map(self._convert, items))
 
     def recorded(self) -> dict[str, Any]:
@@ -154,6 +153,19 @@ class RecordedRun:
             self._draws.append({"at": at, "states": states})
 
 
+def next_items(iterator: Iterator[Any] | None, count: int) -> Iterator[Any]:
+    """Yield the next `count` items, fewer only at the end.
+
+    Only `next` is called, as in torch: an iterator whose `__iter__` restarts it would give its first items again.
+    """
+    for _ in range(count if iterator is not None else 0):
+        try:
+            item = next(iterator)  # type: ignore[arg-type]
+        except StopIteration:
+            return
+        yield item
+
+
 def _with_epoch(sampler: Any) -> list[tuple[str, Any]]:
     holders = ((path, holder) for path, holder in nested(sampler) if callable(getattr(holder, "set_epoch", None)))
     return [(path, holder) for path, holder in holders if type(getattr(holder, "epoch", None)) is int]
@@ -222,7 +234,7 @@ class SeededRun:
         if self._items is None and self._order is None:
             self._open()
         if self._order is None:
-            items = islice(self._items or (), count)
+            items = next_items(self._items, count)
             return list(items if self._convert is None else map(self._convert, items))
         part, self._order = self._order[:count], self._order[count:]
         return part

@@ -1,4 +1,4 @@
-"""Stores: bytes by path, from this machine, from object storage, from anywhere; with one patience and one cache."""
+"""Stores: objects by path, local or remote, with retries and a cache."""
 
 from feedline.core.store_metrics import StoreStatistics, statistics
 from feedline.errors import (
@@ -16,9 +16,11 @@ from feedline.stores.open import expand, open_store
 from feedline.stores.options import FromEnv
 from feedline.stores.requests import Requests
 from feedline.stores.retry import Retry
+from feedline.stores.schemes import SCHEMES, Scheme, StorePolicy, register_scheme
 from feedline.stores.urls import Location, join, split
 
 __all__ = [
+    "SCHEMES",
     "AccessDeniedError",
     "ByteRange",
     "Cache",
@@ -34,13 +36,16 @@ __all__ = [
     "RangeError",
     "Requests",
     "Retry",
+    "Scheme",
     "Store",
     "StoreError",
+    "StorePolicy",
     "StoreStatistics",
     "StoreUnavailableError",
     "expand",
     "join",
     "open_store",
+    "register_scheme",
     "split",
     "statistics",
 ]

@@ -1,33 +1,95 @@
-"""What every store can do, and nothing else."""
+"""The store protocol, and the versions of files and objects."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self, runtime_checkable
+
+from feedline.errors import ObjectChangedError, StateError
+
+
+class FileVersion(NamedTuple):
+    """The state of a file or object, identified without reading it."""
+
+    nbytes: int
+    tag: str
+    """A text that differs when the content does; `unversioned(nbytes)` if only the size is known."""
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        """The version of a file.
+
+        A copy that keeps the modification time has the same.
+        """
+        return cls(status.st_size, f"{status.st_size:x}-{status.st_mtime_ns:x}")
+
+    @property
+    def is_known(self) -> bool:
+        """Tell whether another state of the same size would have another tag."""
+        return self.tag != unversioned(self.nbytes)
+
+    def matches(self, other: FileVersion) -> bool:
+        """Tell whether both are certainly the same state."""
+        return self == other and self.is_known
+
+    def check(self, now: FileVersion, name: str) -> None:
+        """Raise StateError if the file has changed since a dataset was made.
+
+        `now` is its present version, `name` what the message calls it.
+        """
+        if now.tag != self.tag:
+            raise StateError(
+                f"{name} has changed since this dataset was made: it had {self.nbytes} bytes, and has {now.nbytes} now "
+                "or was written again; create the dataset again"
+            )
+
+
+def check_version(asked: str | None, now: str, what: str) -> None:
+    """Raise ObjectChangedError unless `now` is the version that was asked for.
+
+    `asked=None` accepts any version.
+    """
+    if asked is not None and asked != now:
+        raise ObjectChangedError(
+            f"{what} changed: version {asked} was asked for or read in part, and it is {now} now. Nothing of the new "
+            "one was used; create the dataset again to read it"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object of a store: its path there, its bytes, and a text that differs when its content does."""
+    """An object of a store: path, size in bytes, and version.
+
+    The version is a text that differs when the content does.
+    """
 
     path: str
     size: int
     version: str
 
     @property
+    def state(self) -> FileVersion:
+        """Size and version, without the path."""
+        return FileVersion(self.size, self.version)
+
+    @property
     def is_versioned(self) -> bool:
-        """Whether the store tells one state of the object from another of the same size."""
-        return self.version != unversioned(self.size)
+        """Tell whether the version distinguishes contents of the same size."""
+        return self.state.is_known
 
 
 def unversioned(nbytes: int) -> str:
-    """The version of an object of which the store tells nothing but its size: it may change without a sign."""
+    """The version of an object of which only the size is known.
+
+    Its content may change without a sign.
+    """
     return f"{nbytes} bytes"
 
 
 Range = tuple[int, int]
-"""From the first number up to, not including, the second: bytes of an object, or rows of an array."""
+"""`(start, stop)`, stop excluded: bytes of an object, or rows of an array."""
 
 
 class ByteRange(NamedTuple):
@@ -42,20 +104,21 @@ class ByteRange(NamedTuple):
 
 
 Views = list[memoryview]
-"""What several ranges hold, in their order."""
+"""The contents of several ranges, in their order."""
 
 
 class Store(Protocol):
-    """Objects by path, read in ranges. Safe to use from several threads; pickled by address; usable after a fork.
+    """Objects by path, read in ranges.
 
-    Paths are relative to the store's address, with `/` between their parts. What is read is read-only, and stays
-    valid for as long as it is held. Errors are `StoreError`s that name the object: missing, denied, changed, or
-    unavailable after the retries of the store's policy.
+    Safe to use from several threads; pickled by address; usable after a fork. Paths are relative to the store's
+    address, with `/` between their parts. Data are read-only, and stay valid for as long as they are referenced. Errors
+    are `StoreError`s that name the object: missing, denied, changed, or unavailable after the retries of the store's
+    policy.
     """
 
     @property
     def url(self) -> str:
-        """The address of the store; it never holds credentials."""
+        """The address of the store, always without credentials."""
         ...
 
     def info(self, path: str) -> ObjectInfo:
@@ -63,20 +126,39 @@ class Store(Protocol):
         ...
 
     def size(self, path: str) -> int:
-        """The bytes of one object."""
+        """The size of one object in bytes."""
         ...
 
     def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
-        """The bytes from `start` up to `stop`, or to the end; a range that reaches past the end is an error.
+        """Read the bytes from `start` up to `stop`, or to the end.
 
-        With `version`, any other version of the object is an ObjectChangedError.
+        RangeError for a range that reaches past the end. With `version`, any other version of the object is an
+        ObjectChangedError.
         """
         ...
 
     def read_many(self, path: str, ranges: Sequence[Range], *, version: str | None = None) -> Views:
-        """One view for each `(start, stop)`, all of the same version of the object; many requests at once."""
+        """Read one view per `(start, stop)`, all of one version.
+
+        Requests are sent concurrently.
+        """
         ...
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Every object whose path begins with `prefix`, at any depth, in the order of their paths."""
+        """List every object whose path begins with `prefix`, sorted by path.
+
+        At any depth.
+        """
+        ...
+
+
+@runtime_checkable
+class FolderLister(Protocol):
+    """A store that can list one folder without its subfolders."""
+
+    def list_folder(self, folder: str = "") -> Sequence[ObjectInfo]:
+        """List the objects directly in a folder, sorted by path.
+
+        `folder` is "" or ends with a `/`.
+        """
         ...

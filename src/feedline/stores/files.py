@@ -1,8 +1,6 @@
-"""Files of this machine and objects of stores by number: found once, read alike.
+"""Files and objects by number, read alike wherever they are.
 
-Whole objects of one store, many at once: small ones, of which nobody needs to know beforehand how large they are.
-
-A sequence of parts that are made when they are asked for, and not all kept: open files.
+Also whole objects of one store, many at a time, and lazily opened parts of which a bounded number stays open.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.threads import CancelScope, DaemonPool
-from feedline.errors import ArgumentError, StateError
-from feedline.stores.base import ObjectInfo, Range, Store, Views
-from feedline.stores.cache import CachedStore, ObjectRange, Pieces
+from feedline.errors import ArgumentError
+from feedline.stores.base import FileVersion, ObjectInfo, Range, Store, Views
+from feedline.stores.cache import CachedStore, ObjectRange, Pieces, without_cache
 from feedline.stores.local import RecheckTimer
 from feedline.stores.urls import join
 
@@ -28,11 +26,8 @@ if sys.platform != "win32":
     import resource
 
 
-_READERS = 32
-
-
 class Extent(NamedTuple):
-    """The bytes from `start` up to `stop` of the blob with this number."""
+    """The bytes from `start` up to `stop` of one file by number."""
 
     blob: int
     start: int
@@ -40,47 +35,52 @@ class Extent(NamedTuple):
 
 
 class Blob(Protocol):
-    """A file or an object whose content is known to be the one that was found."""
+    """A file or object whose version is checked."""
 
     name: str
-    """Its path or address, as people are told."""
+    """Its path or address, as messages show it."""
     nbytes: int
     version: str
     """A text that differs when the content does."""
 
     def read(self, spans: Sequence[Range]) -> Views:
-        """One read-only view for each `(start, stop)`, valid for as long as it is held."""
+        """One read-only view per `(start, stop)`, valid while it is referenced."""
         ...
 
 
 class LocalFile:
-    """A file, memory-mapped: what is read is the file itself."""
+    """A memory-mapped file: views are the file itself."""
 
     def __init__(self, name: str, nbytes: int, version: str) -> None:
         self.name, self.nbytes, self.version = name, nbytes, version
         with open(name, "rb", buffering=0) as file:
-            status = os.fstat(file.fileno())
-            now = ObjectInfo(name, status.st_size, file_version(status))
-            refuse_changed(name, ObjectInfo(name, nbytes, version), now)
+            # Of the open descriptor: by name it may be another file a moment later.
+            FileVersion(nbytes, version).check(FileVersion.of(os.fstat(file.fileno())), name)
             self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if nbytes else b"")
         self._looks = RecheckTimer()
 
     def refuse_changed(self) -> None:
-        """StateError, within moments, if the file was changed in place: what is mapped may be gone from under it."""
+        """Raise StateError within moments of an in-place change.
+
+        What is mapped may no longer exist.
+        """
         if self._looks.due():
-            with suppress(FileNotFoundError):  # what was mapped stays when its name goes
-                refuse_changed(self.name, ObjectInfo(self.name, self.nbytes, self.version), local_info(self.name))
+            with suppress(FileNotFoundError):  # a removed file stays mapped
+                FileVersion(self.nbytes, self.version).check(local_info(self.name).state, self.name)
             self._looks.done()
 
     def read(self, spans: Sequence[Range]) -> Views:
-        """Views of the mapping; nothing is touched yet."""
+        """Views of the mapping; no page is read yet."""
         return [self.data[start:stop] for start, stop in spans]
 
-    at_hand = read
+    in_memory = read_uncached = read
 
 
 class RemoteBlob:
-    """An object of a store, read through its cache if it has one; ObjectChangedError once it is another version."""
+    """An object of a store, read through its cache if any.
+
+    ObjectChangedError once it is another version.
+    """
 
     def __init__(self, store: Store, info: ObjectInfo) -> None:
         self.name, self.nbytes, self.version = join(store.url, info.path), info.size, info.version
@@ -89,28 +89,36 @@ class RemoteBlob:
             store.know(info)
 
     def read(self, spans: Sequence[Range]) -> Views:
-        """All spans at once, many requests at a time."""
+        """Read all spans at once, with concurrent requests."""
         return self.store.read_many(self.path, spans, version=self.version)
 
-    def at_hand(self, spans: Sequence[Range]) -> Views | None:
-        """The same where it takes no waiting, because all of it is in memory already; else None."""
+    def read_uncached(self, spans: Sequence[Range]) -> Views:
+        """Read all spans past the cache.
+
+        For a few bytes that are kept in another form: a piece of the cache is far larger.
+        """
+        return without_cache(self.store).read_many(self.path, spans, version=self.version)
+
+    def in_memory(self, spans: Sequence[Range]) -> Views | None:
+        """Read all spans if they are in memory already; else None."""
         if isinstance(self.store, CachedStore):
-            return self.store.at_hand(self.path, spans, version=self.version)
+            return self.store.in_memory(self.path, spans, version=self.version)
         return None
 
 
 class FileSet:
-    """Blobs by number, in memory of their own only as far as their names go: each process opens them on first use.
+    """Files and objects by number, opened on first use in each process.
 
-    Safe to use from several threads. Pickles with names, sizes and versions, and with what opens the stores again.
+    In memory they cost no more than their names. Safe to use from several threads. Pickles with names, sizes and
+    versions, and with what reopens the stores.
     """
 
-    def __init__(self, found: Sequence[tuple[Store | None, ObjectInfo]]) -> None:
-        stores: dict[int, Store] = {id(store): store for store, _ in found if store is not None}
+    def __init__(self, objects: Sequence[tuple[Store | None, ObjectInfo]]) -> None:
+        stores: dict[int, Store] = {id(store): store for store, _ in objects if store is not None}
         numbers = {each: number for number, each in enumerate(stores)}
         self._stores = list(stores.values())
-        self._store_numbers = [-1 if store is None else numbers[id(store)] for store, _ in found]
-        self._infos = [info for _, info in found]
+        self._store_numbers = [-1 if store is None else numbers[id(store)] for store, _ in objects]
+        self._infos = [info for _, info in objects]
         self._opened: PerProcess[LRUCache[int, LocalFile | RemoteBlob]] = PerProcess(_recent)
         self._readers = PerProcess(_readers)
 
@@ -119,29 +127,32 @@ class FileSet:
 
     @property
     def is_local(self) -> bool:
-        """Whether all of them are files of this machine."""
+        """Tell whether all of them are files of this machine."""
         return not self._stores
 
     def info(self, number: int) -> ObjectInfo:
-        """Size and version of a blob when it was found; `path` is that in its store."""
+        """Size and version when it was found.
+
+        `path` is relative to its store.
+        """
         return self._infos[number]
 
     def name(self, number: int) -> str:
-        """The path or address of a blob, as people are told."""
+        """The path or address of a file, as messages show it."""
         store = self._store(number)
         path = self._infos[number].path
         return path if store is None else join(store.url, path)
 
     @property
     def names(self) -> list[str]:
-        """Of all blobs."""
+        """The paths or addresses of all files."""
         return [self.name(number) for number in range(len(self))]
 
     def __iter__(self) -> Iterator[LocalFile | RemoteBlob]:
         return (self[number] for number in range(len(self)))
 
     def __getitem__(self, number: int) -> LocalFile | RemoteBlob:
-        """A blob, opened; StateError if a file is no longer the one that was found."""
+        """The opened file; StateError if it has changed."""
         opened = self._opened()
         blob = opened.get(number)
         if blob is None:
@@ -151,21 +162,24 @@ class FileSet:
         return blob
 
     def read(self, extents: Sequence[Extent]) -> Views:
-        """One view for each, from many blobs at once; the first failure is raised."""
+        """One view per extent, from many files at once.
+
+        The first failure is raised.
+        """
         if self.is_local:
             return [self[blob].data[start:stop] for blob, start, stop in extents]  # type: ignore[union-attr]
         wanted: dict[int, list[Range]] = {}
         for blob, start, stop in extents:
             wanted.setdefault(blob, []).append((start, stop))
-        found = {blob: self[blob].at_hand(spans) for blob, spans in wanted.items()}
-        missing = {blob: wanted[blob] for blob, views in found.items() if views is None}
-        views = {blob: iter(each) for blob, each in (found | self._read(missing)).items() if each is not None}
+        cached = {blob: self[blob].in_memory(spans) for blob, spans in wanted.items()}
+        missing = {blob: wanted[blob] for blob, views in cached.items() if views is None}
+        views = {blob: iter(each) for blob, each in (cached | self._read(missing)).items() if each is not None}
         return [next(views[blob]) for blob, _, _ in extents]
 
-    def held(self, number: int) -> Pieces | None:
-        """What of an object lies in memory, by its cache; None if it has none."""
+    def cached_pieces(self, number: int) -> Pieces | None:
+        """The pieces of an object in its cache's memory; None without cache."""
         store, info = self._store(number), self._infos[number]
-        return store.held(info.path, version=info.version) if isinstance(store, CachedStore) else None
+        return store.cached_pieces(info.path, version=info.version) if isinstance(store, CachedStore) else None
 
     def _read(self, wanted: dict[int, list[Range]]) -> dict[int, Views]:
         if len(wanted) <= 1:
@@ -175,22 +189,23 @@ class FileSet:
             return {blob: future.result() for blob, future in futures.items()}
 
     def file(self, number: int) -> str:
-        """The path of a file with the whole content: the file itself, or the object's in the cache, fetched if need be.
+        """The path of a local file with the whole content.
 
-        For libraries that open files only. What is in the cache may be evicted: whoever has it open keeps it.
+        The file itself, or the object's copy in the cache, fetched on demand. For libraries that only open files. A
+        copy may be evicted; a process that has it open keeps its data.
         """
         store, info = self._store(number), self._infos[number]
         if store is None:
             return info.path
         if not isinstance(store, CachedStore):
             raise ArgumentError(
-                f"{self.name(number)} is read by a library that opens files only: give cache=, a folder of this "
+                f"{self.name(number)} is read by a library that only opens files: give cache=, a folder of this "
                 "machine to keep it in"
             )
         return store.file(info)
 
     def ranges(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What a prefetch has to bring into which cache for `read(extents)` to find it there."""
+        """The object ranges that a prefetch for `read(extents)` must fetch."""
         caches: dict[int, tuple[CachedStore, str]] = {}
         for blob in {extent.blob for extent in extents}:
             store, info = self._store(blob), self._infos[blob]
@@ -212,27 +227,16 @@ class FileSet:
 
 
 def local_info(path: str) -> ObjectInfo:
-    """A file as it is now."""
+    """Path, size and version of a file, as they are now."""
     status = os.stat(path)  # noqa: PTH116 - thousands of them
-    return ObjectInfo(path, status.st_size, file_version(status))
-
-
-def file_version(status: os.stat_result) -> str:
-    """The version of a file: the same for a copy that keeps the time of the last change."""
-    return f"{status.st_size:x}-{status.st_mtime_ns:x}"
-
-
-def refuse_changed(path: str, was: ObjectInfo, now: ObjectInfo) -> None:
-    """Raise `StateError` if a file is not the one that a dataset was made from."""
-    if now.version != was.version:
-        raise StateError(
-            f"{path} has changed since this dataset was made: it had {was.size} bytes, and has {now.size} now or"
-            " was written again; make the dataset anew"
-        )
+    return ObjectInfo(path, *FileVersion.of(status))
 
 
 def open_at_once() -> int:
-    """A share of the descriptors that the process may have: a mapped file holds one, a part up to two."""
+    """The number of files to keep open, from the descriptor limit.
+
+    A mapped file holds one descriptor, a part up to two.
+    """
     if sys.platform == "win32":
         return 256
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -244,25 +248,25 @@ def _recent() -> LRUCache[int, LocalFile | RemoteBlob]:
 
 
 def _readers() -> DaemonPool:
-    return DaemonPool(_READERS, "feedline-blobs")
-
-
-_OBJECT_READERS = 32
+    return DaemonPool(thread_name_prefix="feedline-blobs")
 
 
 Known = str | ObjectInfo
-"""The path of an object, or all that a listing told of it, which then must still be so."""
+"""The path of an object, or its listed size and version, which must then still be the same."""
 
 
 class ObjectReader:
-    """The contents of objects by path. Safe to use from several threads, and after a fork; pickles as its store."""
+    """Whole objects by path.
+
+    Safe to use from several threads, and after a fork; pickles as its store.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._readers = PerProcess(_object_readers)
 
     def read(self, known: Known) -> memoryview:
-        """All that an object holds."""
+        """The content of one object."""
         if isinstance(known, str):
             return self.store.read(known)
         if isinstance(self.store, CachedStore):
@@ -271,7 +275,10 @@ class ObjectReader:
 
     @contextmanager
     def reading(self, several: Sequence[Known]) -> Iterator[list[Future[memoryview]]]:
-        """What these objects hold, in their order, as it comes; reads that the block ends before are given up."""
+        """Read these objects concurrently; one future each, in order.
+
+        Reads that are unfinished when the block ends are canceled.
+        """
         scope = CancelScope()
         try:
             with scope.entered():
@@ -281,7 +288,7 @@ class ObjectReader:
             scope.cancel()
 
     def ranges(self, several: Sequence[Known]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What a prefetch has to bring into the cache, if there is one, for `read` to find it there."""
+        """The object ranges that a prefetch for `read` must fetch."""
         store = self.store
         if not isinstance(store, CachedStore):
             return []
@@ -295,42 +302,43 @@ class ObjectReader:
 
 
 def _object_readers() -> DaemonPool:
-    return DaemonPool(_OBJECT_READERS, "feedline-objects")
+    return DaemonPool(thread_name_prefix="feedline-objects")
 
 
 T = TypeVar("T")
 
 
 class LazyList(Generic[T]):
-    """`parts[number]` is `making(number)`; the `most` that were used last are kept, by default all that may be open.
+    """A sequence whose parts `making(number)` creates on access.
 
-    Each process has its own. Two threads that come first may both make a part. Pickles as `making` alone.
+    The `most` recently used parts are kept, by default as many as may be open. Each process has its own. Two threads
+    that come first may both create a part. Pickles as `making` alone.
     """
 
     def __init__(self, making: Callable[[int], T], count: int, most: int | None = None) -> None:
         self._making, self._count, self._most = making, count, most
-        self._kept: PerProcess[LRUCache[int, T] | _All[T]] = PerProcess(partial(_kept, count, most))
+        self._parts: PerProcess[LRUCache[int, T] | _All[T]] = PerProcess(partial(_new_cache, count, most))
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, number: int) -> T:
-        kept = self._kept()
-        made = kept.get(number)
-        return kept.put(number, self._making(number)) if made is None else made
+        parts = self._parts()
+        part = parts.get(number)
+        return parts.put(number, self._making(number)) if part is None else part
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LazyList, (self._making, self._count, self._most)
 
 
 class _All(dict[int, T]):
-    """As `LRUCache`, without a limit, at a fraction of its price."""
+    """An unlimited `LRUCache`, at a fraction of its cost."""
 
     def put(self, key: int, value: T) -> T:
         self[key] = value
         return value
 
 
-def _kept(count: int, most: int | None) -> LRUCache[int, Any] | _All[Any]:
+def _new_cache(count: int, most: int | None) -> LRUCache[int, Any] | _All[Any]:
     limit = open_at_once() if most is None else most
     return _All() if count <= limit else LRUCache(limit)

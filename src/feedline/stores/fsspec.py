@@ -1,4 +1,4 @@
-"""Every scheme that fsspec knows and obstore does not: `hf://`, `memory://`, `ftp://`, `sftp://` and many more."""
+"""Schemes of fsspec: `hf://`, `memory://`, `ftp://`, `sftp://` and many more."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from feedline.errors import (
     AccessDeniedError,
     ArgumentError,
     FeedlineError,
-    ObjectChangedError,
     ObjectNotFoundError,
     RangeError,
     StoreError,
     TransientError,
 )
-from feedline.stores.base import ObjectInfo, Views, unversioned
-from feedline.stores.obstore_errors import of_status
+from feedline.stores.base import ObjectInfo, Views, check_version, unversioned
+from feedline.stores.obstore_errors import error_for_status
 from feedline.stores.options import StoreOptions
 from feedline.stores.requests import (
-    Answers,
+    FetchedRanges,
     Flight,
     Requests,
     Transfers,
     are_many,
-    refuse_backwards,
-    refuse_beyond,
+    check_ranges,
+    check_within,
     spans_for,
 )
 from feedline.stores.retry import Attempts, Retry
-from feedline.stores.urls import checked, join
+from feedline.stores.urls import check_path, join
 
 T = TypeVar("T")
 
@@ -43,17 +42,17 @@ _VERSIONS = (
     *("mtime", "lastmodified", "last_modified", "modificationtime", "modification_time", "modified", "updated"),
     *("modify", "created"),
 )
-"""What file systems of fsspec call that which changes with an object, in small letters; the first counts."""
+"""Keys of metadata that change with an object, in lower case; the first that is present counts."""
 
 
 class ForeignStore:
-    """What lies below an address that fsspec can open."""
+    """The objects below an address that fsspec can open."""
 
     def __init__(self, url: str, options: StoreOptions, retry: Retry, requests: Requests) -> None:
         self._arguments = (url, options, retry, requests)
         self._url = url
         self._requests = requests
-        self._system = PerProcess(lambda: _opened(url, options))
+        self._system = PerProcess(lambda: _open(url, options))
         self._transfers = Transfers(requests.at_once, retry.hedge_quantile)
         self._attempts = Attempts(retry)
 
@@ -70,45 +69,45 @@ class ForeignStore:
 
     def info(self, path: str) -> ObjectInfo:
         """Size and version of one object, as they are now."""
-        found = self._asked(path, lambda system, name: system.info(name))
-        if found.get("type") == "directory":
+        entry = self._call(path, lambda system, name: system.info(name))
+        if entry.get("type") == "directory":
             raise ObjectNotFoundError(f"{join(self._url, path)}: this is a folder, not an object")
-        return ObjectInfo(path, int(found["size"]), _version(found))
+        return ObjectInfo(path, int(entry["size"]), _version(entry))
 
     def size(self, path: str) -> int:
-        """The bytes of one object."""
+        """The size of one object in bytes."""
         return self.info(path).size
 
     def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
-        """The bytes from `start` up to `stop`, or to the end."""
+        """Read the bytes from `start` up to `stop`, or to the end."""
         if stop is None:
             stop = self.info(path).size
-            refuse_beyond([(start, start)], stop, join(self._url, path))
+            check_within([(start, start)], stop, join(self._url, path))
         return self.read_many(path, [(start, stop)], version=version)[0]
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
-        """One view for each range. Versions are compared before the first byte: fsspec tells none with the bytes."""
-        refuse_backwards(ranges, join(self._url, path))
-        if version is not None and (found := self.info(path).version) != version:
-            raise ObjectChangedError(
-                f"{join(self._url, path)} changed: version {version} was asked for, and it is {found} now. "
-                "Make the dataset anew to read it"
-            )
+        """One view for each range.
+
+        Versions are compared before the first byte is read: fsspec returns none with the data.
+        """
+        check_ranges(ranges, join(self._url, path))
+        if version is not None:
+            check_version(version, self.info(path).version, join(self._url, path))
         if are_many(ranges, self._requests):
-            refuse_beyond(ranges, self.info(path).size, join(self._url, path))
+            check_within(ranges, self.info(path).size, join(self._url, path))
         spans = spans_for(ranges, self._requests)
-        answers = Answers(spans, self._transfers.run(lambda flight: self._fetch(path, flight), spans))
-        return [answers.cut(start, stop) for start, stop in ranges]
+        fetched = FetchedRanges(spans, self._transfers.run(lambda flight: self._fetch(path, flight), spans))
+        return [fetched.cut(start, stop) for start, stop in ranges]
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Every object whose path begins with `prefix`, in the order of their paths."""
-        folder = checked(prefix)[: prefix.rfind("/") + 1]
-        root = self._asked("", lambda _, name: name).rstrip("/")
-        found = self._asked(folder, lambda system, name: system.find(name, detail=True))
-        for name in sorted(found):
+        """List every object whose path begins with `prefix`, sorted by path."""
+        folder = check_path(prefix)[: prefix.rfind("/") + 1]
+        root = self._call("", lambda _, name: name).rstrip("/")
+        entries = self._call(folder, lambda system, name: system.find(name, detail=True))
+        for name in sorted(entries):
             path = name.removeprefix(root).lstrip("/")
             if path.startswith(prefix):
-                yield ObjectInfo(path, int(found[name]["size"]), _version(found[name]))
+                yield ObjectInfo(path, int(entries[name]["size"]), _version(entries[name]))
 
     def _fetch(self, path: str, flight: Flight) -> memoryview:
         start, stop = flight.span
@@ -122,13 +121,13 @@ class ForeignStore:
             count(truncated=1)
             raise TransientError(f"the answer was cut short, {len(data)} of {stop - start} bytes")
 
-        data = self._asked(path, ask, f", bytes [{start}, {stop})")
+        data = self._call(path, ask, f", bytes [{start}, {stop})")
         count(nbytes=len(data))
         return memoryview(data).toreadonly()
 
-    def _asked(self, path: str, ask: Callable[[Any, str], T], part: str = "") -> T:
-        """What `ask(file system, its own name for the path)` gives, after as many attempts as it takes."""
-        what = join(self._url, checked(path)) + part
+    def _call(self, path: str, ask: Callable[[Any, str], T], part: str = "") -> T:
+        """Call `ask(file system, its name for the path)` with retries."""
+        what = join(self._url, check_path(path)) + part
 
         def attempt(_: TransientError | None) -> T:
             count(requests=1)
@@ -137,8 +136,8 @@ class ForeignStore:
                 return ask(system, f"{root.rstrip('/')}/{path}" if root and path else root or path)
             except (FeedlineError, TransientError):
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, its text may hold secrets
-                problem = _translated(error, what)
+            except Exception as error:  # noqa: BLE001 - any foreign error, whose text may hold secrets
+                problem = _translate(error, what)
             raise problem  # without the foreign exception, whose text may hold keys and signatures
 
         try:
@@ -148,7 +147,7 @@ class ForeignStore:
             raise
 
 
-def _opened(url: str, options: StoreOptions) -> tuple[Any, str]:
+def _open(url: str, options: StoreOptions) -> tuple[Any, str]:
     fsspec = load("fsspec", "stores", f"the store {url}")
     try:
         system, root = load("fsspec.core", "stores", "stores").url_to_fs(url, **options)
@@ -173,13 +172,13 @@ def _status(error: Exception) -> int | None:
     return None
 
 
-def _translated(error: Exception, what: str) -> Exception:
+def _translate(error: Exception, what: str) -> Exception:
     if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
         return ObjectNotFoundError(f"{what}: there is no such object")
     if isinstance(error, PermissionError):
         return AccessDeniedError(f"{what}: the store refuses the credentials, or there are none")
     if (status := _status(error)) is not None:
-        return of_status(status, "", what)
+        return error_for_status(status, "", what)
     if isinstance(error, OSError):
         return TransientError(f"{type(error).__name__} of fsspec")
     return StoreError(
@@ -188,7 +187,8 @@ def _translated(error: Exception, what: str) -> Exception:
     )
 
 
-def _version(found: dict[str, Any]) -> str:
-    told = {name.lower(): value for name, value in found.items() if value is not None}
-    value = next((told[name] for name in _VERSIONS if name in told), unversioned(int(found["size"])))
-    return str(value.timestamp() if isinstance(value, datetime) else value)  # some tell it one way here, another there
+def _version(entry: dict[str, Any]) -> str:
+    metadata = {name.lower(): value for name, value in entry.items() if value is not None}
+    value = next((metadata[name] for name in _VERSIONS if name in metadata), unversioned(int(entry["size"])))
+    # Some file systems return a number in one answer, and a datetime in another.
+    return str(value.timestamp() if isinstance(value, datetime) else value)

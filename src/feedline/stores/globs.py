@@ -1,4 +1,4 @@
-"""Many addresses written as one: braces without asking anybody, `*` by one listing."""
+"""Patterns of addresses: braces expanded offline, globs by one listing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from feedline.errors import ArgumentError, ObjectNotFoundError
-from feedline.stores.base import ObjectInfo, Store
-from feedline.stores.cache import CachedStore
-from feedline.stores.object_store import RemoteStore
-from feedline.stores.urls import Address, join, local_path, refuse_secrets, scheme_of, split
+from feedline.stores.base import FolderLister, ObjectInfo, Store
+from feedline.stores.cache import CachedStore, without_cache
+from feedline.stores.urls import Address, check_no_secrets, is_local, join, local_path, split
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
@@ -36,7 +35,7 @@ _MOST = 10_000_000
 
 
 def braces(pattern: str) -> list[str]:
-    """What a pattern with braces stands for, as a shell would write it out, from left to right.
+    """Expand the braces of a pattern as a shell does.
 
     `a{0..2}.tar` is a0.tar, a1.tar, a2.tar; `{train,val}` are both; `{0..10..5}` goes in steps, `{3..1}` downwards. A
     leading zero gives all numbers the width of the longer one. ArgumentError for braces that mean nothing.
@@ -65,10 +64,11 @@ def _choices(inner: str, pattern: str) -> list[str]:
     return [f"{first + (step if last >= first else -step) * n:0{width}}" for n in range(count)]
 
 
-def unbraced(path: str, is_there: Callable[[str], bool] = os.path.exists) -> list[str]:
-    """The paths that a path with braces stands for; what `is_there` under that very name is meant itself.
+def expand_braces(path: str, is_there: Callable[[str], bool] = os.path.exists) -> list[str]:
+    """Expand a local path with braces, unless it exists as written.
 
-    So is a folder, where braces would mean nothing: `run{1}/{0..2}.tar` are three files in `run{1}` if that is there.
+    So does a folder whose name has braces without a meaning: `run{1}/{0..2}.tar` are three files in `run{1}` if that
+    exists.
     """
     if not _BRACE.search(path) or is_there(path):
         return [path]
@@ -82,42 +82,44 @@ def unbraced(path: str, is_there: Callable[[str], bool] = os.path.exists) -> lis
 
 
 def expand(patterns: Address | Sequence[Address], open_store: Callable[[str], Store]) -> list[str]:
-    """The addresses that one pattern, or several, stand for, in the order given; those of one glob are sorted.
+    """Expand one or several patterns into addresses, in order.
 
-    Only `*`, `**`, `?` and `[...]` ask the store, once each. ObjectNotFoundError names a glob that matches nothing.
-    A local file whose own name looks like a pattern is that file.
+    The matches of one glob are sorted. Only `*`, `**`, `?` and `[...]` query the store, once each. ObjectNotFoundError
+    names a glob that matches nothing. A local file whose own name looks like a pattern is that file.
     """
-    listed: Sequence[Address] = [patterns] if isinstance(patterns, (str, PathLike)) else patterns
-    found: list[str] = []
-    for address in listed:
+    addresses: list[str] = []
+    for address in [patterns] if isinstance(patterns, (str, PathLike)) else patterns:
         pattern = fspath(address)
-        if scheme_of(pattern) == "file":
-            for path in unbraced(local_path(pattern)):
-                found += _files(path) if MAGIC.search(path) and not Path(path).exists() else [path]
+        if is_local(pattern):
+            for path in expand_braces(local_path(pattern)):
+                addresses += _files(path) if MAGIC.search(path) and not Path(path).exists() else [path]
         else:
-            refuse_secrets(pattern)
+            check_no_secrets(pattern)
             for plain in braces(pattern):
-                found += _objects(plain, open_store) if MAGIC.search(plain) else [plain]
-    return found
+                addresses += _objects(plain, open_store) if MAGIC.search(plain) else [plain]
+    return addresses
 
 
 def _files(pattern: str) -> list[str]:
     names = [name for name in glob(pattern, recursive=True, include_hidden=True) if Path(name).is_file()]  # noqa: PTH207
-    return _sorted(names, pattern)
+    return _sort_matches(names, pattern)
 
 
 def _objects(pattern: str, open_store: Callable[[str], Store]) -> list[str]:
     root, path = split(pattern)
     matches = matcher(path)
-    found = candidates(open_store(root), path)
-    return _sorted([join(root, info.path) for info in found if matches(info.path)], pattern)
+    infos = candidates(open_store(root), path)
+    return _sort_matches([join(root, info.path) for info in infos if matches(info.path)], pattern)
 
 
 def candidates(store: Store, pattern: str) -> Iterable[ObjectInfo]:
-    """Objects among which are all that match a glob: of one that stays in its folder, those right in there."""
+    """List objects that include all matches of a glob.
+
+    For a glob that stays within one folder, only that folder is listed, if the store can.
+    """
     folder, slash, name = pattern.rpartition("/")
-    bare = store.store if isinstance(store, CachedStore) else store
-    if MAGIC.search(folder) or "**" in name or not isinstance(bare, RemoteStore):
+    bare = without_cache(store)
+    if MAGIC.search(folder) or "**" in name or not isinstance(bare, FolderLister):
         return store.list(MAGIC.split(pattern, maxsplit=1)[0])
     infos = bare.list_folder(folder + slash)
     if isinstance(store, CachedStore):
@@ -126,20 +128,26 @@ def candidates(store: Store, pattern: str) -> Iterable[ObjectInfo]:
     return infos
 
 
-def _sorted(names: list[str], pattern: str) -> list[str]:
+def _sort_matches(names: list[str], pattern: str) -> list[str]:
     if not names:
         raise ObjectNotFoundError(f"{pattern}: nothing matches")
     return sorted(names)
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Whether an object of this path matches a glob; what stands for a folder, and ends with `/`, is none."""
-    matches = translated(pattern).fullmatch
+    """A predicate for the paths of objects that match a glob.
+
+    Markers of folders, which end with `/`, never match.
+    """
+    matches = glob_regex(pattern).fullmatch
     return lambda path: not path.endswith("/") and bool(matches(path))
 
 
-def translated(pattern: str) -> re.Pattern[str]:
-    """A glob as a regular expression: `*` and `?` stay within one part of a path, `**/` is any number of parts."""
+def glob_regex(pattern: str) -> re.Pattern[str]:
+    """Translate a glob into a regular expression.
+
+    `*` and `?` stay within one part of a path, `**/` is any number of parts.
+    """
     out, at = [], 0
     while at < len(pattern):
         if pattern.startswith("**/", at):
@@ -149,7 +157,7 @@ def translated(pattern: str) -> re.Pattern[str]:
             out.append(".*")
             at += 2
         elif (group := _GROUP.match(pattern, at)) is not None:
-            out.append(f"[{'^' if group[1] else ''}{group[2].replace(chr(92), chr(92) * 2)}]")
+            out.append(f"[{'^' if group[1] else ''}{_character_set(group[2])}]")
             at = group.end()
         else:
             out.append({"*": "[^/]*", "?": "[^/]"}.get(pattern[at], re.escape(pattern[at])))
@@ -158,3 +166,13 @@ def translated(pattern: str) -> re.Pattern[str]:
         return re.compile("".join(out), re.DOTALL)
     except re.error as error:  # [b-a]
         raise ArgumentError(f"{pattern!r} is no pattern: {error}") from None
+
+
+def _character_set(inner: str) -> str:
+    """Escape the inside of a bracket expression, but for its ranges."""
+    out, at = [], 0
+    while at < len(inner):
+        is_range = inner[at + 1 : at + 2] == "-" and at + 2 < len(inner)
+        out.append("-".join(map(re.escape, inner[at : at + 3 : 2])) if is_range else re.escape(inner[at]))
+        at += 3 if is_range else 1
+    return "".join(out)

@@ -1,8 +1,7 @@
 """Files of this machine, memory-mapped.
 
-Files in memory, without a descriptor for each: as many as the system maps, for as long as anybody looks at them.
-
-How often files that are in use are looked at: one that is cut short while it is mapped would end the process.
+Also mappings without a file descriptor each, and the interval at which files in use are checked: a mapped file that is
+truncated would end the process.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from feedline.core.caches import LRUCache, PerProcess
-from feedline.core.paths import expanded, is_special
-from feedline.errors import ObjectChangedError, ObjectNotFoundError, RangeError
-from feedline.stores.base import ObjectInfo, Views
-from feedline.stores.requests import Requests, refuse_backwards, spans_for
-from feedline.stores.urls import absolute, checked, join
+from feedline.core.paths import expand_user, is_special
+from feedline.errors import ObjectNotFoundError, RangeError
+from feedline.stores.base import FileVersion, ObjectInfo, Views, check_version
+from feedline.stores.requests import Requests, check_ranges, spans_for
+from feedline.stores.urls import absolute, check_path, join
 
 _OPEN_AT_ONCE = 64
 
@@ -37,7 +36,7 @@ class _MappedFile(NamedTuple):
     advise: Any
 
     def will_need(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Let the system read these, and nothing around them, ahead of the first touch."""
+        """Advise the kernel to read these ranges ahead of the first access."""
         if self.advise is None:  # Windows
             return
         page = mmap.ALLOCATIONGRANULARITY
@@ -46,10 +45,13 @@ class _MappedFile(NamedTuple):
 
 
 class LocalStore:
-    """The files below a folder. What is read is a view of the file itself: a file that shrinks under it is gone."""
+    """The files below a folder.
+
+    Data are views of the mapped files: a file that is truncated takes them away.
+    """
 
     def __init__(self, folder: str = "/") -> None:
-        self._folder = absolute(expanded(folder))
+        self._folder = absolute(expand_user(folder))
         self._maps: PerProcess[LRUCache[str, _MappedFile]] = PerProcess(lambda: LRUCache(_OPEN_AT_ONCE))
 
     @property
@@ -64,19 +66,22 @@ class LocalStore:
         return LocalStore, (self._folder,)
 
     def info(self, path: str) -> ObjectInfo:
-        """Size and version of one file, as they are now; its version is made of its inode, size and time of change."""
+        """Size and version of one file, as they are now.
+
+        Its version consists of inode, size and modification time.
+        """
         status = self._status(path)
         return ObjectInfo(path, status.st_size, _version(status))
 
     def size(self, path: str) -> int:
-        """The bytes of one file."""
+        """The size of one file in bytes."""
         return self._status(path).st_size
 
     def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
-        """The bytes from `start` up to `stop`, or to the end."""
+        """Read the bytes from `start` up to `stop`, or to the end."""
         status = self._status(path)
         if stop is None and 0 <= start <= status.st_size <= _SMALL_NBYTES:
-            self._refuse_other(path, _version(status), version)
+            check_version(version, _version(status), self._file(path))
             return memoryview(Path(self._file(path)).read_bytes())[start:]
         stop = max(start, status.st_size) if stop is None else stop
         return self._cut(path, status, [(start, stop)], version)[0]
@@ -86,8 +91,8 @@ class LocalStore:
         return self._cut(path, self._status(path), ranges, version)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Every file whose path begins with `prefix`, in the order of their paths."""
-        checked(prefix)
+        """List every file whose path begins with `prefix`, sorted by path."""
+        check_path(prefix)
         folder = Path(self._file(prefix[: prefix.rfind("/") + 1]))
         files = (Path(top, name) for top, _, names in os.walk(folder) for name in names)
         for path in sorted(file.relative_to(self._folder).as_posix() for file in files):
@@ -95,7 +100,7 @@ class LocalStore:
                 yield self.info(path)
 
     def _file(self, path: str) -> str:
-        return os.path.join(self._folder, checked(path))  # noqa: PTH118 - per sample, and Path costs microseconds
+        return os.path.join(self._folder, check_path(path))  # noqa: PTH118 - per sample, and Path costs microseconds
 
     def _status(self, path: str) -> os.stat_result:
         file = self._file(path)
@@ -105,19 +110,19 @@ class LocalStore:
             raise ObjectNotFoundError(f"{file}: there is no such file") from None
 
     def _cut(self, path: str, status: os.stat_result, ranges: Sequence[tuple[int, int]], version: str | None) -> Views:
-        refuse_backwards(ranges, join(self.url, path))
-        self._refuse_other(path, _version(status), version)
+        check_ranges(ranges, join(self.url, path))
+        check_version(version, _version(status), self._file(path))
         size = status.st_size
         for start, stop in ranges:
             if stop > size:
                 raise RangeError(f"{self._file(path)}, bytes [{start}, {stop}): the file has only {size} bytes")
         if size == 0:
             return [memoryview(b"") for _ in ranges]
-        mapped = self._mapped(path, _version(status))
+        mapped = self._map(path, _version(status))
         mapped.will_need(ranges)
         return [mapped.data[start:stop] for start, stop in ranges]
 
-    def _mapped(self, path: str, version: str) -> _MappedFile:
+    def _map(self, path: str, version: str) -> _MappedFile:
         maps = self._maps()
         known = maps.get(path)
         if known is not None and known.version == version:
@@ -126,19 +131,13 @@ class LocalStore:
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # see will_need
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._refuse_other(path, _version(os.fstat(file.fileno())), version)
+            check_version(version, _version(os.fstat(file.fileno())), self._file(path))
         return maps.put(path, _MappedFile(memoryview(mapping), version, getattr(mapping, "madvise", None)))
-
-    def _refuse_other(self, path: str, version: str, wanted: str | None) -> None:
-        if wanted is not None and wanted != version:
-            raise ObjectChangedError(
-                f"{self._file(path)} changed: version {wanted} was asked for, and it is {version} now. "
-                "Make the dataset anew to read it"
-            )
 
 
 def _version(status: os.stat_result) -> str:
-    return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+    # With the inode: of two files that one archive left with the same time, either may take the other's name.
+    return f"{status.st_ino:x}-{FileVersion.of(status).tag}"
 
 
 if sys.platform != "win32":
@@ -151,11 +150,11 @@ if sys.platform != "win32":
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def mapped(fd: int, nbytes: int) -> memoryview:
-    """The first bytes of a file, read-only; unmapped when the last view of them is gone.
+def map_file(fd: int, nbytes: int) -> memoryview:
+    """Map the first bytes of a file read-only.
 
-    The file may be closed and removed meanwhile: Python's own mapping keeps a descriptor. OSError where the process has
-    too many mappings.
+    Unmapped with the last view of them. The file may be closed and removed meanwhile, whereas Python's own mapping
+    keeps a descriptor. OSError where the process has too many mappings.
     """
     if nbytes == 0:
         return memoryview(b"")
@@ -169,21 +168,24 @@ def mapped(fd: int, nbytes: int) -> memoryview:
 
 
 LOOK_EVERY_S = 0.1
-"""Seldom enough to cost nothing, even where a look is a question to a server."""
+"""Rare enough to cost nothing, even where each check is a request to a file server."""
 
 
 class RecheckTimer:
-    """When something is due to be looked at; what was found wanting stays due. Pickles as new."""
+    """The interval between checks; a failed check stays due.
+
+    Pickles as new.
+    """
 
     def __init__(self) -> None:
         self._next = 0.0
 
     def due(self) -> bool:
-        """Whether it is time."""
+        """Tell whether the next check is due."""
         return monotonic() >= self._next
 
     def done(self) -> None:
-        """It was looked at, and nothing was wrong."""
+        """Record a check that found nothing wrong."""
         self._next = monotonic() + LOOK_EVERY_S
 
     def __reduce__(self) -> tuple[Any, ...]:

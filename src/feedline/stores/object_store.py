@@ -7,35 +7,37 @@ from typing import Any, TypeVar
 
 from feedline.core.caches import PerProcess
 from feedline.core.store_metrics import count
-from feedline.errors import NoRangesError, ObjectChangedError, RangeError, StoreError, TransientError
-from feedline.stores.base import ByteRange, ObjectInfo, Views
-from feedline.stores.obstore_client import Client, PagedListing, RangeAnswer
+from feedline.errors import NoRangesError, RangeError, StoreError, TransientError
+from feedline.stores.base import ByteRange, ObjectInfo, Views, check_version
+from feedline.stores.obstore_client import Client, ObstoreKind, PagedListing, RangeAnswer
 from feedline.stores.options import StoreOptions
 from feedline.stores.requests import (
-    Answers,
+    FetchedRanges,
     Flight,
     Requests,
     Transfers,
     are_many,
-    refuse_backwards,
-    refuse_beyond,
+    check_ranges,
+    check_within,
     spans_for,
 )
 from feedline.stores.retry import Attempts, Retry
-from feedline.stores.urls import checked, join, scheme_of
+from feedline.stores.urls import check_path, join, scheme_row
 
 T = TypeVar("T")
 
 
 class RemoteStore:
-    """A bucket, a container or a web server, or what lies below a prefix of it."""
+    """A bucket, container or web server, or a prefix of one."""
 
-    def __init__(self, root: str, prefix: str, options: StoreOptions, retry: Retry, requests: Requests) -> None:
-        self._arguments = (root, prefix, options, retry, requests)
+    def __init__(
+        self, kind: ObstoreKind, root: str, prefix: str, options: StoreOptions, retry: Retry, requests: Requests
+    ) -> None:
+        self._arguments = (kind, root, prefix, options, retry, requests)
         self._root = root
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._requests = requests
-        self._client = PerProcess(lambda: Client(root, options, retry.attempt_timeout_s))
+        self._client = PerProcess(lambda: Client(kind, root, options, retry.attempt_timeout_s))
         self._transfers = Transfers(requests.at_once, retry.hedge_quantile)
         self._attempts = Attempts(retry)
 
@@ -45,7 +47,7 @@ class RemoteStore:
         return join(self._root, self._prefix.rstrip("/"))
 
     def __repr__(self) -> str:
-        return f"RemoteStore({self.url!r}, {self._arguments[2]!r})"
+        return f"RemoteStore({self.url!r}, {self._arguments[3]!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteStore, self._arguments
@@ -54,65 +56,68 @@ class RemoteStore:
         """Size and version of one object, as they are now."""
         what, key = join(self.url, path), self._key(path)
 
-        found = self._transfers.call(lambda: self._attempted(lambda _: self._client().info(key, what), what))
-        return ObjectInfo(path, found.size, found.version)
+        info = self._transfers.call(lambda: self._attempt(lambda _: self._client().info(key, what), what))
+        return ObjectInfo(path, info.size, info.version)
 
     def size(self, path: str) -> int:
-        """The bytes of one object."""
+        """The size of one object in bytes."""
         return self.info(path).size
 
     def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
-        """The bytes from `start` up to `stop`, or to the end."""
+        """Read the bytes from `start` up to `stop`, or to the end."""
         if stop is not None:
             return self.read_many(path, [(start, stop)], version=version)[0]
         return self._transfers.call(lambda: self._read_on(path, start, version))
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
-        """One view for each range; near ones share a request, and what they share stays in memory together."""
+        """One view for each range.
+
+        Ranges that are close share a request, and its memory.
+        """
         key, seen = self._key(path), _Versions(join(self.url, path), version)
-        refuse_backwards(ranges, seen.what)
+        check_ranges(ranges, seen.what)
         if are_many(ranges, self._requests):
             info = self.info(path)
             seen.add(info.version)
-            refuse_beyond(ranges, info.size, seen.what)
+            check_within(ranges, info.size, seen.what)
         spans = spans_for(ranges, self._requests)
-        answers = Answers(spans, self._transfers.run(lambda flight: self._fetch(key, seen, flight), spans))
-        return [answers.cut(start, stop) for start, stop in ranges]
+        fetched = FetchedRanges(spans, self._transfers.run(lambda flight: self._fetch(key, seen, flight), spans))
+        return [fetched.cut(start, stop) for start, stop in ranges]
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Every object whose path begins with `prefix`, in the order of their paths."""
-        what, wanted = self._listed(prefix)
+        """List every object whose path begins with `prefix`, sorted by path."""
+        what, wanted = self._listing_prefix(prefix)
         listing = PagedListing(self._client, wanted[: wanted.rfind("/") + 1], what)
-        while self._transfers.call(lambda: self._attempted(lambda _: listing.grow(), what)):
+        while self._transfers.call(lambda: self._attempt(lambda _: listing.grow(), what)):
             pass
         for info in listing.infos():
             if info.path.startswith(wanted):
                 yield ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version)
 
     def list_folder(self, folder: str = "") -> Sequence[ObjectInfo]:
-        """The objects right in a folder, "" or one that ends with a `/`, in the order of their paths.
+        """List the objects directly in a folder, sorted by path.
 
-        What lies in folders within it is not gone through, however much that is.
+        `folder` is "" or ends with a `/`. Its subfolders, however large, are not listed.
         """
-        what, wanted = self._listed(folder)
-        found = self._transfers.call(
-            lambda: self._attempted(lambda _: self._client().folder(wanted[: wanted.rfind("/") + 1], what), what)
+        what, wanted = self._listing_prefix(folder)
+        listing = self._transfers.call(
+            lambda: self._attempt(lambda _: self._client().folder(wanted[: wanted.rfind("/") + 1], what), what)
         )
-        infos = (ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version) for info in found)
+        infos = (ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version) for info in listing)
         return sorted(infos, key=lambda info: info.path)
 
-    def _listed(self, prefix: str) -> tuple[str, str]:
-        """What is listed, as people are told and as the bucket has it."""
+    def _listing_prefix(self, prefix: str) -> tuple[str, str]:
+        """The prefix to list, for messages and within the bucket."""
         what = join(self.url, prefix)
-        if scheme_of(self._root).startswith("http"):
+        if not scheme_row(self._root).lists:
             names = f"{what if prefix else what + '/'}part-{{000..127}}.tar"
             raise StoreError(f"{what}: web servers do not list; name the objects, as in {names}")
-        return what, self._prefix + checked(prefix)
+        return what, self._prefix + check_path(prefix)
 
     def _key(self, path: str) -> str:
-        return self._prefix + checked(path)
+        return self._prefix + check_path(path)
 
-    def _attempted(self, attempt: Callable[[TransientError | None], T], what: str) -> T:
+    def _attempt(self, attempt: Callable[[TransientError | None], T], what: str) -> T:
         try:
             return self._attempts.run(attempt, what)
         except StoreError:
@@ -124,10 +129,10 @@ class RemoteStore:
         what = f"{seen.what}, bytes [{span.start}, {span.stop})"
 
         def attempt(last: TransientError | None) -> RangeAnswer:
-            flight.told_to_wait = last is not None and last.throttled
+            flight.throttled = last is not None and last.throttled
             return self._client().get(key, span, what)
 
-        answer = self._attempted(attempt, what)
+        answer = self._attempt(attempt, what)
         seen.add(answer.version)
         if answer.data.nbytes != span.nbytes:
             raise RangeError(f"{what}: the object has only {answer.size} bytes; its index belongs to another version")
@@ -135,23 +140,26 @@ class RemoteStore:
         return answer.data
 
     def _read_on(self, path: str, start: int, version: str | None) -> memoryview:
-        """From `start` to an end that is not known: what one request may bring, then, if there is more, the rest."""
+        """Read from `start` to an unknown end.
+
+        First as much as one request may fetch, then, if there is more, the rest.
+        """
         key, what = self._key(path), join(self.url, path)
-        refuse_backwards([(start, start)], what)
+        check_ranges([(start, start)], what)
         first = ByteRange(start, start + self._requests.largest_nbytes)
         seen = _Versions(what, version)
         try:
-            answer = self._attempted(lambda _: self._client().get(key, first, what), what)
+            answer = self._attempt(lambda _: self._client().get(key, first, what), what)
         except NoRangesError:
             if start:
                 raise
-            answer = self._attempted(lambda _: self._client().whole(key, what), what)
+            answer = self._attempt(lambda _: self._client().whole(key, what), what)
             first = ByteRange(0, answer.size)
         except RangeError:
             if (info := self.info(path)).size > start:
                 raise
             seen.add(info.version)
-            refuse_beyond([(start, start)], info.size, what)
+            check_within([(start, start)], info.size, what)
             return memoryview(b"")  # at the end there is no range to give
         seen.add(answer.version)
         count(nbytes=answer.data.nbytes)
@@ -159,21 +167,20 @@ class RemoteStore:
             data: memoryview = answer.data
             return data
         rest = self.read_many(path, [(first.stop, answer.size)], version=answer.version)[0]
-        return Answers([first, ByteRange(first.stop, answer.size)], [answer.data, rest]).cut(start, answer.size)
+        return FetchedRanges([first, ByteRange(first.stop, answer.size)], [answer.data, rest]).cut(start, answer.size)
 
 
 class _Versions:
-    """The one version that all answers for an object must be of: the one asked for, or the first that came."""
+    """The one version that all answers for an object must have.
+
+    The one that was asked for, or the first that was received.
+    """
 
     def __init__(self, what: str, version: str | None) -> None:
         self.what = what
         self._version = version
 
     def add(self, version: str) -> None:
-        """ObjectChangedError if it is another one."""
-        wanted = self._version = self._version or version
-        if wanted != version:
-            raise ObjectChangedError(
-                f"{self.what} changed: version {wanted} was asked for or read in part, and the store has {version} "
-                "now. Nothing of the new one was used; make the dataset anew to read it"
-            )
+        """Raise ObjectChangedError if it is another one."""
+        self._version = self._version or version
+        check_version(self._version, version, self.what)

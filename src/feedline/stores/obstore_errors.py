@@ -1,11 +1,7 @@
-"""obstore's exceptions, told in our words.
+"""obstore's exceptions, translated into feedline's with a remedy.
 
-They are read for a status, a code and a kind, and never quoted: an answer of a server may hold the access key, and an
-address a signature.
-
-Credentials that are missing, refused or not to be read, told with the remedy of their cloud.
-
-Nothing of theirs is quoted, not even a path: where a path is expected, people put the key itself.
+They are parsed for a status, a code and a kind, and never quoted: an answer of a server may hold the access key, an
+address a signature, and people put a key where a path is expected.
 """
 
 from __future__ import annotations
@@ -24,17 +20,10 @@ from feedline.errors import (
     StoreError,
     TransientError,
 )
-from feedline.stores.urls import SCHEMES, scheme_of
+from feedline.stores.urls import scheme_row
 
 _METADATA = re.compile(r"http://169\.254\.169\.254/|/computeMetadata/v1/instance/service-accounts/")
-"""The servers that give a cloud's own machines their credentials, which obstore asks when it has no others."""
-
-
-_VARIABLES = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS, the path of a JSON file",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-}
+"""Metadata servers with credentials for a cloud's own machines; obstore asks them when it has no others."""
 
 
 _KEYLESS = "hold no RSA private key that can be read. Have Google make a new JSON file of the key"
@@ -54,16 +43,16 @@ _UNREADABLE = {
 
 
 _REASON = re.compile(f"error: (?:GCP credential error: )?({'|'.join(_UNREADABLE)})")
-"""What obstore says of Google's credentials before it asks anybody."""
+"""obstore's errors about Google's credentials, before any request."""
 
 
 def access_denied_error(text: str, what: str, status: int | None) -> AccessDeniedError | None:
-    """The exception for what obstore says about credentials; None where it speaks of something else.
+    """The exception for a problem with credentials; None for other problems.
 
-    `status` is that of the answer, if one came, which need not be the store's.
+    `status` is that of the answer, if there was one, which need not be the store's.
     """
-    variables = _VARIABLES.get(SCHEMES.get(scheme_of(what), ""))
-    if variables is not None and _METADATA.search(text) is not None:
+    variables = scheme_row(what).credentials
+    if variables and _METADATA.search(text) is not None:
         return AccessDeniedError(
             f"{what}: no credentials were found. Set them in the environment ({variables}), or read a public bucket "
             'with options={"skip_signature": True}'
@@ -128,25 +117,28 @@ _DENIED = {
 }
 
 
-def translated(error: Exception, what: str) -> Exception:
-    """The exception to raise in place of obstore's: TransientError, or one for good that names `what` and a remedy."""
+def translate_error(error: Exception, what: str) -> Exception:
+    """Translate an exception of obstore.
+
+    The result is a TransientError, or a permanent error that names `what` and a remedy.
+    """
     text = str(error)
-    found = _STATUS.search(text)
-    status = int(found[1]) if found else None
+    match = _STATUS.search(text)
+    status = int(match[1]) if match else None
     if status not in PASSING and (problem := access_denied_error(text, what, status)) is not None:
         return problem
     if status is not None:
         code = _CODE.search(text)
-        return of_status(status, code[1] if code else "", what)
+        return error_for_status(status, code[1] if code else "", what)
     if isinstance(error, FileNotFoundError):
-        return of_status(404, "", what)
+        return error_for_status(404, "", what)
     kind = _KIND.search(text)
     if kind is not None and "builder error" not in text:
         return TransientError(_KINDS[kind[1]])
-    return _of_words(error, text, what)
+    return _error_for_text(error, text, what)
 
 
-def _of_words(error: Exception, text: str, what: str) -> Exception:
+def _error_for_text(error: Exception, text: str, what: str) -> Exception:
     if "builder error" in text:
         return ArgumentError(
             f'{what}: the address of the server cannot be used; plain http needs options={{"allow_http": True}}'
@@ -171,34 +163,39 @@ def _of_words(error: Exception, text: str, what: str) -> Exception:
 
 
 def no_ranges(what: str) -> str:
-    """What is said of a server that gives whole objects only."""
+    """The message about a server that only returns whole objects."""
     return f"{what}: the server ignores ranges; copy the object to where ranges can be read"
 
 
-def of_status(status: int, code: str, what: str) -> Exception:
-    """The exception for an answer with this HTTP status and, where the server gives one, error code."""
+def error_for_status(status: int, code: str, what: str) -> Exception:
+    """The exception for an HTTP status and error code."""
     if status in PASSING or code in _PASSING_CODES:
         return TransientError(f"status {status} {code}".rstrip(), throttled=status in THROTTLED or code == "SlowDown")
-    told = f"(status {status}{', ' + code if code else ''})"
+    detail = f"(status {status}{', ' + code if code else ''})"
     if code in _STALE:
-        return AccessDeniedError(f"{what}: the credentials have expired {told}; renew them, then resume")
+        return AccessDeniedError(f"{what}: the credentials have expired {detail}; renew them, then resume")
     if status in (401, 403):
         reason = _DENIED.get(code, "the store refuses the credentials, or there are none")
         return AccessDeniedError(
-            f"{what}: {reason} {told}. Check the credentials in the environment or options={{...}}"
+            f"{what}: {reason} {detail}. Check the credentials in the environment or options={{...}}"
         )
     if status == 404:
         missing = "there is no such bucket" if code == "NoSuchBucket" else "there is no such object"
-        return ObjectNotFoundError(f"{what}: {missing} {told}")
+        return ObjectNotFoundError(f"{what}: {missing} {detail}")
     if status == 412:
-        return ObjectChangedError(f"{what}: it is no longer the object that was asked for {told}; read its new version")
+        return ObjectChangedError(
+            f"{what}: it is no longer the object that was asked for {detail}; read its new version"
+        )
     if status == 416:
-        return RangeError(f"{what}: the object ends before this range {told}; its index belongs to another version")
-    return StoreError(f"{what}: the store refuses the request {told}; check the address")
+        return RangeError(f"{what}: the object ends before this range {detail}; its index belongs to another version")
+    return StoreError(f"{what}: the store refuses the request {detail}; check the address")
 
 
-def is_obstores(error: Exception, library: Any) -> bool:
-    """Whether obstore raised it about a store, rather than Python about a mistake of ours."""
+def is_obstore_error(error: Exception, library: Any) -> bool:
+    """Tell whether obstore raised this error about a store.
+
+    Other errors are bugs in the calling code.
+    """
     return not isinstance(error, FeedlineError) and isinstance(
         error, (library.exceptions.BaseError, FileNotFoundError, PermissionError, ValueError)
     )

@@ -1,4 +1,4 @@
-"""What a store is opened with beside its address, such that secrets never show and never travel."""
+"""Options of stores, kept out of messages and pickles where secret."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from feedline.errors import ArgumentError, NotPicklableError
 
 _CREDENTIALS = re.compile("://[^/]*@|[?]")
-"""In the address of a server."""
+"""Credentials in the address of a server."""
 
 
 _OPEN = frozenset(
@@ -44,12 +44,15 @@ _OPEN = frozenset(
         "virtual_hosted_style_request",
     )
 )
-"""The names whose values are no secrets. Every other one is taken for a secret."""
+"""Options whose values are not secret. All others are treated as secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class FromEnv:
-    """The value of an environment variable, looked up wherever the store is opened: `FromEnv("STORAGE_KEY")`."""
+    """An environment variable that is read wherever the store is opened.
+
+    `FromEnv("STORAGE_KEY")` stands for its value among the options of a store.
+    """
 
     variable: str
 
@@ -64,7 +67,10 @@ class FromEnv:
 
 
 class StoreOptions(Mapping[str, Any]):
-    """The options of one store. Shows and pickles what is no secret, and names of environment variables."""
+    """The options of one store.
+
+    Secrets are neither shown nor pickled; the names of environment variables are.
+    """
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self._values = dict(options or {})
@@ -90,7 +96,7 @@ class StoreOptions(Mapping[str, Any]):
         return f"Options({', '.join(shown)})"
 
     def raw(self) -> Mapping[str, Any]:
-        """The values as they were given: variables of the environment are not looked up."""
+        """The values as given: environment variables are not resolved."""
         return self._values
 
     def __reduce__(self) -> tuple[type[StoreOptions], tuple[dict[str, Any]]]:
@@ -103,8 +109,11 @@ class StoreOptions(Mapping[str, Any]):
         return StoreOptions, (self._values,)
 
 
-def refuse_untyped(options: StoreOptions, root: str) -> None:
-    """ArgumentError for a value of a type that obstore takes for nothing, such as a number."""
+def check_option_types(options: StoreOptions, root: str) -> None:
+    """Raise ArgumentError for values of types that obstore would ignore.
+
+    Numbers, for instance.
+    """
     for name, value in options.raw().items():
         if not isinstance(value, (str, bytes, bool, timedelta, os.PathLike, FromEnv)):
             raise ArgumentError(

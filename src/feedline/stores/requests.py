@@ -1,37 +1,32 @@
-"""Near ranges become one request, far and large ones many.
-
-Many requests at once, the slow ones asked for twice.
-
-When a request is slow enough to be sent a second time.
-"""
+"""Requests: ranges coalesced, sent concurrently, and hedged when slow."""
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from feedline.core.caches import PerProcess
 from feedline.core.store_metrics import count
 from feedline.core.threads import WAKE_S, CancelScope, DaemonPool, WaitCancelledError
 from feedline.errors import ArgumentError, RangeError
-from feedline.stores.base import ByteRange
+from feedline.stores.base import ByteRange, Range
 from feedline.stores.retry import Clock, SystemClock
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """How ranges become requests."""
+    """Limits for turning ranges into requests."""
 
     at_once: int = 64
     """Requests in flight, for each store and process."""
     gap_nbytes: int = 128 << 10
-    """Ranges of one object that are at most this far apart are read by one request, and the gap is thrown away."""
+    """Ranges of one object that are at most this far apart share a request, and the gap is discarded."""
     largest_nbytes: int = 8 << 20
     """Ranges are not joined beyond this size, and a longer range is read by several requests at once."""
 
@@ -41,7 +36,10 @@ class Requests:
 
 
 def spans_for(ranges: Sequence[tuple[int, int]], requests: Requests) -> list[ByteRange]:
-    """What to ask for so that every range lies within one span, or is the concatenation of several; sorted by start."""
+    """Coalesce ranges into the spans to request, sorted by start.
+
+    Every range lies within one span, or is the concatenation of several.
+    """
     spans: list[ByteRange] = []
     for start, stop in sorted({(start, stop) for start, stop in ranges if start < stop}):
         if spans and _joins(spans[-1], start, stop, requests):
@@ -52,22 +50,23 @@ def spans_for(ranges: Sequence[tuple[int, int]], requests: Requests) -> list[Byt
 
 
 def are_many(ranges: Sequence[tuple[int, int]], requests: Requests) -> bool:
-    """Whether they take more requests than are sent at once: few are, and a wrong index soon asks for exabytes.
+    """Tell whether ranges take more requests than are sent at once.
 
-    Then the size of the object is worth a request, before anything is made for each of the others.
+    Then the size of the object is worth a request before anything is allocated for the others: a wrong index soon asks
+    for exabytes.
     """
     return sum(stop - start for start, stop in ranges) > requests.at_once * requests.largest_nbytes
 
 
-def refuse_backwards(ranges: Sequence[tuple[int, int]], what: str) -> None:
-    """ArgumentError for a range that ends before it starts, or starts before the object."""
+def check_ranges(ranges: Sequence[tuple[int, int]], what: str) -> None:
+    """Raise ArgumentError for a negative range or a negative start."""
     for start, stop in ranges:
         if not 0 <= start <= stop:
-            raise ArgumentError(f"{what}: bytes [{start}, {stop}) are no range")
+            raise ArgumentError(f"{what}: bytes [{start}, {stop}) are not a valid range")
 
 
-def refuse_beyond(ranges: Sequence[tuple[int, int]], size: int, what: str) -> None:
-    """RangeError for a range that reaches past the end of an object."""
+def check_within(ranges: Sequence[tuple[int, int]], size: int, what: str) -> None:
+    """Raise RangeError for a range that reaches past the end."""
     for start, stop in ranges:
         if stop > size:
             raise RangeError(f"{what}, bytes [{start}, {stop}): the object has only {size} bytes")
@@ -80,83 +79,103 @@ def _joins(span: ByteRange, start: int, stop: int, requests: Requests) -> bool:
 
 
 def _parts(span: ByteRange, largest: int) -> list[ByteRange]:
-    """Equal parts, none of them larger than `largest`."""
+    """Split a span into equal parts of at most `largest` bytes."""
     count = -(-span.nbytes // largest)
     size = -(-span.nbytes // count)
     return [ByteRange(start, min(start + size, span.stop)) for start in range(span.start, span.stop, size)]
 
 
-class Answers:
-    """What was read for the spans of some ranges."""
+class FetchedRanges:
+    """The bytes of some ranges of an object.
 
-    def __init__(self, spans: Sequence[ByteRange], data: Sequence[memoryview]) -> None:
-        self._spans = spans
-        self._data = data
-        self._starts = [span.start for span in spans]
+    `views[i]` are those of `ranges[i]`; ranges are sorted by start.
+    """
+
+    def __init__(self, ranges: Sequence[Range] = (), views: Sequence[memoryview] = ()) -> None:
+        self._starts, self._views = [start for start, _ in ranges], views
+
+    @classmethod
+    def of(cls, views: Mapping[Range, memoryview]) -> Self:
+        """The same from a mapping of ranges to bytes, in any order."""
+        ranges = sorted(views)
+        return cls(ranges, [views[each] for each in ranges])
+
+    def find(self, start: int, stop: int) -> memoryview | None:
+        """The bytes from `start` to `stop` if one range has them."""
+        at = bisect_right(self._starts, start) - 1
+        if at < 0:
+            return None
+        first, view = self._starts[at], self._views[at]
+        return view[start - first : stop - first] if stop <= first + len(view) else None
 
     def cut(self, start: int, stop: int) -> memoryview:
-        """The bytes of one of the ranges: a view if they lie within one span, else a copy."""
+        """The bytes from `start` up to `stop`.
+
+        A view if they lie in one range, else a copy out of adjacent ranges.
+        """
         if start == stop:
             return memoryview(b"")
+        if (view := self.find(start, stop)) is not None:
+            return view
         first = bisect_right(self._starts, start) - 1
-        last = bisect_left(self._starts, stop, lo=max(first, 0))
-        pieces = [
-            self._data[at][max(start - self._starts[at], 0) : stop - self._starts[at]] for at in range(first, last)
-        ]
-        return pieces[0] if len(pieces) == 1 else joined(pieces)
+        last = bisect_left(self._starts, stop, lo=first)
+        parts = zip(self._starts[first:last], self._views[first:last], strict=True)
+        whole = join_views([view[max(start - at, 0) : stop - at] for at, view in parts])
+        assert whole.nbytes == stop - start, f"bytes [{start}, {stop}) were not fetched"
+        return whole
 
 
-def joined(pieces: Sequence[memoryview]) -> memoryview:
-    """One read-only copy of several views, end to end."""
-    whole, at = bytearray(sum(piece.nbytes for piece in pieces)), 0
-    for piece in pieces:
-        whole[at : at + piece.nbytes] = piece
-        at += piece.nbytes
+def join_views(views: Sequence[memoryview]) -> memoryview:
+    """Copy several views into one, end to end; read-only."""
+    whole, at = bytearray(sum(view.nbytes for view in views)), 0
+    for view in views:
+        whole[at : at + view.nbytes] = view
+        at += view.nbytes
     return memoryview(whole).toreadonly()
 
 
-_REMEMBERED = 128
+_WINDOW = 128
 
 
-_NEEDED = 20
-"""So many requests of a size must have been seen before one of them can be called slow."""
+_MIN_REQUESTS = 20
+"""Requests of a size that must have been seen before one of them can be slow."""
 
 
-_RENEWED = 8
-"""The quantile is taken anew after so many more."""
+_REFRESH_EVERY = 8
+"""Requests after which the quantile is computed again."""
 
 
-_SHORTEST_S = 0.02
-"""Nothing faster than this is slow: it would only measure how busy this machine is."""
+_MIN_SLOW_S = 0.02
+"""No request faster than this is slow: it would only measure how busy this machine is."""
 
 
-_FACTOR = 2.0
-"""Nor is what takes less than twice as long as usual: where all take about the same, a second request only costs."""
+_SLOW_FACTOR = 2.0
+"""Nor is one faster than twice the median: where all take about the same, a second request only costs."""
 
 
-_SHARE = 0.1
+_HEDGE_SHARE = 0.1
 
 
 class _Size:
     """The latest requests of about one size."""
 
     def __init__(self) -> None:
-        self.seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self.seconds: deque[float] = deque(maxlen=_WINDOW)
         self.slow_after_s: float | None = None
         self._fresh = 0
 
     def add(self, seconds: float, quantile: float) -> None:
         self.seconds.append(seconds)
         self._fresh += 1
-        if len(self.seconds) >= _NEEDED and (self.slow_after_s is None or self._fresh >= _RENEWED):
+        if len(self.seconds) >= _MIN_REQUESTS and (self.slow_after_s is None or self._fresh >= _REFRESH_EVERY):
             ranked = sorted(self.seconds)
             typical_s, slow_s = ranked[len(ranked) // 2], ranked[min(int(len(ranked) * quantile), len(ranked) - 1)]
-            self.slow_after_s = max(_SHORTEST_S, _FACTOR * typical_s, slow_s)
+            self.slow_after_s = max(_MIN_SLOW_S, _SLOW_FACTOR * typical_s, slow_s)
             self._fresh = 0
 
 
 class Latencies:
-    """How long requests took lately, by size. Safe to use from several threads."""
+    """Recent durations of requests by size. Safe to use from several threads."""
 
     def __init__(self, quantile: float | None) -> None:
         self._quantile = quantile
@@ -165,21 +184,27 @@ class Latencies:
         self._sent = self._hedged = 0
 
     def add(self, nbytes: int, seconds: float) -> None:
-        """A request for so many bytes took so long."""
+        """Record the duration of a request."""
         if self._quantile is not None:
             with self._lock:
                 self._sent += 1
                 self._sizes.setdefault(nbytes.bit_length(), _Size()).add(seconds, self._quantile)
 
     def slow_after_s(self, nbytes: int) -> float | None:
-        """A request for so many bytes that takes longer is slow; None if that is not known, or nobody asks."""
+        """The duration from which such a request is slow.
+
+        None if it is not known yet, or hedging is off.
+        """
         size = self._sizes.get(nbytes.bit_length())
         return None if size is None else size.slow_after_s
 
     def may_hedge(self) -> bool:
-        """Whether a second request can be afforded, one for ten ordinary ones; if so, it is counted."""
+        """Take a second request from the budget, if there is any left.
+
+        The budget is one for ten ordinary requests.
+        """
         with self._lock:
-            affordable = self._hedged < self._sent * _SHARE
+            affordable = self._hedged < self._sent * _HEDGE_SHARE
             self._hedged += affordable
             return affordable
 
@@ -192,11 +217,14 @@ _HEDGES_AT_ONCE = 4
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One span on its way. `told_to_wait` is set by the request when the server asks for fewer of them."""
+    """One span in flight.
+
+    The request sets `told_to_wait` when the server asks for fewer requests.
+    """
 
     number: int
     span: ByteRange
-    told_to_wait: bool = False
+    throttled: bool = False
     started_s: float | None = None
     copies: int = 1
     hedged: bool = False
@@ -215,12 +243,15 @@ class _Arrival(NamedTuple):
 class _Pools:
     def __init__(self, at_once: int) -> None:
         self.ordinary = DaemonPool(at_once, "feedline-store")
-        # A second request that queued behind ordinary ones would come too late.
+        # Threads of their own: a second request that queued behind ordinary ones would come too late.
         self.hedges = DaemonPool(_HEDGES_AT_ONCE, "feedline-hedge")
 
 
 class Transfers:
-    """The threads of one store: they end when idle, or when it is dropped. Thread-safe, and usable after a fork."""
+    """The threads of one store.
+
+    They end when idle, and when it is dropped. Safe to use from several threads, and after a fork.
+    """
 
     def __init__(self, at_once: int, hedge_quantile: float | None, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -228,15 +259,18 @@ class Transfers:
         self._latencies = PerProcess(lambda: Latencies(hedge_quantile))
 
     def run(self, fetch: Fetch, spans: Sequence[ByteRange]) -> list[memoryview]:
-        """`fetch` of each span, many at once; the first failure is raised.
+        """Call `fetch` for each span concurrently; the first failure is raised.
 
-        However it ends, nothing goes on waiting for the store but requests that are already sent.
+        However it ends, nothing keeps waiting for the store but requests that are already sent.
         """
         run = _SupervisedCall(fetch, self._clock, self._latencies(), self._pools())
         return run.results(spans)
 
     def call(self, ask: Callable[[], T]) -> T:
-        """What one request gives; a wait for it that Ctrl-C and `CancelScope.cancel` end."""
+        """Call `ask` in a thread.
+
+        Ctrl-C and `CancelScope.cancel` end the wait for it.
+        """
         return self._pools().ordinary.call(ask)
 
 
@@ -263,7 +297,10 @@ class _SupervisedCall:
         return [results[number] for number in range(len(spans))]
 
     def _land(self) -> dict[int, memoryview]:
-        """What came next, if it was wanted; if nothing came before something became slow, that is sent once more."""
+        """The next result, if it is still wanted.
+
+        If nothing arrives before a request becomes slow, that request is sent again.
+        """
         try:
             arrival = self._arrivals.get(timeout=min(self._until_slow_s(), WAKE_S))
         except Empty:
@@ -274,7 +311,7 @@ class _SupervisedCall:
         flight, hedge, data, error = arrival
         flight.copies -= 1
         if flight.number not in self._pending or (error is not None and flight.copies):
-            return {}  # its other copy came first, or may still come
+            return {}  # the other copy came first, or may still come
         if error is not None:
             raise error
         assert data is not None
@@ -295,11 +332,12 @@ class _SupervisedCall:
             self._arrivals.put(_Arrival(flight, hedge, data, None))
 
     def _candidates(self) -> Iterator[tuple[Flight, float]]:
-        """Flights that are not yet sent twice, and the moment from which each is slow."""
+        """Flights not yet hedged, and when each becomes slow."""
         now = self._clock.now()
         for flight in self._pending.values():
             slow_after_s = self._latencies.slow_after_s(flight.span.nbytes)
-            if slow_after_s is not None and not flight.hedged and not flight.told_to_wait:
+            # A throttled request is never hedged: the server asks for fewer requests, not for more.
+            if slow_after_s is not None and not flight.hedged and not flight.throttled:
                 yield flight, (now if flight.started_s is None else flight.started_s) + slow_after_s
             if flight.started_s is None:
                 return  # threads take flights in this order: those behind have not started either

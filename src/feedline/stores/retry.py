@@ -1,4 +1,4 @@
-"""The one policy of patience: what is tried again, when, and for how long."""
+"""Retries: which failures, how often, and after which waits."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ T = TypeVar("T")
 _log = logging.getLogger("feedline")
 
 
-_TOLD_AFTER_S, _TOLD_EVERY_S = 5.0, 60.0
-"""A store that fails for so long is told of, and then no oftener than this."""
+_LOG_AFTER_S, _LOG_EVERY_S = 5.0, 60.0
+"""A failure that lasts this long is logged, and then at most once per interval."""
 
 
 _THROTTLED_S = 1.0
-"""The shortest wait where a server asks for fewer requests: obstore does not show its Retry-After."""
+"""The shortest wait after a throttled answer: obstore does not show its Retry-After."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Patience with a store. What may pass is tried again: resets, timeouts, truncated answers, 408, 429 and 5xx.
+    """Retries of failures that may pass.
 
-    Between attempts it waits a random time up to `first_wait_s`, doubled with each attempt up to `longest_wait_s`
-    (full jitter). After a throttled answer (429 or 503) it waits one to two seconds at least. Retry-After is not read.
+    These are resets, timeouts, truncated answers, 408, 429 and 5xx. The wait between attempts is random up to
+    `first_wait_s`, doubled with each attempt up to `longest_wait_s` (full jitter). After a throttled answer (429 or
+    503) it is one to two seconds at least. Retry-After is not read.
     """
 
     attempts: int | None = None
-    """At most so many requests for one range; None: as many as the deadline allows."""
+    """The maximum number of requests for one range; None: as many as the deadline allows."""
     deadline_s: float = 120.0
     """No attempt begins later than this after the first."""
     attempt_timeout_s: float = 30.0
-    """One request may take so long, its answer included."""
+    """The time limit of one request, its answer included."""
     first_wait_s: float = 0.1
     longest_wait_s: float = 10.0
     hedge_quantile: float | None = 0.95
-    """A range that takes longer than this share of the recent ones of its size, and twice as long as usual, is asked
-    for a second time, and the answer that comes first counts; None: never. At most one request in ten is a second."""
+    """A range that takes longer than this share of the recent ones of its size, and twice the median, is requested a
+    second time, and the first answer counts; None: never. At most one request in ten is a second one."""
 
     def __post_init__(self) -> None:
         if self.attempts is not None and self.attempts < 1:
@@ -58,8 +59,12 @@ class Retry:
             raise ArgumentError(f"Retry(hedge_quantile={self.hedge_quantile}): a share between 0 and 1, or None")
 
     def wait_s(self, failed: int, draw: float, last: TransientError | None = None) -> float:
-        """How long to wait after `failed` attempts and the `last` failure; `draw` is random in [0, 1)."""
+        """The wait after `failed` attempts, the last with this failure.
+
+        `draw` is random in [0, 1).
+        """
         wait_s = draw * min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(failed - 1, 60))
+        # Full jitter may draw a wait near 0, and Retry-After is not visible: hence a floor after throttled answers.
         throttled = last is not None and last.throttled
         return max(wait_s, _THROTTLED_S * (1 + draw)) if throttled else wait_s
 
@@ -68,11 +73,11 @@ class Clock(Protocol):
     """Time, and waiting for it to pass."""
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Seconds since an arbitrary moment."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """Return after so many seconds; WaitCancelledError once nobody wants what is waited for."""
+        """Sleep; WaitCancelledError once the result is no longer wanted."""
         ...
 
 
@@ -86,23 +91,23 @@ class SystemClock:
         threads.sleep(seconds)
 
 
-_DRAWN = random.SystemRandom().random
-"""From nobody's state: that of `random` is the user's, and may be seeded for each sample."""
+_draw_uniform = random.SystemRandom().random
+"""Not from `random`, whose state is the user's, and may be seeded for each sample."""
 
 
 class Attempts:
     """Runs requests under a policy. Safe to use from several threads."""
 
-    def __init__(self, retry: Retry, clock: Clock | None = None, draw: Callable[[], float] = _DRAWN) -> None:
+    def __init__(self, retry: Retry, clock: Clock | None = None, draw: Callable[[], float] = _draw_uniform) -> None:
         self.retry = retry
         self._clock = clock or SystemClock()
         self._draw = draw
-        self._told_s = -_TOLD_EVERY_S
+        self._logged_s = -_LOG_EVERY_S
 
     def run(self, attempt: Callable[[TransientError | None], T], what: str) -> T:
-        """What `attempt` returns; it is given the failure before, and called again when it raises TransientError.
+        """Call `attempt` until it raises no TransientError; return its result.
 
-        StoreUnavailableError, about `what`, when patience is at its end.
+        Its argument is the failure before. StoreUnavailableError about `what` when attempts or time are used up.
         """
         start, failed, last = self._clock.now(), 0, None
         while True:
@@ -115,12 +120,12 @@ class Attempts:
             wait_s = self.retry.wait_s(failed, self._draw(), last)
             passed_s = self._clock.now() - start
             if failed == self.retry.attempts or passed_s + wait_s > self.retry.deadline_s:
-                raise StoreUnavailableError(self._despair(what, failed, passed_s, last)) from None
-            self._tell(what, passed_s, last)
+                raise StoreUnavailableError(self._give_up_message(what, failed, passed_s, last)) from None
+            self._log_failure(what, passed_s, last)
             count(retries=1, waited_s=wait_s)
             self._clock.wait(wait_s)
 
-    def _despair(self, what: str, failed: int, passed_s: float, last: TransientError) -> str:
+    def _give_up_message(self, what: str, failed: int, passed_s: float, last: TransientError) -> str:
         bound = "" if self.retry.attempts is None else f"{self.retry.attempts} attempts, "
         return (
             f"{what}: {failed} attempts failed within {passed_s:.1f} s, the last one with: {last}. Check the "
@@ -128,12 +133,12 @@ class Attempts:
             f"{self.retry.deadline_s:g} s)."
         )
 
-    def _tell(self, what: str, passed_s: float, last: TransientError) -> None:
+    def _log_failure(self, what: str, passed_s: float, last: TransientError) -> None:
         now = self._clock.now()
-        if passed_s >= _TOLD_AFTER_S and now - self._told_s >= _TOLD_EVERY_S:
-            self._told_s = now
+        if passed_s >= _LOG_AFTER_S and now - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = now
             _log.warning(
-                "%s fails since %.0f s, the last time with: %s. It is tried for up to %g s",
+                "%s has failed for %.0f s, the last time with: %s. It is retried for up to %g s",
                 what,
                 passed_s,
                 last,

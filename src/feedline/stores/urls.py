@@ -1,4 +1,4 @@
-"""Addresses: where a store begins and which object is meant, without asking anybody, and without telling secrets."""
+"""Addresses: parsed into store and path without I/O, never with credentials."""
 
 from __future__ import annotations
 
@@ -8,112 +8,111 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from feedline.core.paths import expanded
+from feedline.core.paths import expand_user
 from feedline.errors import ArgumentError
+from feedline.stores.schemes import OTHERS, SCHEMES, Scheme
 
 Address = str | os.PathLike[str]
 
 
-SCHEMES = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gs",
-    "gcs": "gs",
-    "az": "az",
-    "azure": "az",
-    "abfs": "az",
-    "abfss": "az",
-    "http": "http",
-    "https": "https",
-}
-"""What obstore reads, and the kind of store behind each scheme."""
-
-
-_HOSTLESS = frozenset({"hf", "memory"})
-"""Schemes of fsspec without a server or bucket before the first slash."""
-
-
 _SIGNED = re.compile(r"[?&](x-amz-|x-goog-|awsaccesskeyid=|signature=|sig=|token=)", re.IGNORECASE)
-"""Objects of a bucket may have question marks in their names, but not these behind them."""
+"""Signatures in an address: names of objects may hold question marks, but not followed by these."""
 
 
 class Location(NamedTuple):
-    """`root` is the address of a store, `path` an object in it."""
+    """An object: the address of its store (`root`), and its path there."""
 
     root: str
     path: str
 
 
 def scheme_of(address: Address) -> str:
-    """The part before `://`, in small letters; "file" for what has none."""
+    """The part before `://` in lower case; "file" without one."""
     scheme, mark, _ = os.fspath(address).partition("://")
     return scheme.lower() if mark else "file"
 
 
+def is_local(address: Address) -> bool:
+    """Tell whether an address is a path of this machine."""
+    return scheme_of(address) == "file"
+
+
+def scheme_row(address: Address) -> Scheme:
+    """The properties of an address's scheme."""
+    return SCHEMES.get(scheme_of(address)) or SCHEMES[OTHERS]
+
+
 def split(address: Address) -> Location:
-    """The store and the object that an address means; a local path is made absolute.
+    """Split an address into store and object; local paths become absolute.
 
     `split("s3://bucket/train/0.tar")` is `("s3://bucket", "train/0.tar")`. Objects of one bucket or server share a
-    root, and all local files have `/`. What a browser writes as `%20` in an address of a web server is a space.
+    root, and all local files have `/`. `%20` in the address of a web server is a space.
     """
-    refuse_secrets(address)
-    scheme = scheme_of(address)
-    if scheme == "file":
+    check_no_secrets(address)
+    if is_local(address):
         path = os.path.abspath(local_path(address))  # noqa: PTH100 - links are kept as they are
         return Location("/", path.lstrip("/"))
+    scheme, row = scheme_of(address), scheme_row(address)
     rest = os.fspath(address).partition("://")[2]
     host, slash, path = rest.partition("/")
-    if scheme not in SCHEMES:
-        return (
-            Location(f"{scheme}://", rest) if scheme in _HOSTLESS or not slash else Location(f"{scheme}://{host}", path)
-        )
-    if not host:
+    if row.host == "none" or (row.host == "optional" and not slash):
+        host, path = "", rest
+    elif row.host == "required" and not host:
         raise ArgumentError(f"{os.fspath(address)} names no bucket or server: {scheme}://NAME/path is expected")
-    return Location(f"{scheme}://{host}", unquote(path) if scheme.startswith("http") else path)
+    return Location(f"{scheme}://{host}", unquote(path) if row.quoted else path)
 
 
-def refuse_secrets(address: Address) -> None:
-    """ArgumentError for an address, or a pattern of addresses, that carries credentials; it does not show them."""
-    scheme = scheme_of(address)
-    if scheme == "file":
+def check_no_secrets(address: Address) -> None:
+    """Raise ArgumentError, without showing them, if an address carries credentials.
+
+    Patterns of addresses are checked in the same way.
+    """
+    if is_local(address):
         return
+    scheme, row = scheme_of(address), scheme_row(address)
     host, _, path = os.fspath(address).partition("://")[2].partition("/")
     user, at, host = host.rpartition("@")
-    if at and (scheme in SCHEMES or ":" in user) and not scheme.startswith("abfs") and scheme != "github":
+    if at and (row.user == "refused" or (row.user == "name" and ":" in user)):
         raise ArgumentError(
             f"an address {scheme}://...@{host}/ carries credentials, which would show wherever it is named; give them "
             "through the environment, or as options={...}"
         )
-    if (scheme.startswith("http") and "?" in path) or _SIGNED.search(path):
+    if (row.quoted and "?" in path) or _SIGNED.search(path):
         raise ArgumentError(
-            f"{scheme}://{host}/{path.partition('?')[0]} is followed by a query, which may be a signature that lets "
-            "anybody in; open the bucket itself (s3://, gs://, az://) with credentials from the environment. In a name "
+            f"{scheme}://{host}/{path.partition('?')[0]} is followed by a query, which may be a signature that grants "
+            "access; open the bucket itself (s3://, gs://, az://) with credentials from the environment. In a name "
             "a question mark is written %3F"
         )
 
 
 def local_path(address: Address) -> str:
-    """The path in the address of a local file, its `~` written out; behind `file://` it is quoted as in a browser."""
+    """The path in the address of a local file, `~` expanded.
+
+    Behind `file://` it is percent-quoted.
+    """
     path = os.fspath(address)
-    return expanded(unquote(path[len("file://") :]) if path[: len("file://")].lower() == "file://" else path)
+    return expand_user(unquote(path[len("file://") :]) if path[: len("file://")].lower() == "file://" else path)
 
 
 def join(root: str, path: str) -> str:
-    """The address of an object, as it is told to people, and as `split` takes it apart again."""
-    if root.startswith(("http://", "https://")):
+    """The address of an object; the inverse of `split`."""
+    if scheme_row(root).quoted:
         path = path.replace("%", "%25").replace("?", "%3F")
     return f"{root}{path}" if root.endswith("/") else f"{root}/{path}" if path else root
 
 
-def checked(path: str) -> str:
-    """The path of an object within a store; ArgumentError for one that would lead out of it."""
+def check_path(path: str) -> str:
+    """The path of an object, validated.
+
+    ArgumentError for one that would lead out of the store.
+    """
     if path.startswith("/") or ".." in path.split("/") or "\0" in path:
-        raise ArgumentError(f"{path!r} is no path within a store: it may not begin with / or contain ..")
+        raise ArgumentError(f"{path!r} is not a path within a store: it may not begin with / or contain ..")
     return path
 
 
 def absolute(address: Address) -> str:
-    """The address such that it means the same in another working directory."""
-    if scheme_of(address) != "file":
+    """The address, independent of the working directory."""
+    if not is_local(address):
         return os.fspath(address)
     return str(Path(os.path.abspath(local_path(address))))  # noqa: PTH100 - see split

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from format_cases import all_ways_agree, equal, hidden
+from record_files import filled
 from torch.utils.data import DataLoader
 from writers.values import jpeg, picture
 
@@ -27,16 +28,6 @@ from feedline.errors import ArgumentError, MissingExtraError, SampleError, State
 from feedline.transforms import Compose, RandomResizedCrop, ToTensor
 
 COUNT = 12
-
-
-def filled(path: Path, entries: dict[bytes, bytes], **settings: Any) -> Path:
-    database = settings.pop("database", None)
-    with lmdb.open(str(path), map_size=1 << 24, max_dbs=2, **settings) as environment:
-        held = environment.open_db(database) if database else None
-        with environment.begin(write=True, db=held) as transaction:
-            for key, value in entries.items():
-                transaction.put(key, value)
-    return path
 
 
 def npy(array: Any) -> bytes:
@@ -72,19 +63,19 @@ class TestKeys:
     def test_named_databases_and_single_files(self, tmp_path: Path) -> None:
         path = filled(tmp_path / "one.lmdb", {b"k": b"named"}, database=b"part", subdir=False)
         assert LMDB(path, database="part")[0] == b"named"
-        with pytest.raises(ArgumentError, match=r"one.lmdb has no such named database \('other'\); it has part"):
+        with pytest.raises(ArgumentError, match=r"one.lmdb has no named database 'other'; it has part"):
             LMDB(path, database="other")
 
     def test_a_database_that_is_none(self, texts: Path) -> None:
         for name in ("other", "0001", "", "0001\0"):
-            with pytest.raises(ArgumentError, match=r"no such named database .*; it has none: leave out database="):
+            with pytest.raises(ArgumentError, match=r"no named database .*; it has none: leave out database="):
                 LMDB(texts, database=name)
 
     @pytest.mark.parametrize("beside", [{}, {b"a": b"plain"}, {b"%04d" % i: bytes(48) for i in range(30)}])
     def test_records_of_named_databases_are_no_samples(self, tmp_path: Path, beside: dict[bytes, bytes]) -> None:
         path = filled(filled(tmp_path / "named", {b"k": b"v"}, database=b"train"), beside)
         filled(path, {b"k": b"v"}, database=b"val")
-        message = r"named holds named databases, .*: give database=, one of train, val; or keys="
+        message = r"named holds named databases, .*: pass database=, one of train, val; or pass keys="
         for keys in (None, ["train"], ["val", *beside]):
             with pytest.raises(ArgumentError, match=message):
                 LMDB(path, keys)
@@ -103,7 +94,7 @@ class TestKeys:
                 with environment.begin(write=True, db=held) as transaction:
                     for i in range(12):
                         transaction.put(b"%d" % (i // count), b"%d" % i)
-        with pytest.raises(ArgumentError, match=r"dup holds several values under one key \(b'0'\).*give keys="):
+        with pytest.raises(ArgumentError, match=r"dup holds several values under one key \(b'0'\).*pass keys="):
             LMDB(path, database="many")
         assert LMDB(path, ["0", "1"], database="many").__getitems__([0, 1]) == [b"0", b"3"]
         assert len(LMDB(path, database="one")) == 12
@@ -111,10 +102,10 @@ class TestKeys:
     @pytest.mark.parametrize(
         ("keys", "message"),
         [
-            ([1, 2], r"keys= holds 1, and a key is bytes or str; for numbers, give a pattern"),
-            ([b"0001", None], r"keys= holds None, and a key is bytes or str"),
-            (b"0001", r"keys= holds 48, and a key is bytes or str"),
-            (5, r"keys=5 is no pattern, no list of keys, nor None for all"),
+            ([1, 2], r"keys= holds 1, but a key must be bytes or str; for numbers, pass a pattern"),
+            ([b"0001", None], r"keys= holds None, but a key must be bytes or str"),
+            (b"0001", r"keys= holds 48, but a key must be bytes or str"),
+            (5, r"keys=5 is neither a pattern, nor a list of keys, nor None for all"),
         ],
     )
     def test_what_is_no_key_is_refused(self, texts: Path, keys: Any, message: str) -> None:
@@ -123,7 +114,7 @@ class TestKeys:
 
     @pytest.mark.parametrize("length", [-1, 2.5, "3"])
     def test_a_length_that_is_none(self, texts: Path, length: Any) -> None:
-        with pytest.raises(ArgumentError, match=r"length=.*: give the number of samples, or None"):
+        with pytest.raises(ArgumentError, match=r"length=.*: pass the number of samples, or None"):
             LMDB(texts, "{:04d}", length=length)
 
     def test_keys_that_the_library_does_not_take(self, texts: Path) -> None:
@@ -141,7 +132,9 @@ class TestKeys:
 
     @pytest.mark.parametrize("keys", ["no field", "{:d", "{other}", "int32"])
     def test_what_is_no_pattern_is_refused(self, texts: Path, keys: str) -> None:
-        with pytest.raises(ArgumentError, match=r"is no pattern for a number, such as '\{:08d\}', nor one of uint32"):
+        with pytest.raises(
+            ArgumentError, match=r"is neither a pattern for a number, such as '\{:08d\}', nor one of uint32"
+        ):
             LMDB(texts, keys)
 
     @pytest.mark.parametrize("keys", ["{}", ["0001", "gone"], "uint32"])
@@ -161,7 +154,7 @@ class TestSideCar:
     def test_it_is_made_once(self, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(LMDB(texts)) == COUNT
         assert (texts / "data.mdb.main.keys").exists()
-        monkeypatch.setattr("feedline.datasets.lmdb.dataset._enumerated", lambda _: pytest.fail("enumerated again"))
+        monkeypatch.setattr("feedline.datasets.lmdb.dataset._enumerate_keys", lambda _: pytest.fail("enumerated again"))
         assert LMDB(texts, decode="text")[3] == "text 3"
 
     def test_a_changed_environment_is_enumerated_again(self, texts: Path) -> None:
@@ -343,7 +336,7 @@ class TestGrowth:
     def test_a_named_database_is_found_in_it(self, texts: Path) -> None:
         dataset = LMDB(texts)
         grown(texts)
-        with pytest.raises(ArgumentError, match=r"no such named database \('other'\); it has none"):
+        with pytest.raises(ArgumentError, match=r"no named database 'other'; it has none"):
             LMDB(texts, database="other")
         assert dataset[0] == b"text 0"
 
@@ -360,12 +353,12 @@ class TestGrowth:
             assert [other.result() for other in others] == [b"text %d" % i for i in range(4)]
 
     def test_a_transaction_that_does_not_end_is_told(self, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("feedline.datasets.lmdb.environment._PATIENCE_S", 0.0)
+        monkeypatch.setattr("feedline.datasets.lmdb.environment._REMAP_TIMEOUT_S", 0.0)
         dataset = LMDB(texts)
 
         def reading(view: memoryview) -> bytes:
             grown(texts)
-            with pytest.raises(StateError, match=r"texts was made larger by another process, and cannot be mapped"):
+            with pytest.raises(StateError, match=r"texts was enlarged by another process, and cannot be mapped"):
                 dataset[0]
             return bytes(view)
 
@@ -409,7 +402,7 @@ class TestDamage:
         path = filled(tmp_path / "cut", {b"%d" % i: bytes(100_000) for i in range(3)})
         os.truncate(path / "data.mdb", 200_000)
         with pytest.raises(
-            SampleError, match=r"data.mdb is truncated: the file has 200000 bytes, its header wants \d+"
+            SampleError, match=r"data.mdb is truncated: the file has 200000 bytes, its header requires \d+"
         ):
             LMDB(path, "{}")
 

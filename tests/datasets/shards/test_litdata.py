@@ -25,7 +25,7 @@ from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import BatchRead
 from feedline.datasets import LitData, LitDataTokens
 from feedline.datasets.shards.litdata import LeafTree
-from feedline.datasets.shards.litdata_types import decoder, nested
+from feedline.datasets.shards.litdata_types import decode_nested, decoder
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
 from feedline.stores import ObjectNotFoundError
 
@@ -101,9 +101,9 @@ class TestSamples:
     def test_batches_have_the_structure_of_default_collate(self, sample: Any) -> None:
         tree = tree_of(sample)
         leaves = torch.utils._pytree.tree_leaves(sample)  # type: ignore[attr-defined]
-        assert equal(tree.filled(leaves[::-1]), sample)
+        assert equal(tree.fill(leaves[::-1]), sample)
         columns = [torch.tensor([leaf, leaf]) for leaf in leaves]
-        assert equal(tree.collated(columns[::-1]), default_collate([sample, sample]))
+        assert equal(tree.collate(columns[::-1]), default_collate([sample, sample]))
 
     def test_transforms_by_leaf_and_of_the_whole(self, folder: Path) -> None:
         nested_leaf = LitData(folder / "tuples", transform={"1.1.x": lambda x: x.sum()})
@@ -158,7 +158,7 @@ class TestSamples:
         assert equal(batch, default_collate([pictures[3], pictures[1]]))
 
     def test_leaves_that_are_not_there(self, folder: Path) -> None:
-        with pytest.raises(ArgumentError, match=r"batch has samples without a leaf 'y'; they have x, id"):
+        with pytest.raises(ArgumentError, match=r"the samples of .*batch have no leaf 'y'; they have x, id"):
             LitData(folder / "batch", columns=["y"])
         with pytest.raises(ArgumentError, match=r"transform= names 'x'; known fields of a sample are id"):
             LitData(folder / "batch", columns=["id"], transform={"x": len})
@@ -197,7 +197,7 @@ class TestTokens:
     def test_windows_that_cannot_be(self, folder: Path) -> None:
         with pytest.raises(ArgumentError, match="window=0 must be at least 1"):
             LitDataTokens(folder / "tokens", 0)
-        with pytest.raises(ArgumentError, match=r"no chunk of .*tokens holds 9999 tokens"):
+        with pytest.raises(ArgumentError, match=r"no chunk of .*tokens holds the 9999 tokens of a window"):
             LitDataTokens(folder / "tokens", 9999)
         for window in ("3", 3.0, None):
             with pytest.raises(ArgumentError, match=rf"window={window!r} must be an integer"):
@@ -206,7 +206,7 @@ class TestTokens:
     def test_a_chunk_with_other_tokens(self, folder: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(folder / "tokens", tmp_path / "copy"))
         told(copy, lambda index: index["chunks"][0].update(dim=30))
-        with pytest.raises(SampleError, match=r"chunk-0-0.bin holds \d+ bytes of tokens, its index promises 30 of"):
+        with pytest.raises(SampleError, match=r"chunk-0-0.bin holds \d+ bytes of tokens, its index says 30 tokens of"):
             LitDataTokens(copy, 5)[0]
 
 
@@ -241,7 +241,7 @@ class TestDamage:
         dataset = LitData(copy)
         (copy / "chunk-0-1.bin").unlink()
         assert dataset[0][0] == 0
-        missing = r"copy/chunk-0-1.bin does not exist, which index.json names for 8 samples from number 8 on: copy it"
+        missing = r"copy/chunk-0-1.bin does not exist, but index.json lists it for 8 samples from number 8 on: copy"
         with pytest.raises(ObjectNotFoundError, match=missing):
             dataset[8]
         with pytest.raises(ObjectNotFoundError, match=missing):
@@ -252,7 +252,7 @@ class TestDamage:
         dataset = LitDataTokens(copy, 5)
         sizes = dataset.shard_sizes.tolist()
         (copy / "chunk-0-1.bin").unlink()
-        missing = rf"copy/chunk-0-1.bin does not exist, .* names for {sizes[1]} samples from number {sizes[0]} on"
+        missing = rf"copy/chunk-0-1.bin does not exist, .* lists it for {sizes[1]} samples from number {sizes[0]} on"
         with pytest.raises(ObjectNotFoundError, match=missing):
             dataset[sizes[0]]
         with pytest.raises(ObjectNotFoundError, match=missing):
@@ -271,17 +271,20 @@ class TestDamage:
     )
     def test_an_index_of_something_else(self, copy: Path, change: Any) -> None:
         told(copy, change)
-        with pytest.raises(SampleError, match=r"copy/index.json is no index of LitData chunks"):
+        with pytest.raises(SampleError, match=r"copy/index.json is not an index of LitData chunks"):
             LitData(copy)
 
     @pytest.mark.parametrize(
         ("change", "message"),
         [
             ({"encryption": {"algorithm": "fernet"}}, r"index.json: the chunks are encrypted, which is not supported"),
-            ({"item_loader": "ParquetLoader"}, r"made for ParquetLoader, .*read Parquet files with datasets.Parquet"),
+            (
+                {"item_loader": "ParquetLoader"},
+                r"written for ParquetLoader, .*read Parquet files with datasets.Parquet",
+            ),
             (
                 {"data_spec": json.dumps([1, {"type": "x.Custom", "context": None, "children_spec": []}])},
-                r"samples hold a x.Custom, of which only dicts, lists and tuples can be built",
+                r"samples hold a x.Custom; only dicts, lists and tuples are supported",
             ),
         ],
     )
@@ -294,14 +297,14 @@ class TestDamage:
         chunk = copy / "chunk-0-1.bin"
         chunk.write_bytes(chunk.read_bytes()[:-1])
         dataset = LitData(copy)
-        with pytest.raises(SampleError, match=r"chunk-0-1.bin has \d+ bytes, its index promises \d+; copy it again"):
+        with pytest.raises(SampleError, match=r"chunk-0-1.bin has \d+ bytes, its index says \d+; copy it again"):
             dataset[8]
         assert dataset[0][0] == 0
 
     @pytest.mark.parametrize(("at", "value"), [(0, 9), (4, 2**32 - 1), (12, 0)])
     def test_offsets_that_lead_astray(self, copy: Path, at: int, value: int) -> None:
         damage(copy / "chunk-0-0.bin", at, struct.pack("<I", value))
-        with pytest.raises(SampleError, match=r"chunk-0-0.bin is damaged: it does not hold 8 samples"):
+        with pytest.raises(SampleError, match=r"chunk-0-0.bin is damaged: it does not hold the 8 samples"):
             LitData(copy)[0]
 
     def test_leaves_that_do_not_fill_their_sample(self, copy: Path) -> None:
@@ -312,7 +315,7 @@ class TestDamage:
     @pytest.mark.parametrize(
         ("kind", "at", "data", "message"),
         [
-            ("batch", 8, b"\x09", r"chunk-0-0.bin is damaged: it does not hold 8 samples"),
+            ("batch", 8, b"\x09", r"chunk-0-0.bin is damaged: it does not hold the 8 samples"),
             (
                 "batch",
                 24 + 4 * 9 + 16,
@@ -320,9 +323,9 @@ class TestDamage:
                 r"frame 0 of .* claims \d+ bytes that make \d+: the file is damaged",
             ),
             ("batch", 24 + 4 * 9 + 20, b"\x01\0\0\0", r"frame 0 of .* cannot be decompressed to 1 bytes"),
-            ("batch", 24 + 4, b"\xff" * 4, r"sample [01] of .* lies outside of its frame"),
+            ("batch", 24 + 4, b"\xff" * 4, r"sample [01] of .* is outside of its frame"),
             ("sample", 4 * 10, b"rubbish", r"sample 0 of .* cannot be decompressed \(it is not compressed with zstd\)"),
-            ("rows", -12, b"\xff\xff\xff\x7f", r"chunk-0-0.bin has no readable table at its end"),
+            ("rows", -12, b"\xff\xff\xff\x7f", r"chunk-0-0.bin has no valid Arrow file at its end"),
             ("chunk", 4, b"\xff" * 9, r"chunk-0-0.zstd.bin cannot be decompressed to \d+ bytes"),
         ],
     )
@@ -392,17 +395,17 @@ class TestLeaves:
         ],
     )
     def test_nested_values(self, data: bytes, value: Any) -> None:
-        assert equal(nested(memoryview(data)), value)
+        assert equal(decode_nested(memoryview(data)), value)
 
     @given(st.binary(max_size=60))
     def test_rubbish_is_refused_or_read_but_never_more(self, data: bytes) -> None:
         with suppress(ValueError, LookupError, struct.error):
-            nested(memoryview(data))
+            decode_nested(memoryview(data))
 
     def test_nesting_is_bounded(self) -> None:
         deep = struct.pack("<BII", 5, 1, 0) * 5000
         with pytest.raises(ValueError, match="nested more than 64 deep"):
-            nested(memoryview(deep))
+            decode_nested(memoryview(deep))
 
     def test_numpy_values(self) -> None:
         assert equal(decoder("no_header_numpy:13")(memoryview(b"\1\0")), np.array([True, False]))

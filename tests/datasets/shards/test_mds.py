@@ -84,7 +84,7 @@ class TestValues:
         dataset = MDS(folder / "plain", columns=["str", "int"])
         assert list(dataset[2].items()) == [("str", "éé"), ("int", 2)]
         all_ways_agree(dataset, [19, 0, -3])
-        with pytest.raises(ArgumentError, match=r"plain has shards without a column 'strings'; they have any_array, "):
+        with pytest.raises(ArgumentError, match=r"shards of .*plain have no column 'strings'; they have any_array, "):
             MDS(folder / "plain", columns=["strings"])
 
     @pytest.mark.parametrize("columns", ["jpeg", [], ("int", 3)])
@@ -215,9 +215,7 @@ class TestShards:
     def test_hashes_of_what_was_decompressed(self, folder: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(folder / "zstd", tmp_path / "copy"))
         told(copy, lambda index: index["shards"][0]["raw_data"]["hashes"].update(sha1="0" * 40))
-        with pytest.raises(
-            SampleError, match=r"shard.00000.mds.zstd is damaged: its sha1 is \w+, its index promises 000"
-        ):
+        with pytest.raises(SampleError, match=r"shard.00000.mds.zstd is damaged: its sha1 is \w+, its index says 000"):
             MDS(copy, columns=["int"], cache=tmp_path / "cache")[0]
 
     def test_hashes_of_the_others_on_demand(self, folder: Path, tmp_path: Path) -> None:
@@ -260,7 +258,7 @@ class TestDamage:
         (copy / "shard.00001.mds").unlink()
         assert dataset[0]["int"] == 0
         missing = (
-            rf"copy/shard.00001.mds does not exist, which index.json names for \d samples from number {first} on: copy"
+            rf"copy/shard.00001.mds does not exist, but index.json lists it for \d samples from number {first} on: copy"
         )
         with pytest.raises(ObjectNotFoundError, match=missing):
             dataset[int(first)]
@@ -275,12 +273,12 @@ class TestDamage:
         assert MDS(root, columns=["int"])[0] == {"int": 0}
         shutil.rmtree(root / "part")
         with pytest.raises(
-            ObjectNotFoundError, match=r"root/part/shard.00000.mds does not exist, which index.json names"
+            ObjectNotFoundError, match=r"root/part/shard.00000.mds does not exist, but index.json lists"
         ):
             MDS(root)
 
     def test_a_folder_that_is_named_twice(self, copy: Path) -> None:
-        with pytest.raises(ArgumentError, match=r"copy is named twice, so that its samples would be, too"):
+        with pytest.raises(ArgumentError, match=r"copy is listed twice; its samples would be duplicated"):
             MDS([copy, copy.parent / "." / "copy"])
 
     @pytest.mark.parametrize(
@@ -296,7 +294,7 @@ class TestDamage:
     )
     def test_an_index_of_something_else(self, copy: Path, change: Any) -> None:
         told(copy, change)
-        with pytest.raises(SampleError, match=r"copy/index.json is no index of MDS shards"):
+        with pytest.raises(SampleError, match=r"copy/index.json is not an index of MDS shards"):
             MDS(copy)
 
     def test_formats_that_are_not_read(self, copy: Path) -> None:
@@ -307,7 +305,7 @@ class TestDamage:
     def test_a_shard_of_another_size(self, copy: Path) -> None:
         shard = copy / "shard.00000.mds"
         shard.write_bytes(shard.read_bytes()[:-1])
-        with pytest.raises(SampleError, match=r"shard.00000.mds has \d+ bytes, its index promises \d+; copy it again"):
+        with pytest.raises(SampleError, match=r"shard.00000.mds has \d+ bytes, its index says \d+; copy it again"):
             MDS(copy)[0]
 
     @pytest.mark.parametrize(("at", "value"), [(0, 10**6), (4, 2**32 - 1), (8, 0)])
@@ -316,7 +314,7 @@ class TestDamage:
         data = bytearray(shard.read_bytes())
         data[at : at + 4] = struct.pack("<I", value)
         shard.write_bytes(data)
-        with pytest.raises(SampleError, match=r"shard.00000.mds is damaged: it does not hold \d+ samples"):
+        with pytest.raises(SampleError, match=r"shard.00000.mds is damaged: it does not hold the \d+ samples"):
             MDS(copy)[0]
 
     def test_columns_that_do_not_fill_their_sample(self, copy: Path) -> None:

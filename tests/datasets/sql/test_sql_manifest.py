@@ -141,7 +141,7 @@ class TestRows:
         assert len(manifest(database, QUERY.replace("?", ":which"), {"which": "val"})) == 5
 
     def test_parameters_are_values_and_never_sql(self, database: Path) -> None:
-        with pytest.raises(ArgumentError, match="gives no rows"):
+        with pytest.raises(ArgumentError, match="returns no rows"):
             manifest(database, params=("train' OR '1'='1",))
 
     def test_rows_are_held_packed(self, database: Path) -> None:
@@ -263,7 +263,7 @@ class TestSecrets:
         ],
     )
     def test_addresses_with_a_password_are_refused(self, database: Path, address: str) -> None:
-        with pytest.raises(ArgumentError, match=r"database carries a password.*PGPASSWORD.*env:NAME") as caught:
+        with pytest.raises(ArgumentError, match=r"database contains a password.*PGPASSWORD.*env:NAME") as caught:
             manifest(database, source=address)
         assert "hun" not in "".join(traceback.format_exception(caught.value))
 
@@ -299,7 +299,7 @@ class TestSecrets:
 
     @pytest.mark.parametrize("address", ["Server=tcp:db;Uid=me", "DSN=warehouse", "token=hunter2"])
     def test_strings_of_odbc(self, database: Path, address: str) -> None:
-        with pytest.raises(ArgumentError, match=r"key=value pairs, as ODBC takes them, .* give a function") as caught:
+        with pytest.raises(ArgumentError, match=r"ODBC key=value pairs is not an address .* pass a function") as caught:
             manifest(database, source=address)
         assert "hunter2" not in str(caught.value)
 
@@ -359,7 +359,7 @@ class TestSecrets:
 
     def test_a_driver_that_quotes_the_address(self, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("THE_DATABASE", "mysql://me:hunter2@db/x")
-        with pytest.raises(ArgumentError, match=r"mysql:// is no database that SQLManifest opens by itself") as caught:
+        with pytest.raises(ArgumentError, match=r"mysql:// is not a database that SQLManifest can open") as caught:
             manifest(database, source="env:THE_DATABASE")
         assert "hunter2" not in str(caught.value)
 
@@ -377,13 +377,21 @@ class TestDamage:
                 SampleError,
                 r"the database refused the query 'SELECT \* FROM nowhere': .*no such table",
             ),
-            ("SELECT id FROM samples", ArgumentError, r"gives no column 'path' for path=; it gives id"),
-            ("SELECT path FROM samples", ArgumentError, r"gives no column 'id' for key=; it gives path"),
-            ("SELECT id, path FROM samples WHERE id > 999", ArgumentError, r"gives no rows: check its conditions"),
-            ("SELECT label AS id, path FROM samples", ArgumentError, r"rows whose id is 0, which is no unique key"),
-            ("SELECT NULL AS id, path FROM samples", ArgumentError, r"rows whose id is None, which is no unique key"),
+            ("SELECT id FROM samples", ArgumentError, r"returns no column 'path' for path=; it returns id"),
+            ("SELECT path FROM samples", ArgumentError, r"returns no column 'id' for key=; it returns path"),
+            ("SELECT id, path FROM samples WHERE id > 999", ArgumentError, r"returns no rows: check its conditions"),
+            (
+                "SELECT label AS id, path FROM samples",
+                ArgumentError,
+                r"rows whose id is 0, which is null or not unique",
+            ),
+            (
+                "SELECT NULL AS id, path FROM samples",
+                ArgumentError,
+                r"rows whose id is None, which is null or not unique",
+            ),
             ("SELECT id, path, path FROM samples", ArgumentError, r"two columns named 'path': rename one with AS"),
-            ("SELECT id, path, 1 AS data FROM samples", ArgumentError, r"gives a column 'data', .* another into="),
+            ("SELECT id, path, 1 AS data FROM samples", ArgumentError, r"returns a column 'data', .* another into="),
             (
                 "SELECT id, path, iif(id < 5, id, path) AS x FROM samples",
                 SampleError,
@@ -397,7 +405,7 @@ class TestDamage:
             manifest(database, query, ())
 
     def test_statements_that_are_no_queries(self, database: Path) -> None:
-        with pytest.raises(ArgumentError, match=r"gives no rows: it must be a SELECT"):
+        with pytest.raises(ArgumentError, match=r"returns no rows: it must be a SELECT"):
             manifest(database, "UPDATE samples SET label = 1", (), source=lambda: sqlite3.connect(database))
 
     def test_a_file_that_is_gone(self, database: Path) -> None:
@@ -439,15 +447,17 @@ class TestDamage:
     @pytest.mark.parametrize("connect", [sqlite3.connect, adbc_driver_sqlite.dbapi.connect])
     def test_a_connection_is_no_source(self, database: Path, connect: Callable[[str], Any]) -> None:
         connection = connect(str(database))
-        with pytest.raises(ArgumentError, match=r"source is a connection \(.*Connection\).*give a function that opens"):
+        with pytest.raises(ArgumentError, match=r"source is a connection \(.*Connection\).*pass a function that opens"):
             manifest(database, source=connection)
         connection.cursor().close()  # which is open still
         connection.close()
 
     def test_sources_that_give_no_connection(self, database: Path) -> None:
-        with pytest.raises(ArgumentError, match=r"the function given as source returned NoneType, which has no cursor"):
+        with pytest.raises(
+            ArgumentError, match=r"the function passed as source returned NoneType, which has no cursor"
+        ):
             manifest(database, source=lambda: None)
-        with pytest.raises(ArgumentError, match=r"source is a bytes, which is no path, no address and no function"):
+        with pytest.raises(ArgumentError, match=r"source is a bytes: pass a path, an address, or a function"):
             manifest(database, source=b"list.db")
 
     @pytest.mark.parametrize(
@@ -491,7 +501,7 @@ class TestDamage:
     def test_an_address_that_is_meant_to_be_relative(self, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(database.parent)
         assert len(manifest(database, source="list.db")) == 15
-        with pytest.raises(FileNotFoundError, match=r"sqlite:///list.db. What follows sqlite:// is an absolute path"):
+        with pytest.raises(FileNotFoundError, match=r"sqlite:///list.db. The path after sqlite:// is absolute"):
             manifest(database, source="sqlite:///list.db")
         with pytest.raises(FileNotFoundError, match=r"no such database: sqlite:///gone.db$"):
             manifest(database, source="sqlite:///gone.db")
@@ -513,7 +523,9 @@ class TestDamage:
             SampleError, match=r"row 0 \(id = 0\) of .* has null for its path: .* WHERE path IS NOT NULL"
         ):
             dataset[0]
-        with pytest.raises(SampleError, match=r"row 0 \(id = 0\) of .* has 0 for its path, which is no text: cast it"):
+        with pytest.raises(
+            SampleError, match=r"row 0 \(id = 0\) of .* has 0 for its path, which is not a string: cast it"
+        ):
             manifest(database, "SELECT id, label AS path FROM samples", ())[0]
 
     def test_what_is_not_there(self, database: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import feedline as fl
 from feedline.datasets import Arrow
-from feedline.datasets.tables.arrow_messages import Layout, layout_of, unpacked
+from feedline.datasets.tables.arrow_messages import Layout, layout_of, unpack_layout
 from feedline.errors import SampleError
 from feedline.stores import Cache
 from feedline.stores.fsspec import ForeignStore
@@ -39,7 +39,7 @@ def laid_out(data: bytes) -> Layout:
     def read(spans: Any) -> list[memoryview]:
         return [memoryview(data)[start:stop] for start, stop in spans]
 
-    return unpacked(layout_of(len(data), read, lambda start: iter([(start, memoryview(data)[start:])])))
+    return unpack_layout(layout_of(len(data), read, lambda start: iter([(start, memoryview(data)[start:])])))
 
 
 class Bucket:
@@ -175,7 +175,9 @@ class TestMemory:
                 most = max(most, sum(each() is not None for each in blocks))
                 yield at, memoryview(block)
 
-        layout = unpacked(layout_of(len(data), lambda spans: [data[start:stop].data for start, stop in spans], coming))
+        layout = unpack_layout(
+            layout_of(len(data), lambda spans: [data[start:stop].data for start, stop in spans], coming)
+        )
         assert len(layout.batches) == 50
         assert most <= 3
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from format_cases import equal
 
 from feedline.datasets import Arrow
 from feedline.errors import SampleError
@@ -18,9 +20,11 @@ from feedline.errors import SampleError
 Put = Callable[[bytes], Any]
 
 
-def written(*batches: Any, stream: bool = False) -> bytes:
-    file = io.BytesIO()
-    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(file, batches[0].schema) as writer:
+def written(*batches: Any, schema: Any = None, stream: bool = False, legacy: bool = False) -> bytes:
+    file, options = io.BytesIO(), pa.ipc.IpcWriteOptions(use_legacy_format=legacy)
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(
+        file, schema or batches[0].schema, options=options
+    ) as writer:
         for batch in batches:
             writer.write_batch(batch)
     return file.getvalue()
@@ -89,6 +93,19 @@ class TestStreamsInOneFile:
         ]
         assert dataset[89]["x"].item() == 29
 
+    @pytest.mark.parametrize("second_is_legacy", [False, True])
+    @pytest.mark.parametrize("padding", [0, 4, 64])
+    @pytest.mark.parametrize("end", ["legacy stream", "end marker of 4 bytes"])
+    def test_behind_an_end_marker_of_4_bytes(self, put: Put, end: str, padding: int, second_is_legacy: bool) -> None:
+        """Which stood at the end of streams before Arrow 0.15."""
+        first = written(BATCH, stream=True, legacy=end == "legacy stream")
+        if end != "legacy stream":
+            first = first[:-8] + bytes(4)
+        second = written(BATCH.slice(10), stream=True, legacy=second_is_legacy)
+        dataset = Arrow(put(first + bytes(padding) + second))
+        assert dataset.shard_sizes.tolist() == [30, 20]
+        assert [sample["x"].item() for sample in dataset.__getitems__([0, 29, 30, 49])] == [0, 29, 10, 29]
+
     def test_another_schema_is_refused(self, put: Put) -> None:
         source = put(written(BATCH, stream=True) + written(CODED, stream=True))
         with pytest.raises(SampleError, match=r"t\.arrow is no whole Arrow file or stream \(streams follow each other"):
@@ -98,6 +115,86 @@ class TestStreamsInOneFile:
         source = put(written(BATCH, stream=True) + b"something else")
         with pytest.raises(SampleError, match=r"t\.arrow is no whole Arrow file or stream"):
             Arrow(source)
+
+
+class TestFilesInOneFile:
+    """Files that follow each other are refused: the last footer names places in the first file."""
+
+    EMPTY = BATCH.slice(0, 0)
+    FILES: ClassVar[dict[str, tuple[bytes, bytes]]] = {
+        "equal": (written(BATCH), written(BATCH)),
+        "longer first": (written(BATCH, BATCH), written(BATCH)),
+        "longer second": (written(BATCH), written(BATCH, BATCH)),
+        "first without rows": (written(EMPTY), written(BATCH)),
+        "second without rows": (written(BATCH), written(EMPTY)),
+        "second without batches": (written(BATCH), written(schema=BATCH.schema)),
+        "dictionaries": (written(CODED), written(CODED)),
+    }
+
+    @pytest.mark.parametrize("name", FILES)
+    @pytest.mark.parametrize("padding", [0, 64])
+    def test_whole_files_are_refused(self, put: Put, name: str, padding: int) -> None:
+        first, second = self.FILES[name]
+        source = put(first + bytes(padding) + second)
+        with pytest.raises(
+            SampleError, match=r"t\.arrow is no whole Arrow file .*several files follow each other in it"
+        ):
+            Arrow(source)
+
+    @pytest.mark.parametrize("file_is_first", [False, True])
+    def test_a_file_and_a_stream_are_refused(self, put: Put, file_is_first: bool) -> None:
+        parts = [written(BATCH), written(BATCH, stream=True)]
+        source = put(b"".join(parts if file_is_first else reversed(parts)))
+        with pytest.raises(SampleError, match=r"t\.arrow is no whole Arrow file or stream"):
+            Arrow(source)
+
+
+def with_big_endian_schema(buffer: bytes, slot: int) -> bytes:
+    """The FlatBuffer of a footer or message with a big-endian schema, which lies in that field."""
+    data = bytearray(buffer)
+
+    def number(form: str, at: int) -> int:
+        value: int = struct.unpack_from(form, data, at)[0]
+        return value
+
+    root = number("<I", 0)
+    field = root + number("<H", root - number("<i", root) + 4 + 2 * slot)
+    schema = field + number("<I", field)
+    fields = schema - number("<i", schema)
+    # The field for the endianness is not written for little, so the schema gets other offsets of its fields.
+    data += bytes(-len(data) % 8)
+    copy, size = len(data), number("<H", fields)
+    data += data[fields : fields + size] + bytes(-size % 8)
+    struct.pack_into("<i", data, schema, schema - copy)
+    struct.pack_into("<H", data, copy + 4, len(data) - schema)
+    return bytes(data) + struct.pack("<h6x", 1)
+
+
+def big_endian(data: bytes, *, stream: bool) -> bytes:
+    """An Arrow file or stream whose schema says that its numbers are big-endian."""
+    if stream:
+        nbytes = int.from_bytes(data[4:8], "little")
+        schema = with_big_endian_schema(data[8 : 8 + nbytes], 2)
+        return data[:4] + len(schema).to_bytes(4, "little") + schema + data[8 + nbytes :]
+    nbytes = int.from_bytes(data[-10:-6], "little")
+    footer = with_big_endian_schema(data[-10 - nbytes : -10], 1)
+    return data[: -10 - nbytes] + footer + len(footer).to_bytes(4, "little") + data[-6:]
+
+
+@pytest.mark.parametrize("columns", [None, ["x"], ["t"], ["v"]])
+@pytest.mark.parametrize("stream", [False, True], ids=["file", "stream"])
+def test_big_endian_numbers_are_read(put: Put, stream: bool, columns: list[str] | None) -> None:
+    numbers, texts = np.arange(30) + 1000, [f"text {row}" for row in range(30)]
+    pairs = np.arange(60, dtype=np.int16) + 500
+    batch = pa.record_batch(
+        {"x": pa.array(numbers), "t": pa.array(texts), "v": pa.FixedSizeListArray.from_arrays(pa.array(pairs), 2)}
+    )
+    data = big_endian(written(batch, stream=stream), stream=stream)
+    for buffer in (numbers, pairs, np.frombuffer(batch["t"].buffers()[1], np.int32, 31)):
+        assert data.count(buffer.tobytes()) == 1
+        data = data.replace(buffer.tobytes(), buffer.byteswap().tobytes())
+    samples = Arrow(put(data), columns).__getitems__([0, 1, 29])
+    assert equal(samples, Arrow(pa.Table.from_batches([batch]), columns).__getitems__([0, 1, 29]))
 
 
 DAMAGED: dict[str, tuple[Any, int, bytes]] = {

@@ -20,7 +20,8 @@ from feedline.datasets import CSV, JSONL, Lines, file_objects
 from feedline.datasets.indexes import SideCarWarning
 from feedline.datasets.text import line_index
 from feedline.errors import ArgumentError, SampleError, SampleIndexError, StateError
-from feedline.stores.files import LocalFile, file_version
+from feedline.stores.base import FileVersion
+from feedline.stores.files import LocalFile
 from feedline.stores.local import LOOK_EVERY_S
 
 FRESH = [HealthCheck.function_scoped_fixture]
@@ -224,7 +225,7 @@ class TestReading:
         monkeypatch.setattr(file_objects, "_PART_NBYTES", 8)
         short, long = b'"one"\r\n', b'"' + b"x" * 100 + b'"\r\n'
         path = written(tmp_path / "t.jsonl", short + long + b"  \n" + short + long)
-        blob = LocalFile(str(path), path.stat().st_size, file_version(path.stat()))
+        blob = LocalFile(str(path), *FileVersion.of(path.stat()))
         found = [*line_index.pieces(blob, 20)]
         assert max(len(piece.data) for piece in found) <= 20 + 2 * 8
         assert sum(len(piece.data) + piece.left_out for piece in found) == blob.nbytes

@@ -360,10 +360,10 @@ class TestOpenShards:
         with pytest.raises(SampleError, match=r"sample 'a' has no png"):
             shards[0].cells(np.array([0]), ["png"])
 
-    def test_a_fork_opens_its_own(self, tars: list[str]) -> None:
+    def test_a_fork_opens_its_own(self, tars: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         shards = self.opening(tars)
         mine = shards[0]
-        shards._process = -1
+        monkeypatch.setattr(os, "getpid", lambda: -1)
         assert shards[0] is not mine
 
     def test_members_are_asked_for_ahead(self, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from feedline.datasets.formats import FORMATS, Format, register_installed
 from feedline.errors import ArgumentError
 from feedline.stores import open_store
-from feedline.stores.urls import scheme_of
+from feedline.stores.urls import is_local, local_path, scheme_row
 
 _MOST_NAMES = 1000
 """The names of a folder by which its format is recognized."""
@@ -27,11 +27,11 @@ def format_of(sources: Sequence[str]) -> Format:
 
 
 def _format_of(source: str) -> Format:
-    path = Path(source.removeprefix("file://"))
+    path = Path(local_path(source))
     named = next((each for each in FORMATS.values() if each.matches(source.rstrip("/"))), None)
     if named is not None and (named.is_folder or not path.is_dir()):
         return named
-    if scheme_of(source) == "file" and not path.exists():
+    if is_local(source) and not path.exists():
         raise ArgumentError(f"{source} does not exist")
     if path.is_file():
         raise ArgumentError(f"{source} is nothing that this reads: {_known()}")
@@ -56,8 +56,8 @@ def _content(format_: Format, source: str, name: str) -> bytes:
     """The bytes of a marker, read only where they decide."""
     if format_.accepts is None:
         return b""
-    if scheme_of(source) == "file":
-        return Path(source.removeprefix("file://"), name).read_bytes()
+    if is_local(source):
+        return Path(local_path(source), name).read_bytes()
     return bytes(open_store(source.rstrip("/")).read(name))
 
 
@@ -70,11 +70,11 @@ def _by_names(names: Sequence[str]) -> Format | None:
 
 def _names(source: str) -> Iterator[str]:
     """The paths of the files within a folder, in listing order."""
-    if scheme_of(source) == "file":
-        yield from _files(source.removeprefix("file://"))
+    if is_local(source):
+        yield from _files(local_path(source))
         return
     store = open_store(source.rstrip("/"))
-    if scheme_of(source).startswith("http"):  # web servers do not list
+    if not scheme_row(source).lists:
         store.info("index.json")
         yield "index.json"
         return

@@ -42,9 +42,6 @@ BEGINNING_NBYTES = 16 << 10
 _INDEXED_AT_ONCE = 8
 
 
-_READ_AT_ONCE = 32
-
-
 _SAMPLES_AT_ONCE = 1024
 
 
@@ -116,7 +113,7 @@ def _held(samples: Sequence[Sample]) -> list[Sample]:
         for part in sample.parts:
             if part.blob is not None and _looked_at(part):
                 wanted.setdefault(part.blob, []).append(_beginning(part))
-    with DaemonPool(_READ_AT_ONCE, "feedline-inspect") as pool:
+    with DaemonPool(thread_name_prefix="feedline-inspect") as pool:
         views = dict(zip(wanted, pool.map(_read, wanted.items()), strict=True))
     held = {
         (blob, *span): _PartlyHeld(blob, span[0], view)

@@ -1,1 +1,1 @@
-"""Datasets of arrays."""
+"""Datasets of aligned arrays: `.npy` files, HDF5, Zarr, memory."""

@@ -1,6 +1,7 @@
-"""Aligned arrays in one file or store with a library of its own: what `HDF5` and `Zarr` share.
+"""Datasets of aligned arrays that a library stores in chunks.
 
-Rows of arrays that are stored in chunks: read chunk by chunk, the last chunks kept decoded.
+`HDF5` and `Zarr` derive from `StoredArrays`. Rows are read chunk by chunk; each process keeps the chunks it used last,
+decoded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from feedline.core.caches import LoadingCache, PerProcess
 from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, numpy_view, one_within, torch_dtype, within
 from feedline.core.threads import DaemonPool
-from feedline.datasets.arrays.npy import Transform, _structured
+from feedline.datasets.arrays.npy import Transform, parse_structure
 from feedline.datasets.decoding import DAMAGE, SampleTransform
 from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.stores import CachedStore, ObjectRange, StoreError
@@ -26,35 +27,38 @@ from feedline.stores.base import Range
 from feedline.stores.files import LazyList
 
 ReadRows = Callable[[Sequence[Range]], Iterator[NDArray[Any]]]
-"""The rows of each span, from its start up to its stop, one after the other; what they need may come all at once."""
+"""Rows of each span, one array per span, in order; the implementation may fetch all spans at once."""
 
 
-Wanting = Callable[[Sequence[Range]], list[tuple[CachedStore, ObjectRange]]]
-"""What a prefetch has to bring into a cache for these spans of rows."""
+PrefetchRanges = Callable[[Sequence[Range]], list[tuple[CachedStore, ObjectRange]]]
+"""Object ranges to prefetch into a cache for these spans of rows."""
 
 
 ChunkCache = LoadingCache[tuple[str, int], NDArray[Any]]
 
 
-_TOGETHER_NBYTES = 256 << 20
+_CHUNKS_AT_ONCE_NBYTES = 256 << 20
 
 
-_TOGETHER = 256
+_CHUNKS_AT_ONCE = 256
 
 
-class Lies(Protocol):
-    """Where in its file an array lies."""
+class ByteLayout(Protocol):
+    """Byte positions of an array's rows in its file."""
 
     def spans(self, start: int, stop: int) -> list[Range]:
-        """The bytes that hold the rows from `start` up to `stop`, and what is stored in one piece with them."""
+        """Byte ranges needed to read the rows [start, stop).
+
+        A range may hold more than these rows, where rows are stored in chunks.
+        """
         ...
 
 
 class Shape(NamedTuple):
-    """What is known of a stored array before any of it is read.
+    """Metadata of a stored array, known before its rows are read.
 
-    `dtype` is None for texts and rows of any length; `chunk` is how many rows are read together, 1 where any row costs
-    the same. `lies` is known of arrays in one remote object.
+    `dtype` is None for strings and rows of variable length. `chunk` is the number of rows that are read together, 1
+    where any row costs the same. `byte_layout` is set for an array within one remote object.
     """
 
     name: str
@@ -62,23 +66,23 @@ class Shape(NamedTuple):
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any] | None
     chunk: int
-    lies: Lies | None = None
+    byte_layout: ByteLayout | None = None
 
 
 class ArrayRows(Protocol):
-    """The rows of one array of numbers, in one process."""
+    """Rows of one array of numbers, in one process."""
 
     def fill(self, places: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Write the rows at these places into those of `out`."""
+        """Write the rows at `places` into `out`, in the order of `places`."""
         ...
 
     def ranges(self, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What a prefetch has to bring into a cache for these rows."""
+        """Object ranges to prefetch into a cache for these rows."""
         ...
 
 
 class MappedRows:
-    """Rows of an array in mapped memory."""
+    """Rows of a memory-mapped array."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self._array = array
@@ -91,7 +95,11 @@ class MappedRows:
 
 
 class _RowBlock(NamedTuple):
-    """Rows that are read together: a chunk, or of one that is too large to be kept, the part that is needed now."""
+    """Rows that are read together.
+
+    A whole chunk, or, of a chunk too large for the cache (`kept` is False), the rows from the first to the last needed
+    one.
+    """
 
     number: int
     start: int
@@ -100,43 +108,48 @@ class _RowBlock(NamedTuple):
 
 
 class ChunkedRows:
-    """Rows that `read` gives: whole chunks, of which `cache` keeps the last ones.
+    """Rows of a chunked array, with a cache of decoded chunks.
 
-    With `wanting`, chunks are far away, and as many as memory allows are read together.
+    With `prefetch_ranges`, chunks are remote, and as many as memory allows are read at once.
     """
 
     def __init__(
-        self, path: str, shape: Shape, read: ReadRows, cache: ChunkCache, wanting: Wanting | None = None
+        self, path: str, shape: Shape, read: ReadRows, cache: ChunkCache, prefetch_ranges: PrefetchRanges | None = None
     ) -> None:
         self._path, self._shape, self._read, self._cache = path, shape, read, cache
-        self._wanting = wanting
-        self._together = 1
-        if wanting is not None:
-            self._together = min(_TOGETHER, max(1, _TOGETHER_NBYTES // max(1, shape.chunk * self._row_nbytes())))
+        self._prefetch_ranges = prefetch_ranges
+        self._at_once = 1
+        if prefetch_ranges is not None:
+            self._at_once = min(
+                _CHUNKS_AT_ONCE, max(1, _CHUNKS_AT_ONCE_NBYTES // max(1, shape.chunk * self._row_nbytes()))
+            )
 
     def each(self, places: NDArray[np.int64]) -> list[Any]:
-        """Of an array that holds no numbers: texts, or tensors of any length."""
-        found: list[Any] = [None] * len(places)
+        """Rows of an array without a numeric dtype: strings or ragged tensors."""
+        samples: list[Any] = [None] * len(places)
         for rows, chunk, local in self._visits(places):
             for row, at in zip(rows.tolist(), local.tolist(), strict=True):
-                found[row] = _as_sample(chunk[at])
-        return found
+                samples[row] = _as_sample(chunk[at])
+        return samples
 
     def fill(self, places: NDArray[np.int64], out: NDArray[Any]) -> None:
         for rows, chunk, local in self._visits(places):
             out[rows] = chunk[local]
 
     def ranges(self, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        if self._wanting is None:
+        if self._prefetch_ranges is None:
             return []
         parts = [self._part(places[rows]) for rows in self._by_chunk(places)]
-        return self._wanting([(part.start, part.stop) for part in parts if not self._is_kept(part)])
+        return self._prefetch_ranges([(part.start, part.stop) for part in parts if not self._is_kept(part)])
 
     def _visits(self, places: NDArray[np.int64]) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
-        """For each chunk that is needed: which rows of the batch are in it, the chunk, and their places in it."""
+        """Visit the chunks that hold these places.
+
+        Yields (rows of the batch, decoded chunk, rows within the chunk).
+        """
         by_chunk = self._by_chunk(places)
-        for first in range(0, len(by_chunk), self._together):
-            several = by_chunk[first : first + self._together]
+        for first in range(0, len(by_chunk), self._at_once):
+            several = by_chunk[first : first + self._at_once]
             parts = [self._part(places[rows]) for rows in several]
             for rows, part, array in zip(several, parts, self._arrays(parts), strict=True):
                 yield rows, array, places[rows] - part.start
@@ -160,7 +173,7 @@ class ChunkedRows:
 
     def _arrays(self, parts: Sequence[_RowBlock]) -> Iterator[NDArray[Any]]:
         missing = [part for part in parts if not self._is_kept(part)]
-        # A single one is left to the cache, which reads it once for all threads.
+        # A single missing chunk goes through the cache, which loads it once for all threads.
         together = set(missing) if len(missing) > 1 else set()
         read = self._rows(missing)
         for part in parts:
@@ -170,15 +183,15 @@ class ChunkedRows:
     def _rows(self, parts: Sequence[_RowBlock]) -> Iterator[NDArray[Any]]:
         read = self._read([(part.start, part.stop) for part in parts])
         for part in parts:
-            array = self._checked(part, read)
+            array = self._next_rows(part, read)
             yield array if self._shape.dtype is None else array.astype(self._shape.dtype, copy=False)
 
-    def _checked(self, part: _RowBlock, read: Iterator[NDArray[Any]]) -> NDArray[Any]:
+    def _next_rows(self, part: _RowBlock, read: Iterator[NDArray[Any]]) -> NDArray[Any]:
         try:
             return next(read)
         except StoreError:
             raise
-        except (*DAMAGE, RuntimeError) as error:  # codecs raise what they like
+        except (*DAMAGE, RuntimeError) as error:  # codecs raise exceptions of any of these types
             raise SampleError(
                 f"rows {part.start} to {part.stop - 1} of {self._shape.name!r} in {self._path} cannot be read"
                 f" ({type(error).__name__}: {error}); the chunk is damaged: restore the file, or pass"
@@ -191,7 +204,10 @@ class ChunkedRows:
 
 
 def _as_sample(value: Any) -> Any:
-    """A row that is not a row of numbers: a text, bytes, or an array of any length."""
+    """Convert a row without a numeric dtype to a sample.
+
+    Numeric arrays become tensors, NumPy scalars Python's own.
+    """
     if isinstance(value, np.ndarray) and torch_dtype(value.dtype) is not None:
         return torch.from_numpy(value.copy())
     return value.item() if isinstance(value, np.generic) else value
@@ -200,91 +216,99 @@ def _as_sample(value: Any) -> Any:
 Names = str | Sequence[str] | Mapping[str, str] | None
 
 
-Some = slice | NDArray[np.int64]
+RowSelection = slice | NDArray[np.int64]
 
 
 _READERS = 8
 
 
-class Holder(Protocol):
-    """The file or store that holds the arrays: opened when asked, pickled as what finds it again."""
+class ArraySource(Protocol):
+    """Opens the file or store that holds the arrays; pickles by address."""
 
     @property
     def name(self) -> str:
-        """Its path or address."""
+        """Path or address."""
         ...
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is far away, so that arrays had better be read at the same time."""
+        """True for a remote store, where arrays are read concurrently."""
         ...
 
-    def everything(self) -> Names:
-        """The names of all arrays at the top, by name."""
+    def all_names(self) -> Names:
+        """Names of all arrays at the top level."""
         ...
 
     def shapes(self, names: Sequence[str]) -> list[Shape]:
-        """The shapes of these arrays; ArgumentError names one that is not there."""
+        """Metadata of these arrays; ArgumentError names a missing one."""
         ...
 
     def rows(self, shapes: Sequence[Shape], cache: ChunkCache) -> list[ArrayRows | ChunkedRows]:
-        """What reads their rows in this process; StateError if they are not what they were."""
+        """Readers of the rows in this process.
+
+        StateError if an array has changed.
+        """
         ...
 
 
 CHUNK_CACHE_NBYTES = 1 << 26
-"""The decoded chunks that each process keeps by default."""
+"""Default size of the decoded chunks that each process keeps, in bytes."""
 
 
 class StoredArrays(torch.utils.data.Dataset[Any]):
-    """Row i of each array is sample i; one array gives tensors, a sequence gives tuples, a mapping gives dicts.
+    """Dataset whose sample i is row i of each array.
 
-    `columns=None` takes every array at the top, by its name. The rows of several holders come one after the other.
+    One array gives tensors, a sequence gives tuples, a mapping gives dicts. `columns=None` takes every array at the top
+    level, by name. The rows of several sources are concatenated.
     """
 
     def __init__(
-        self, holders: Sequence[Holder], columns: Names, transform: Transform | None, cache_nbytes: int
+        self, sources: Sequence[ArraySource], columns: Names, transform: Transform | None, cache_nbytes: int
     ) -> None:
-        self.paths = [holder.name for holder in holders]
-        """The files or stores."""
-        self._structure, listed = _structured(_everything(holders) if columns is None else columns, (str,))
+        self.paths = [source.name for source in sources]
+        """Paths or addresses of the files or stores."""
+        self._structure, listed = parse_structure(_common_names(sources) if columns is None else columns, (str,))
         self._step = SampleTransform(transform)
-        self._shapes = [holder.shapes(listed) for holder in holders]
+        self._shapes = [source.shapes(listed) for source in sources]
         for path, shapes in zip(self.paths, self._shapes, strict=True):
-            _refuse_unaligned(path, shapes)
-            _refuse_unlike(self.paths[0], self._shapes[0], path, shapes)
+            _check_aligned(path, shapes)
+            _check_equal_rows(self.paths[0], self._shapes[0], path, shapes)
         self._stops = np.cumsum([shapes[0].length for shapes in self._shapes])
         cache = PerProcess(partial(LoadingCache, cache_nbytes))
-        self._opened = LazyList(partial(_opened, tuple(holders), self._shapes, cache), len(holders))
-        several = len(holders) * len(listed) > 1
-        self._readers = PerProcess(_readers) if several and any(holder.is_remote for holder in holders) else None
+        self._opened = LazyList(partial(_open_rows, tuple(sources), self._shapes, cache), len(sources))
+        several = len(sources) * len(listed) > 1
+        # One thread pool per process: threads do not survive a fork.
+        self._readers = PerProcess(_start_readers) if several and any(source.is_remote for source in sources) else None
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """The rows of each chunk, for `ShardShuffled`; all of a file are one shard where any row costs the same."""
+        """Rows of each chunk, for `ShardShuffled`; one shard per file without chunks."""
         return np.concatenate([_shard_sizes(shapes) for shapes in self._shapes])
 
     def __len__(self) -> int:
         return int(self._stops[-1])
 
     def address(self, index: int) -> tuple[str, str]:
-        """The file or store of sample `index`, and its row in it: `"row 7"`."""
+        """File or store of sample `index`, and its row: `"row 7"`."""
         at = one_within(index, len(self), type(self).__name__)
         [(file, _, [row])] = self._visits(np.array([at]))
         return self.paths[file], f"row {row}"
 
     def __getitem__(self, index: int) -> Any:
-        """Sample `index`, in memory of its own; negative indices count from the end."""
+        """Sample `index`, in its own memory; negative indices count from the end."""
         at = one_within(index, len(self), type(self).__name__)
         return self._samples(np.array([at]), [None])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of these indices, chunk by chunk; they share memory with each other only."""
+        """Samples of `indices`, read chunk by chunk.
+
+        They share memory with each other only.
+        """
         places = within(as_indices(indices), len(self), type(self).__name__)
         return self._samples(places, range(len(places)))
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What reading these samples will want from a cache."""
+        """Object ranges to prefetch into a cache for these samples."""
         places = within(indices, len(self), type(self).__name__)
         visits = self._visits(places)
         return [want for file, _, local in visits for rows in self._rows(file) for want in rows.ranges(local)]
@@ -299,7 +323,10 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
         return [self._step(sample, row) for sample, row in zip(samples, rows, strict=True)]
 
     def _read(self, places: NDArray[np.int64], empty: Allocator) -> list[Any]:
-        """The rows of each array: numbers as one tensor in memory from `empty`, others as a list."""
+        """Rows of each array, in the order of `places`.
+
+        Numbers are one tensor in memory from `empty`, other values a list.
+        """
         outs = [_out(shape, len(places), empty) for shape in self._shapes[0]]
         parts = [
             (rows, local, at, out)
@@ -313,8 +340,11 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
             list(self._readers().map(_fill, parts))
         return outs
 
-    def _visits(self, places: NDArray[np.int64]) -> list[tuple[int, Some, NDArray[np.int64]]]:
-        """For each file that is needed: its number, which samples of the batch it has, and their rows in it."""
+    def _visits(self, places: NDArray[np.int64]) -> list[tuple[int, RowSelection, NDArray[np.int64]]]:
+        """Group places by file.
+
+        Returns (file number, rows of the batch, rows within the file) per file.
+        """
         if len(self._stops) == 1:
             return [(0, slice(None), places)]
         files = self._stops.searchsorted(places, side="right")
@@ -329,36 +359,40 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
         return READS_SAMPLES if one_by_one else READS_BATCHES
 
     def read_batch(self, request: BatchRead) -> Batch:
-        """The collated batch; TypeError with a transform, and for arrays that do not hold numbers."""
+        """Collated batch; TypeError with a transform or arrays without a numeric dtype."""
         check_reads_batches(self)
         places = within(request.indices, len(self), type(self).__name__)
         return self._structure.batch(self._read(places, request.allocate))
 
 
-def _everything(holders: Sequence[Holder]) -> Names:
-    """The names of all arrays, which every holder must have."""
-    names = holders[0].everything()
-    for holder in holders[1:]:
-        if (found := holder.everything()) != names:
+def _common_names(sources: Sequence[ArraySource]) -> Names:
+    """Names of all arrays; ArgumentError unless every source has the same."""
+    names = sources[0].all_names()
+    for source in sources[1:]:
+        if (other := source.all_names()) != names:
             raise ArgumentError(
-                f"{holders[0].name} has {_told(names)}, but {holder.name} has {_told(found)}; name what shall be read"
+                f"{sources[0].name} has {_join(names)}, but {source.name} has {_join(other)}; name the arrays to read"
+                " with columns="
             )
     return names
 
 
-def _told(names: Names) -> str:
+def _join(names: Names) -> str:
     return ", ".join(names or ()) or "nothing"
 
 
-def _opened(
-    holders: Sequence[Holder], shapes: Sequence[Sequence[Shape]], cache: PerProcess[ChunkCache], number: int
+def _open_rows(
+    sources: Sequence[ArraySource], shapes: Sequence[Sequence[Shape]], cache: PerProcess[ChunkCache], number: int
 ) -> list[ArrayRows | ChunkedRows]:
     whole = cache()
-    return holders[number].rows(shapes[number], whole if len(holders) == 1 else _PartOfCache(whole, number))
+    return sources[number].rows(shapes[number], whole if len(sources) == 1 else _PartOfCache(whole, number))
 
 
 class _PartOfCache(LoadingCache[tuple[str, int], NDArray[Any]]):
-    """What one of several holders keeps in the cache of all."""
+    """One source's view of the chunk cache that all sources share.
+
+    It prefixes keys with the source's number.
+    """
 
     def __init__(self, whole: ChunkCache, number: int) -> None:
         super().__init__(whole.limit_nbytes)
@@ -368,7 +402,7 @@ class _PartOfCache(LoadingCache[tuple[str, int], NDArray[Any]]):
         return self._key(key) in self._whole
 
     def get(self, key: tuple[str, int], make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """As that of the whole."""
+        """Forward to the shared cache."""
         return self._whole.get(self._key(key), make)
 
     def _key(self, key: Any) -> tuple[str, int]:
@@ -376,7 +410,7 @@ class _PartOfCache(LoadingCache[tuple[str, int], NDArray[Any]]):
         return f"{self._number} {name}", chunk
 
 
-def _readers() -> DaemonPool:
+def _start_readers() -> DaemonPool:
     return DaemonPool(_READERS, "feedline-arrays")
 
 
@@ -387,8 +421,11 @@ def _shard_sizes(shapes: Sequence[Shape]) -> NDArray[np.int64]:
     return np.diff(np.append(np.arange(0, length, chunk, dtype=np.int64), length))
 
 
-def _as_slice(rows: NDArray[np.int64]) -> Some:
-    """Rows in ascending order, as a slice where they follow each other: it is written to without a copy."""
+def _as_slice(rows: NDArray[np.int64]) -> RowSelection:
+    """Ascending rows, as a slice where they are consecutive.
+
+    Writing to a slice needs no copy.
+    """
     first, last = int(rows[0]), int(rows[-1])
     return slice(first, last + 1) if last - first + 1 == len(rows) else rows
 
@@ -401,13 +438,13 @@ def _out(shape: Shape, count: int, empty: Allocator) -> torch.Tensor | list[Any]
     return empty((count, *shape.row_shape), dtype)
 
 
-def _fill(part: tuple[ArrayRows | ChunkedRows, NDArray[np.int64], Some, torch.Tensor | list[Any]]) -> None:
-    """Write rows into those of a batch that `at` names."""
+def _fill(part: tuple[ArrayRows | ChunkedRows, NDArray[np.int64], RowSelection, torch.Tensor | list[Any]]) -> None:
+    """Write rows into the rows `at` of a batch."""
     rows, places, at, out = part
     if isinstance(out, list):
         assert isinstance(rows, ChunkedRows)
         for row, value in zip(np.arange(len(out))[at].tolist(), rows.each(places), strict=True):
-            out[row] = _plain(value)
+            out[row] = _as_plain(value)
     elif isinstance(at, slice):
         rows.fill(places, numpy_view(out)[at])
     else:
@@ -417,32 +454,33 @@ def _fill(part: tuple[ArrayRows | ChunkedRows, NDArray[np.int64], Some, torch.Te
         view[at] = some
 
 
-def _plain(value: Any) -> Any:
-    """A row that is an array of texts, or of rows of any length, as lists of them."""
+def _as_plain(value: Any) -> Any:
+    """Convert a row without a numeric dtype; nested rows become lists."""
     if not isinstance(value, np.ndarray):
         return value.item() if isinstance(value, np.generic) else value
-    return [_plain(each) for each in value] if torch_dtype(value.dtype) is None else torch.from_numpy(value.copy())
+    return [_as_plain(each) for each in value] if torch_dtype(value.dtype) is None else torch.from_numpy(value.copy())
 
 
-def _refuse_unlike(first: str, wanted: Sequence[Shape], path: str, found: Sequence[Shape]) -> None:
-    for one, other in zip(wanted, found, strict=True):
+def _check_equal_rows(first: str, wanted: Sequence[Shape], path: str, actual: Sequence[Shape]) -> None:
+    for one, other in zip(wanted, actual, strict=True):
         if (one.row_shape, one.dtype) != (other.row_shape, other.dtype):
             raise ArgumentError(
-                f"{one.name!r} has rows of {one.row_shape}, {one.dtype or 'texts'}, in {first}, but of"
-                f" {other.row_shape}, {other.dtype or 'texts'}, in {path}; files that are read together have rows alike"
+                f"{one.name!r} has rows of {one.row_shape}, {one.dtype or 'strings'}, in {first}, but of"
+                f" {other.row_shape}, {other.dtype or 'strings'}, in {path}; files that are read together must have"
+                " equal row shapes and dtypes"
             )
 
 
-def _refuse_unaligned(path: str, shapes: Sequence[Shape]) -> None:
+def _check_aligned(path: str, shapes: Sequence[Shape]) -> None:
     if len({shape.length for shape in shapes}) > 1:
         each = ", ".join(f"{shape.name!r} has {shape.length}" for shape in shapes)
-        raise ArgumentError(f"aligned arrays have one length, but in {path} {each}")
+        raise ArgumentError(f"aligned arrays must have one length, but in {path} {each}")
 
 
-def refuse_changed(path: str, was: Shape, length: int, row_shape: tuple[int, ...]) -> None:
-    """StateError if the array is not the one that the dataset was made from."""
+def check_unchanged(path: str, was: Shape, length: int, row_shape: tuple[int, ...]) -> None:
+    """StateError if length or row shape differ from those at construction."""
     if (length, row_shape) != (was.length, was.row_shape):
         raise StateError(
-            f"{was.name!r} in {path} had {was.length} rows of {was.row_shape} when this dataset was made,"
-            f" and has {length} of {row_shape} now; make the dataset anew"
+            f"{was.name!r} in {path} had {was.length} rows of {was.row_shape} when this dataset was created,"
+            f" and has {length} of {row_shape} now; re-create the dataset"
         )

@@ -1,4 +1,7 @@
-"""Aligned arrays, in files or in memory: row i of each is sample i."""
+"""`ArrayFile` and `Arrays`: rows of array files, and of arrays in memory.
+
+Arrays are aligned: sample i consists of row i of each.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,10 @@ Transform = Callable[..., Any]
 
 
 class ArrayColumn(NamedTuple):
-    """An array whose first dimension counts samples, and the torch dtype of its items.
+    """Array whose first dimension counts samples, and its torch dtype.
 
-    Where they are stored in the other byte order, `array` takes them for native ones, and they are `swapped` as copied.
+    For an array in the other byte order, `array` is a view that takes its items for native ones, `swapped` is True, and
+    copies of rows are byte-swapped.
     """
 
     array: NDArray[Any]
@@ -37,13 +41,13 @@ class ArrayColumn(NamedTuple):
     swapped: bool = False
 
     def row(self, index: int) -> torch.Tensor:
-        """A copy of one row; the index has been checked."""
+        """Copy one row; the index must be valid."""
         out = torch.empty(self.array.shape[1:], dtype=self.dtype)
         numpy_view(out)[...] = self.array[index]
         return self._native(out)
 
     def take(self, indices: NDArray[np.int64], empty: Allocator) -> torch.Tensor:
-        """The rows of these indices, in memory from `empty`; IndexError names one that is out of range."""
+        """Rows of `indices`, in memory from `empty`; IndexError names an invalid index."""
         out = empty((len(indices), *self.array.shape[1:]), self.dtype)
         kernels.gather_rows(self.array, indices, out=numpy_view(out))
         return self._native(out)
@@ -54,8 +58,8 @@ class ArrayColumn(NamedTuple):
         return out
 
 
-class _ColumnHolder(Protocol):
-    """Aligned arrays, wherever they lie."""
+class _Columns(Protocol):
+    """Aligned arrays, in memory or remote."""
 
     def __len__(self) -> int: ...
     def row(self, at: int) -> list[torch.Tensor]: ...
@@ -63,7 +67,7 @@ class _ColumnHolder(Protocol):
 
 
 class MemoryColumns:
-    """Aligned arrays in memory, or mapped."""
+    """Aligned arrays in memory, or memory-mapped."""
 
     def __init__(self, columns: Sequence[ArrayColumn]) -> None:
         self._columns = columns
@@ -72,16 +76,19 @@ class MemoryColumns:
         return len(self._columns[0].array)
 
     def row(self, at: int) -> list[torch.Tensor]:
-        """A copy of row `at` of each; the index has been checked."""
+        """Copy row `at` of each array; the index must be valid."""
         return [column.row(at) for column in self._columns]
 
     def take(self, indices: NDArray[np.int64], empty: Allocator) -> list[torch.Tensor]:
-        """The rows of these indices of each, in memory from `empty`; IndexError names one that is out of range."""
+        """Rows of `indices` of each array, in memory from `empty`.
+
+        IndexError names an invalid index.
+        """
         return [column.take(indices, empty) for column in self._columns]
 
 
 class _Single:
-    """One array: samples and batches are bare tensors."""
+    """Single array: samples and batches are tensors."""
 
     def sample(self, parts: Sequence[torch.Tensor]) -> Any:
         return parts[0]
@@ -90,7 +97,7 @@ class _Single:
 
 
 class _Unnamed:
-    """A sequence of arrays: samples are tuples, which collate to lists."""
+    """Sequence of arrays: samples are tuples, batches are lists."""
 
     def sample(self, parts: Sequence[torch.Tensor]) -> Any:
         return tuple(parts)
@@ -115,53 +122,61 @@ _Structure = _Single | _Unnamed | _Named
 
 
 class AlignedArrays(torch.utils.data.Dataset[Any]):
-    """What `ArrayFile` and `Arrays` share: samples are tensors of their own, in the structure the sources came in."""
+    """Dataset of aligned arrays; samples have the structure of the sources.
+
+    Each sample is in its own memory.
+    """
 
     def __init__(self, structure: _Structure, transform: Transform | None) -> None:
         self._structure = structure
         self.transform = transform
         self._wants_rng = transform is not None and takes_rng(transform)
 
-    def _held(self) -> _ColumnHolder:
+    def _open_columns(self) -> _Columns:
         raise NotImplementedError
 
     def __len__(self) -> int:
-        return len(self._held())
+        return len(self._open_columns())
 
     def __getitem__(self, index: int) -> Any:
-        """Sample `index`, in memory of its own; negative indices count from the end."""
+        """Sample `index`, in its own memory; negative indices count from the end."""
         at = one_within(index, len(self), type(self).__name__)
-        return self._transformed(self._structure.sample(self._held().row(at)), None)
+        return self._apply_transform(self._structure.sample(self._open_columns().row(at)), None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of these indices, in one pass over the arrays; they share memory with each other only."""
-        parts = [part.unbind() for part in self._held().take(as_indices(indices), allocate_tensor)]
+        """Samples of `indices`, read in one pass over the arrays.
+
+        They share memory with each other only.
+        """
+        parts = [part.unbind() for part in self._open_columns().take(as_indices(indices), allocate_tensor)]
         samples = map(self._structure.sample, zip(*parts, strict=True))
-        return [self._transformed(sample, row) for row, sample in enumerate(samples)]
+        return [self._apply_transform(sample, row) for row, sample in enumerate(samples)]
 
     @property
     def traits(self) -> Traits:
         return READS_BATCHES if self.transform is None else READS_SAMPLES
 
     def read_batch(self, request: BatchRead) -> Batch:
-        """The collated batch in one pass; TypeError with a transform, which has to see each sample."""
+        """Collated batch, read in one pass; TypeError with a transform."""
         check_reads_batches(self)
-        return self._structure.batch(self._held().take(request.indices, request.allocate))
+        return self._structure.batch(self._open_columns().take(request.indices, request.allocate))
 
-    def _transformed(self, sample: Any, row: int | None) -> Any:
+    def _apply_transform(self, sample: Any, row: int | None) -> Any:
         if self.transform is None:
             return sample
         return self.transform(sample, sample_rng(row)) if self._wants_rng else self.transform(sample)
 
 
 class ArrayFile(AlignedArrays):
-    """Rows of memory-mapped array files as samples: a `.npy` path or a `Raw`, a sequence of them, or a dict by name.
+    """Rows of memory-mapped array files as samples.
 
-    One source gives tensors, a sequence gives tuples of tensors, a dict gives dicts. Pickles by path and opens the
-    files where it arrives, so the data exist once per machine. Numbers in the other byte order are swapped as they are
-    copied. Damaged files and unequal lengths raise here.
-    `transform(sample)` or `transform(sample, rng)` is applied to each sample. Of files in a store, rows are read in
-    ranges, and kept in the folder `cache`, if one is given; `options` are those of `open_store`.
+    `paths` is the path of a `.npy` file or a `Raw`, a sequence of these, or a dict of them. One file gives tensors, a
+    sequence gives tuples of tensors, a dict gives dicts. Pickles by path; each process maps the files on first use, so
+    the data are in memory once per machine. Numbers in the other byte order are swapped as they are copied. The
+    constructor raises for damaged files and unequal lengths.
+
+    `transform(sample)` or `transform(sample, rng)` is applied to each sample. From files in a store, rows are read in
+    ranges and kept in the folder `cache` if one is given; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -172,33 +187,36 @@ class ArrayFile(AlignedArrays):
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        structure, sources = _structured(paths, (str, Raw))
+        structure, sources = parse_structure(paths, (str, Raw))
         super().__init__(structure, transform)
         self._files: MappedFiles | RemoteArrays = (
             RemoteArrays(sources, cache=cache, options=options) if is_remote(sources) else MappedFiles(sources)
         )
-        self._opened: _ColumnHolder | None = None
-        _refuse_unaligned(self._files.lengths, self._files.paths)
+        self._opened: _Columns | None = None
+        _check_aligned(self._files.lengths, self._files.paths)
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Rows that lie together, for `ShardShuffled`: of files of this machine all, because any row costs the same."""
+        """Runs of rows that are read together, for `ShardShuffled`.
+
+        Local files are one run, because any row costs the same.
+        """
         return self._files.shard_sizes if isinstance(self._files, RemoteArrays) else np.array([len(self)])
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What reading these samples will want from a cache."""
+        """Object ranges to prefetch into a cache for these samples."""
         return self._files.ranges(indices) if isinstance(self._files, RemoteArrays) else []
 
-    def _held(self) -> _ColumnHolder:
+    def _open_columns(self) -> _Columns:
         opened = self._opened
         if opened is None:
             files = self._files
             opened = (
                 files if isinstance(files, RemoteArrays) else MemoryColumns([column_of(each) for each in files.arrays])
             )
-            self._opened = opened  # two threads may both have opened them: either result serves
+            self._opened = opened  # two threads may both open the files; either result is valid
         if isinstance(self._files, MappedFiles):
-            self._files.refuse_cut()
+            self._files.check_not_truncated()
         return opened
 
     def __getstate__(self) -> dict[str, Any]:
@@ -206,10 +224,10 @@ class ArrayFile(AlignedArrays):
 
 
 class Arrays(AlignedArrays):
-    """Rows of arrays or CPU tensors in memory as samples: one, a sequence of them, or a dict by name.
+    """Rows of arrays or CPU tensors in memory as samples.
 
-    The arrays are used as they are, not copied; samples and batches are copies. Pickles as arrays, out of band where
-    the pickler can, so that worker processes share one copy.
+    `source` is one array, a sequence of arrays, or a dict of them. The arrays are used in place; samples and batches
+    are copies. Pickles the arrays, out of band where the pickler can, so that worker processes share one copy.
     """
 
     def __init__(
@@ -217,18 +235,18 @@ class Arrays(AlignedArrays):
         source: NDArray[Any] | torch.Tensor | Sequence[Any] | Mapping[str, Any],
         transform: Transform | None = None,
     ) -> None:
-        structure, sources = _structured(source, (np.ndarray, torch.Tensor))
+        structure, sources = parse_structure(source, (np.ndarray, torch.Tensor))
         super().__init__(structure, transform)
         labels = structure.names if isinstance(structure, _Named) else [f"array {i}" for i in range(len(sources))]
         columns = [_column(array, label) for array, label in zip(sources, labels, strict=True)]
-        _refuse_unaligned([len(column.array) for column in columns], labels)
+        _check_aligned([len(column.array) for column in columns], labels)
         self._columns = MemoryColumns(columns)
 
-    def _held(self) -> _ColumnHolder:
+    def _open_columns(self) -> _Columns:
         return self._columns
 
 
-def _structured(source: Any, single: tuple[type, ...]) -> tuple[_Structure, list[Any]]:
+def parse_structure(source: Any, single: tuple[type, ...]) -> tuple[_Structure, list[Any]]:
     if isinstance(source, single) or not isinstance(source, (Mapping, Sequence)):
         return _Single(), [source]
     if not source:
@@ -238,14 +256,14 @@ def _structured(source: Any, single: tuple[type, ...]) -> tuple[_Structure, list
     return _Unnamed(), list(source)
 
 
-def _refuse_unaligned(lengths: Sequence[int], labels: Sequence[str]) -> None:
+def _check_aligned(lengths: Sequence[int], labels: Sequence[str]) -> None:
     if len(set(lengths)) > 1:
         each = ", ".join(f"{label} has {length}" for label, length in zip(labels, lengths, strict=True))
-        raise ArgumentError(f"aligned arrays have one length, but {each}")
+        raise ArgumentError(f"aligned arrays must have one length, but {each}")
 
 
 def column_of(array: NDArray[Any]) -> ArrayColumn:
-    """The column of an array whose dtype tensors have, in whichever byte order."""
+    """Column over an array in either byte order."""
     native = array.dtype.newbyteorder("=")
     dtype = torch_dtype(native)
     assert dtype is not None
@@ -255,18 +273,20 @@ def column_of(array: NDArray[Any]) -> ArrayColumn:
 def _column(array: Any, label: str) -> ArrayColumn:
     if isinstance(array, torch.Tensor):
         if array.ndim == 0 or array.device.type != "cpu" or array.layout is not torch.strided or array.requires_grad:
-            raise ArgumentError(f"{label} must be a plain CPU tensor of at least one dimension, without a gradient")
+            raise ArgumentError(
+                f"{label} must be a strided CPU tensor with at least one dimension and requires_grad=False"
+            )
         return ArrayColumn(numpy_view(array), array.dtype)
     if not isinstance(array, np.ndarray) or array.ndim == 0 or torch_dtype(array.dtype.newbyteorder("=")) is None:
         what = f"{array.ndim}-D {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
         raise ArgumentError(
-            f"{label} must be an array with at least one dimension, of a dtype that tensors have; got {what}"
+            f"{label} must be an array with at least one dimension and a dtype that torch supports; got {what}"
         )
     return column_of(np.asarray(array))
 
 
 def summarize_rows(paths: Sequence[str]) -> ShardSummary:
-    """The rows of `.npy` files: unsharded where they are mapped, else in runs that are fetched together."""
+    """Rows of `.npy` files: unsharded if local, else in runs fetched together."""
     files = find(paths, FORMATS["npy"].pattern)
     sizes = [ArrayFile(name).shard_sizes.tolist() for name in files.names]
     if files.is_local:

@@ -1,4 +1,7 @@
-"""Array files, memory-mapped: what a header or the caller says is in them, checked against what is."""
+"""Layouts of array files, and memory maps of local ones.
+
+A layout comes from the `.npy` header or from `Raw`, and is checked against the size of the file.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
-from feedline.core.paths import expanded, missing
+from feedline.core.paths import expand_user, missing
 from feedline.core.tensors import torch_dtype
 from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.stores.local import RecheckTimer
@@ -25,7 +28,10 @@ Pathlike = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A file of bare numbers: rows of `row_shape`, after `offset` bytes; their number follows from the file's size."""
+    """File of bare numbers: rows of `row_shape` after `offset` bytes.
+
+    The number of rows follows from the size of the file.
+    """
 
     path: Pathlike
     dtype: DTypeLike
@@ -34,7 +40,7 @@ class Raw:
 
 
 class NpyLayout(NamedTuple):
-    """How the array of a file lies in it: its items from `offset` on, the last dimension first if `fortran`."""
+    """Dtype, shape, order and byte offset of a file's array."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -43,7 +49,7 @@ class NpyLayout(NamedTuple):
 
 
 class RowSpan(NamedTuple):
-    """The rows from `start` up to `stop` of the file with this number."""
+    """Rows [start, stop) of one file, by its number."""
 
     file: int
     start: int
@@ -51,9 +57,10 @@ class RowSpan(NamedTuple):
 
 
 class MappedFiles:
-    """Array files by absolute path, memory-mapped; pickled by path, never by content, and opened again on first use.
+    """Memory-mapped array files, by absolute path.
 
-    The constructor opens every file, so that damage shows at once. Safe to use from several threads.
+    Pickles by path, never by content; maps the files again on first use. The constructor opens every file, so that
+    damage shows at once. Safe to use from several threads.
     """
 
     def __init__(self, sources: Sequence[Pathlike | Raw]) -> None:
@@ -65,72 +72,81 @@ class MappedFiles:
 
     @property
     def paths(self) -> list[str]:
-        """The path of each file."""
+        """Absolute path of each file."""
         return [path_of(source) for source in self._sources]
 
     @property
     def lengths(self) -> list[int]:
-        """The rows of each file."""
+        """Number of rows of each file."""
         return [len(array) for array in self.arrays]
 
     @property
     def dtypes(self) -> list[np.dtype[Any]]:
-        """The dtype of each file."""
+        """Dtype of each file."""
         return [array.dtype for array in self.arrays]
 
     @property
     def ndims(self) -> list[int]:
-        """The dimensions of each file."""
+        """Number of dimensions of each file."""
         return [array.ndim for array in self.arrays]
 
     def read(self, spans: Sequence[RowSpan]) -> list[NDArray[Any]]:
-        """Rows of the files, as views of them."""
+        """Rows of the files, as views of the maps."""
         arrays = self.arrays
         return [arrays[file][start:stop] for file, start, stop in spans]
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
-        """The contents of the files, read-only; StateError names a file whose length is not what it was."""
+        """Read-only contents of the files; StateError names one whose length has changed."""
         arrays = self._arrays
         if arrays is None:
-            arrays = [opened(source) for source in self._sources]
-            self._refuse_changed(arrays)
+            arrays = [open_array(source) for source in self._sources]
+            self._check_lengths(arrays)
             self._nbytes = [os.stat(path).st_size for path in self.paths]  # noqa: PTH116 - as below
-            self._arrays = arrays  # two threads may both have opened the files: either result serves
-        self.refuse_cut()
+            self._arrays = arrays  # two threads may both open the files; either result is valid
+        self.check_not_truncated()
         return arrays
 
-    def refuse_cut(self) -> None:
-        """StateError if a file has become shorter than what is mapped of it: to touch that would end the process."""
+    def check_not_truncated(self) -> None:
+        """StateError if a mapped file has been truncated.
+
+        Reading a page beyond the end of a mapped file would kill the process with SIGBUS.
+        """
         if self._arrays is None or not self._looks.due():
             return
         for path, nbytes in zip(self.paths, self._nbytes, strict=True):
-            with suppress(FileNotFoundError):  # what was mapped stays when its name goes
-                if os.stat(path).st_size < nbytes:  # noqa: PTH116 - often
-                    raise StateError(f"{path} was cut short while it was read; restore it, and make the dataset anew")
+            with suppress(FileNotFoundError):  # a deleted file stays mapped
+                if os.stat(path).st_size < nbytes:  # noqa: PTH116 - called often
+                    raise StateError(f"{path} was truncated while it was read; restore it, and re-create the dataset")
         self._looks.done()
 
-    def _refuse_changed(self, arrays: Sequence[NDArray[Any]]) -> None:
+    def _check_lengths(self, arrays: Sequence[NDArray[Any]]) -> None:
         for path, was, array in zip(self.paths, self._lengths or (), arrays, strict=False):
             if was != len(array):
-                raise StateError(f"{path} had {was} rows when this dataset was made, and has {len(array)} now")
+                raise StateError(
+                    f"{path} had {was} rows when this dataset was created, and has {len(array)} now; re-create the"
+                    " dataset"
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_arrays": None}
 
 
 def path_of(source: Pathlike | Raw) -> str:
-    """Where the source lies."""
+    """Path or address of a source."""
     return os.fspath(source.path if isinstance(source, Raw) else source)
 
 
 def _absolute(source: Pathlike | Raw) -> str | Raw:
-    path = str(Path(expanded(path_of(source))).resolve())  # workers may have another working directory
+    path = str(Path(expand_user(path_of(source))).resolve())  # workers may have another working directory
     return replace(source, path=path) if isinstance(source, Raw) else path
 
 
-def opened(source: Pathlike | Raw) -> NDArray[Any]:
-    """The array in a `.npy` file or a `Raw` one, memory-mapped read-only; the first dimension counts samples."""
+def open_array(source: Pathlike | Raw) -> NDArray[Any]:
+    """Array of a `.npy` file or a `Raw`, memory-mapped read-only.
+
+    The first dimension counts samples.
+    """
     path = path_of(source)
     try:
         with open(path, "rb") as file:
@@ -141,14 +157,18 @@ def opened(source: Pathlike | Raw) -> NDArray[Any]:
         return np.empty(layout.shape, layout.dtype)  # nothing to map
     order = "F" if layout.fortran else "C"
     mapped = np.memmap(path, layout.dtype, "r", layout.offset, layout.shape, order)  # type: ignore[call-overload]
-    array: NDArray[Any] = mapped.view(np.ndarray)  # the subclass makes every slice several times dearer
+    array: NDArray[Any] = mapped.view(np.ndarray)  # slices of np.memmap are several times slower
     return array
 
 
 def layout_of(source: Pathlike | Raw, path: str, file: BinaryIO, nbytes: int) -> NpyLayout:
-    """The layout of a file that begins like `file` and has `nbytes`; errors name it `path`."""
+    """Layout of a file, from its first bytes and its size.
+
+    `file` holds at least the header. Errors call the file `path`. SampleError for damaged files, ArgumentError for
+    dtypes that torch lacks.
+    """
     layout = _raw_layout(source, path, nbytes) if isinstance(source, Raw) else _npy_layout(path, file, nbytes)
-    _refuse_foreign(layout.dtype, path)
+    _check_dtype(layout.dtype, path)
     return layout
 
 
@@ -161,36 +181,39 @@ def _npy_layout(path: str, file: BinaryIO, nbytes: int) -> NpyLayout:
         raise SampleError(f"{path} is not a .npy file ({error}); {_advice(file)}") from error
     offset = file.tell()
     if min(shape, default=0) < 0:
-        raise SampleError(f"{path} is damaged: its header claims the shape {shape}; write it anew")
+        raise SampleError(f"{path} is damaged: its header claims the shape {shape}; write it again")
     if not shape:
         raise SampleError(f"{path} holds a single number; the first dimension of an array counts its samples")
     wanted = offset + prod(shape) * dtype.itemsize
     if nbytes < wanted:
-        raise SampleError(f"{path} is truncated: the file has {nbytes} bytes, its header wants {wanted}")
+        raise SampleError(f"{path} is truncated: the file has {nbytes} bytes, its header requires {wanted}")
     return NpyLayout(dtype, shape, fortran, offset)
 
 
 def _advice(file: BinaryIO) -> str:
     file.seek(0)
     if file.read(2) == b"PK":
-        return "it is a .npz archive: unzip it, and give the .npy files that were in it"
-    return "give bare numbers as Raw(path, dtype)"
+        return "it is a .npz archive: unzip it, and pass the .npy files in it"
+    return "pass a file of bare numbers as Raw(path, dtype)"
 
 
-def _raw_layout(raw: Raw, path: str, found: int) -> NpyLayout:
+def _raw_layout(raw: Raw, path: str, file_nbytes: int) -> NpyLayout:
     dtype = np.dtype(raw.dtype)
     row_nbytes = prod(raw.row_shape) * dtype.itemsize
     if row_nbytes <= 0 or raw.offset < 0:
-        raise ArgumentError(f"rows of {raw.row_shape} {dtype} at offset {raw.offset} of {path} cannot be")
-    nbytes = found - raw.offset
+        raise ArgumentError(
+            f"Raw({path!r}) describes rows of {raw.row_shape} {dtype} at offset {raw.offset}: a row must have at least"
+            " one byte, and the offset must not be negative"
+        )
+    nbytes = file_nbytes - raw.offset
     if nbytes < 0 or nbytes % row_nbytes:
         raise SampleError(
-            f"{path} does not fit: the file has {found} bytes, which is not {raw.offset} and a multiple "
-            f"of the {row_nbytes} bytes of a row of {raw.row_shape} {dtype}"
+            f"{path} does not fit its Raw(...): the file has {file_nbytes} bytes, which is not {raw.offset} plus a"
+            f" multiple of the {row_nbytes} bytes of a row of {raw.row_shape} {dtype}"
         )
     return NpyLayout(dtype, (nbytes // row_nbytes, *raw.row_shape), False, raw.offset)
 
 
-def _refuse_foreign(dtype: np.dtype[Any], path: str) -> None:
+def _check_dtype(dtype: np.dtype[Any], path: str) -> None:
     if torch_dtype(dtype.newbyteorder("=")) is None:
-        raise ArgumentError(f"{path} holds {dtype}, which no tensor can hold; convert it with astype")
+        raise ArgumentError(f"{path} holds {dtype}, which torch does not support; convert it with astype")

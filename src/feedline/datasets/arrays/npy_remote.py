@@ -1,4 +1,7 @@
-"""Array files in stores: their layouts are known, their rows are read in ranges, as many as are wanted at once."""
+"""Array files in stores, read in ranges.
+
+Layouts are read once, by the constructor; the rows of a batch are fetched concurrently.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +21,27 @@ from feedline.datasets.paths import found
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
 from feedline.stores.files import Extent, FileSet
-from feedline.stores.urls import scheme_of
+from feedline.stores.urls import is_local
 
 _HEAD_NBYTES = 16 << 10
-"""NumPy refuses longer headers."""
+"""Bytes read for a header; NumPy refuses longer headers."""
 
 
 TOGETHER_NBYTES = 4 << 20
-"""So much of an object is read by one request about as quickly as one row."""
+"""Size of a range that one request reads about as quickly as a single row."""
 
 
 def is_remote(sources: Iterable[Pathlike | Raw]) -> bool:
-    """Whether any of these lies in a store."""
-    return any(scheme_of(path_of(source)) != "file" for source in sources)
+    """True if any source is in a store."""
+    return any(not is_local(path_of(source)) for source in sources)
 
 
 class RemoteArrays:
-    """Array files by number, at least one of them in a store. Safe to use from several threads; pickles by address.
+    """Array files by number, at least one of them in a store.
 
-    Each source is one file; with `typed`, which says how the file of a name is to be read, patterns and folders are all
-    that they stand for. What a store gives is kept in the folder `cache`, if one is given; `options` are those of
-    `open_store`.
+    Safe to use from several threads; pickles by address. Each source is one file, unless `typed` is given: then a
+    source may be a pattern or folder of several files, and `typed(name)` returns each as a path or `Raw`. Objects are
+    kept in the folder `cache` if one is given; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -49,68 +52,71 @@ class RemoteArrays:
         options: Mapping[str, Any] | None = None,
         typed: Callable[[str], Pathlike | Raw] | None = None,
     ) -> None:
-        meant = found([path_of(source) for source in sources], "*", cache=cache, options=options)
-        self.blobs = FileSet([each for several in meant for each in several])
-        whose = [source for source, several in zip(sources, meant, strict=True) for _ in several]
+        matches = found([path_of(source) for source in sources], "*", cache=cache, options=options)
+        self.blobs = FileSet([each for several in matches for each in several])
+        origins = [source for source, several in zip(sources, matches, strict=True) for _ in several]
         if typed is None:
-            _refuse_several(sources, list(map(len, meant)))
+            _check_single_files(sources, list(map(len, matches)))
         named = [
             replace(source, path=name) if isinstance(source, Raw) else typed(name) if typed else name
-            for source, name in zip(whose, self.blobs.names, strict=True)
+            for source, name in zip(origins, self.blobs.names, strict=True)
         ]
         self.layouts = self._read_layouts(named)
 
     @property
     def paths(self) -> list[str]:
-        """The address of each file."""
+        """Address of each file."""
         return self.blobs.names
 
     @property
     def lengths(self) -> list[int]:
-        """The rows of each file."""
+        """Number of rows of each file."""
         return [layout.shape[0] for layout in self.layouts]
 
     @property
     def dtypes(self) -> list[np.dtype[Any]]:
-        """The dtype of each file."""
+        """Dtype of each file."""
         return [layout.dtype for layout in self.layouts]
 
     @property
     def ndims(self) -> list[int]:
-        """The dimensions of each file."""
+        """Number of dimensions of each file."""
         return [len(layout.shape) for layout in self.layouts]
 
     def __len__(self) -> int:
-        """The rows of each file, where all are aligned."""
+        """Number of rows of each file, where all are aligned."""
         return self.layouts[0].shape[0]
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Runs of rows that one request brings as easily as one row, where all files are aligned."""
+        """Runs of rows that one request reads, for aligned files."""
         widest = max(_row_nbytes(layout) for layout in self.layouts)
         rows = max(1, TOGETHER_NBYTES // max(1, widest))
         return np.diff(np.append(np.arange(0, len(self), rows, dtype=np.int64), len(self)))
 
     def read(self, spans: Sequence[RowSpan]) -> list[NDArray[Any]]:
-        """Rows of the files, read-only, all at once."""
+        """Rows of the files, read-only, fetched concurrently."""
         views = self.blobs.read(self.extents(spans))
         return [self._array(span, view) for span, view in zip(spans, views, strict=True)]
 
     def extents(self, spans: Iterable[RowSpan]) -> list[Extent]:
-        """Where in the objects these rows lie."""
-        found = []
+        """Byte ranges of these rows."""
+        extents = []
         for file, start, stop in spans:
             layout = self.layouts[file]
             row_nbytes = _row_nbytes(layout)
-            found.append(Extent(file, layout.offset + start * row_nbytes, layout.offset + stop * row_nbytes))
-        return found
+            extents.append(Extent(file, layout.offset + start * row_nbytes, layout.offset + stop * row_nbytes))
+        return extents
 
     def row(self, at: int) -> list[torch.Tensor]:
-        """Row `at` of each file, copied."""
+        """Copy row `at` of each file."""
         return [part[0] for part in self.take(np.array([at]), lambda shape, dtype: torch.empty(shape, dtype=dtype))]
 
     def take(self, indices: NDArray[np.int64], empty: Allocator) -> list[torch.Tensor]:
-        """The rows of these indices of each file, in memory from `empty`; IndexError names one out of range."""
+        """Rows of `indices` of each file, in memory from `empty`.
+
+        IndexError names an invalid index.
+        """
         places = within(indices, len(self), "ArrayFile").tolist()
         outs = [_out(layout, len(places), empty) for layout in self.layouts]
         read = iter(self.read(self._spans(places)))
@@ -120,7 +126,7 @@ class RemoteArrays:
         return outs
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What a prefetch has to bring into the cache for `take`."""
+        """Object ranges to prefetch into the cache for `take`."""
         places = within(indices, len(self), "ArrayFile").tolist()
         return self.blobs.ranges(self.extents(self._spans(places)))
 
@@ -143,7 +149,7 @@ class RemoteArrays:
             for source, path, head, size in zip(sources, self.paths, heads, sizes, strict=True)
         ]
         for path, layout in zip(self.paths, layouts, strict=True):
-            _refuse_columns(path, layout)
+            _check_row_order(path, layout)
         return layouts
 
 
@@ -157,15 +163,15 @@ def _out(layout: NpyLayout, rows: int, empty: Allocator) -> torch.Tensor:
     return empty((rows, *layout.shape[1:]), dtype)
 
 
-def _refuse_several(sources: Sequence[Pathlike | Raw], counts: Sequence[int]) -> None:
+def _check_single_files(sources: Sequence[Pathlike | Raw], counts: Sequence[int]) -> None:
     for source, count in zip(sources, counts, strict=True):
         if count != 1:
-            raise ArgumentError(f"{path_of(source)} stands for {count} files: name one, or a list of aligned ones")
+            raise ArgumentError(f"{path_of(source)} matches {count} files: name one, or a list of aligned ones")
 
 
-def _refuse_columns(path: str, layout: NpyLayout) -> None:
+def _check_row_order(path: str, layout: NpyLayout) -> None:
     if layout.fortran and len(layout.shape) > 1:
         raise ArgumentError(
-            f"{path} is in Fortran order, column by column, so that no range of it holds a row: write it anew with"
-            " numpy.save(path, numpy.ascontiguousarray(array)), or read a copy of it on this machine"
+            f"{path} is in Fortran order (column by column), so that no byte range of it holds a row: write it again"
+            " with numpy.save(path, numpy.ascontiguousarray(array)), or read a local copy"
         )

@@ -1,6 +1,7 @@
-"""`Zarr`: rows of the arrays in a Zarr store.
+"""`Zarr`: rows of the arrays in a Zarr store, local or remote.
 
-What zarr reads from: a store of ours, so that retries, cache and errors are ours, too.
+zarr reads remote stores through feedline's `Store`, so that retries, caching and errors are the same as for other
+formats.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from feedline.datasets.arrays.chunked import (
     Names,
     Shape,
     StoredArrays,
-    refuse_changed,
+    check_unchanged,
 )
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
@@ -52,52 +53,52 @@ from feedline.stores import (
 )
 from feedline.stores.base import Range
 from feedline.stores.files import FileSet
-from feedline.stores.urls import local_path, scheme_of
+from feedline.stores.urls import is_local, local_path
 
 T = TypeVar("T")
 
 
-_STORE_READERS = 32
-
-
 def library() -> Any:
-    """The package zarr."""
+    """The zarr module; MissingExtraError without it."""
     return optional.load("zarr", "zarr", "datasets.Zarr")
 
 
-def reading(store: Store) -> Any:
-    """A store of zarr's that reads the objects of this one, many at once."""
+def adapt_store(store: Store) -> Any:
+    """A zarr store that reads the objects of `store`, many at once."""
     return _store_class()(store)
 
 
 @cache
 def _store_class() -> Any:
-    return new_class("ObjectStore", (_Reading, _abc().Store))
+    return new_class("ObjectStore", (_StoreAdapter, _abc().Store))
 
 
 def _abc() -> Any:
     return optional.load("zarr.abc.store", "zarr", "datasets.Zarr")
 
 
-class _Reading:
-    """What zarr's abstract store asks for; all of it waits in threads, which zarr's one loop of events must not."""
+class _StoreAdapter:
+    """Implementation of zarr's abstract store over a feedline `Store`.
+
+    zarr runs one event loop for everything, so blocking calls run in threads.
+    """
 
     supports_writes = supports_deletes = False
     supports_listing = True
 
     def __init__(self, store: Store) -> None:
-        super().__init__(read_only=True)  # type: ignore[call-arg] # zarr's class, which comes after this one
+        super().__init__(read_only=True)  # type: ignore[call-arg] # zarr's class is next in the MRO
         self.store = store
-        self._readers = DaemonPool(_STORE_READERS, "feedline-zarr")
+        self._readers = DaemonPool(thread_name_prefix="feedline-zarr")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Reading) and other.store is self.store
+        return isinstance(other, _StoreAdapter) and other.store is self.store
 
     __hash__ = object.__hash__
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
-        """The value of a key, or None."""
-        data = await self._waited(self._read, key, byte_range)
+        """Value of a key, or None."""
+        data = await self._run_in_thread(self._read, key, byte_range)
         return None if data is None else prototype.buffer.from_bytes(data)
 
     async def get_partial_values(self, prototype: Any, key_ranges: Any) -> list[Any]:
@@ -105,18 +106,18 @@ class _Reading:
         return await asyncio.gather(*(self.get(key, prototype, wanted) for key, wanted in key_ranges))
 
     async def exists(self, key: str) -> bool:
-        """Whether there is such a key."""
-        return await self._waited(self._exists, key)
+        """True if the key exists."""
+        return await self._run_in_thread(self._exists, key)
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """The keys that begin so."""
-        for key in await self._waited(self._keys, prefix):
+        """Keys with this prefix."""
+        for key in await self._run_in_thread(self._keys, prefix):
             yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """The names in a folder."""
+        """Names directly below a folder."""
         folder = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
-        keys = await self._waited(self._keys, folder)
+        keys = await self._run_in_thread(self._keys, folder)
         for name in dict.fromkeys(key.removeprefix(folder).partition("/")[0] for key in keys):
             yield name
 
@@ -125,20 +126,20 @@ class _Reading:
         return self.list_prefix("")
 
     async def set(self, key: str, value: Any) -> None:
-        """Zarr does not call it of what is read-only."""
+        """Not called by zarr: the store is read-only."""
         raise NotImplementedError
 
     async def delete(self, key: str) -> None:
-        """Zarr does not call it of what is read-only."""
+        """Not called by zarr: the store is read-only."""
         raise NotImplementedError
 
-    async def _waited(self, call: Callable[..., T], *arguments: Any) -> T:
+    async def _run_in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.wrap_future(self._readers.submit(call, *arguments))
 
     def _read(self, key: str, wanted: Any) -> memoryview | None:
         try:
             return self.store.read(key) if wanted is None else self._read_range(key, wanted)
-        except ObjectNotFoundError:  # a chunk that was never written, or metadata of another version
+        except ObjectNotFoundError:  # a chunk never written, or metadata of the other format version
             return None
 
     def _read_range(self, key: str, wanted: Any) -> memoryview:
@@ -149,7 +150,7 @@ class _Reading:
             return self.store.read(key, wanted.offset)
         try:
             return self.store.read(key, wanted.start, wanted.end)
-        except RangeError:  # zarr's ranges may reach beyond the end
+        except RangeError:  # zarr's ranges may reach beyond the end of the object
             return self.store.read(key, wanted.start)
 
     def _exists(self, key: str) -> bool:
@@ -167,14 +168,15 @@ _READERS = 16
 
 
 class Zarr(StoredArrays):
-    """Rows along the first axis of arrays in a Zarr store, version 2 or 3, a folder or a `.zip`.
+    """Rows along the first axis of the arrays in a Zarr store.
 
-    `columns` is one name, a sequence, or names by key; None is every array at the top, or the store itself where it is
-    an array. Chunks (with sharding, shards) are decoded whole, and the last `cache_nbytes` of them kept. Each process
-    opens the store for itself, on first use. Numbers become tensors, strings texts.
+    The store has format version 2 or 3, and is a folder or a `.zip`. `columns` is one name, a sequence, or names by
+    key; None takes every array at the top level, or the store itself if it is an array. Chunks (with sharding, shards)
+    are decoded whole, and each process keeps the last `cache_nbytes` of them. Each process opens the store itself, on
+    first use. Numbers become tensors, strings become `str`.
 
-    Of an address in a store, the chunks of a batch are fetched at once, and kept in the folder `cache`, if one is given
-    (a `.zip` needs one); `options` are those of `open_store`.
+    From a remote store, the chunks of a batch are fetched concurrently and kept in the folder `cache` if one is given
+    (a `.zip` needs one). `options` are those of `open_store`.
     """
 
     def __init__(
@@ -187,32 +189,35 @@ class Zarr(StoredArrays):
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._held = _held(_one(path), cache, options)
-        super().__init__([self._held], columns, transform, cache_nbytes)
+        self._source = _source_of(_single_path(path), cache, options)
+        super().__init__([self._source], columns, transform, cache_nbytes)
 
     @property
     def content_fingerprint(self) -> str:
-        """Of all in the store as it is now: a `stat` of each file, or its listing; for results that are kept."""
-        return self._held.content_fingerprint()
+        """Digest of the store's current content, for cached results.
+
+        Computed from a `stat` of each local file, or from the listing of a remote store.
+        """
+        return self._source.content_fingerprint()
 
 
-def _one(path: Pathlike) -> str:
+def _single_path(path: Pathlike) -> str:
     if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentError("Zarr reads one store; join several, each a Zarr(path), by torch's ConcatDataset")
+        raise ArgumentError("Zarr reads one store; join several, each a Zarr(path), with torch's ConcatDataset")
     return os.fspath(path)
 
 
-def _held(address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _LocalZarr:
-    if scheme_of(address) == "file":
+def _source_of(address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _LocalZarr:
+    if is_local(address):
         return _LocalZarr(str(Path(local_path(address)).resolve()))
     if address.endswith(".zip"):
-        return _Zip(find(address, "*.zip", cache=cache, options=options))
+        return _RemoteZip(find(address, "*.zip", cache=cache, options=options))
     kept = Path(cache) if isinstance(cache, os.PathLike) else cache
-    return _Remote(open_store(address, cache=kept, options=options))
+    return _RemoteZarr(open_store(address, cache=kept, options=options))
 
 
 class _LocalZarr:
-    """A folder or `.zip` of this machine."""
+    """Folder or `.zip` of this machine."""
 
     is_remote = False
 
@@ -222,9 +227,9 @@ class _LocalZarr:
     def content_fingerprint(self) -> str:
         return digest_of_folder(self.name)
 
-    def everything(self) -> Names:
+    def all_names(self) -> Names:
         node = self._node()
-        return "" if isinstance(node, library().Array) else {name: name for name in _names(node, self.name)}
+        return "" if isinstance(node, library().Array) else {name: name for name in _array_names(node, self.name)}
 
     def shapes(self, names: Sequence[str]) -> list[Shape]:
         node = self._node()
@@ -232,13 +237,13 @@ class _LocalZarr:
 
     def rows(self, shapes: Sequence[Shape], cache: ChunkCache) -> list[ArrayRows | ChunkedRows]:
         node = self._node()
-        return [self._rows(_unchanged(node, shape, self.name), shape, cache) for shape in shapes]
+        return [self._rows(_reopen_array(node, shape, self.name), shape, cache) for shape in shapes]
 
     def _node(self) -> Any:
-        """The group or array at the root of the store, for reading."""
+        """Group or array at the root of the store, open for reading."""
         if not Path(self.name).exists():
             raise missing(self.name, "no such store")
-        return _opened(self.name, self.name)
+        return _open_root(self.name, self.name)
 
     def _rows(self, array: Any, shape: Shape, cache: ChunkCache) -> ArrayRows | ChunkedRows:
         def read(spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
@@ -248,8 +253,8 @@ class _LocalZarr:
         return ChunkedRows(self.name, shape, read, cache)
 
 
-class _Zip(_LocalZarr):
-    """A `.zip` in a store, which zarr opens as a file of this machine."""
+class _RemoteZip(_LocalZarr):
+    """Remote `.zip`, which zarr opens as a local file in the cache."""
 
     def __init__(self, blobs: FileSet) -> None:
         super().__init__(blobs.name(0))
@@ -259,11 +264,11 @@ class _Zip(_LocalZarr):
         return versioned(self._blobs.info(0)).version
 
     def _node(self) -> Any:
-        return _opened(self._blobs.file(0), self.name)
+        return _open_root(self._blobs.file(0), self.name)
 
 
-class _Remote(_LocalZarr):
-    """Objects in a store."""
+class _RemoteZarr(_LocalZarr):
+    """Objects in a remote store."""
 
     is_remote = True
 
@@ -275,15 +280,18 @@ class _Remote(_LocalZarr):
         return digest_of_objects(self._store)
 
     def _node(self) -> Any:
-        return _opened(reading(self._store), self.name)
+        return _open_root(adapt_store(self._store), self.name)
 
     def _rows(self, array: Any, shape: Shape, cache: ChunkCache) -> ArrayRows | ChunkedRows:
-        chunks = _Chunks(self._store, array)
+        chunks = _RemoteZarrChunks(self._store, array)
         return ChunkedRows(self.name, shape, chunks.read, cache, chunks.ranges)
 
 
-class _Chunks:
-    """The chunks of an array in a store: read at once, as objects known by their keys."""
+class _RemoteZarrChunks:
+    """Chunks of an array in a remote store, read concurrently.
+
+    Their objects are known by key, so that a prefetch needs no request to find them.
+    """
 
     def __init__(self, store: Store, array: Any) -> None:
         self._store, self._array = store, array
@@ -308,7 +316,7 @@ class _Chunks:
             yield beginning + self._array.metadata.encode_chunk_key(place)
 
 
-def _opened(source: Any, name: str) -> Any:
+def _open_root(source: Any, name: str) -> Any:
     zarr = library()
     try:
         is_zip = isinstance(source, str) and Path(source).is_file()
@@ -317,70 +325,70 @@ def _opened(source: Any, name: str) -> Any:
         raise
     except (*DAMAGE, RuntimeError, BadZipFile) as error:
         raise SampleError(
-            f"{name} cannot be opened as a Zarr store ({type(error).__name__}: {error}); was it written to its end?"
+            f"{name} cannot be opened as a Zarr store ({type(error).__name__}: {error}); was it written completely?"
         ) from error
 
 
-def _names(group: Any, path: str) -> list[str]:
+def _array_names(group: Any, path: str) -> list[str]:
     try:
         return sorted(group.array_keys())
     except StoreError:
         raise
     except (*DAMAGE, RuntimeError) as error:
         raise SampleError(
-            f"the arrays of {path} cannot be listed, as one of them cannot be opened ({type(error).__name__}: {error});"
-            " name those that are to be read"
+            f"the arrays of {path} cannot be listed, because one of them cannot be opened"
+            f" ({type(error).__name__}: {error}); name the arrays to read with columns="
         ) from error
 
 
 def _array(node: Any, name: str, path: str) -> Any:
-    """An array of the store; "" is the store itself."""
+    """Array `name` of the store; "" is the store itself."""
     zarr = library()
     is_array = isinstance(node, zarr.Array)
     if is_array and name == "":
         return node
     try:
-        found = None if is_array else node[name]
+        item = None if is_array else node[name]
     except KeyError:
-        found = None
+        item = None
     except StoreError:
         raise
     except (*DAMAGE, RuntimeError) as error:
         raise SampleError(
-            f"{name!r} in {path} cannot be opened ({type(error).__name__}: {error}); where its codec comes with a"
-            " package, install that; what only pickle reads is refused. Else name other arrays"
+            f"{name!r} in {path} cannot be opened ({type(error).__name__}: {error}); if its codec is in a separate"
+            " package, install that package; codecs that use pickle are refused. Otherwise name other arrays"
         ) from error
-    if not isinstance(found, zarr.Array):
-        there = ["itself (columns=None)"] if is_array else _names(node, path)
+    if not isinstance(item, zarr.Array):
+        there = ["itself (columns=None)"] if is_array else _array_names(node, path)
         raise ArgumentError(f"{path} has no array {name!r}; it has {', '.join(there) or 'none'}")
-    return found
+    return item
 
 
-def _unchanged(node: Any, shape: Shape, path: str) -> Any:
-    """The array, which must be the one that the shape was told of."""
+def _reopen_array(node: Any, shape: Shape, path: str) -> Any:
+    """Open an array again; StateError if its shape has changed."""
     array = _array(node, shape.name, path)
-    refuse_changed(path, shape, array.shape[0], array.shape[1:])
+    check_unchanged(path, shape, array.shape[0], array.shape[1:])
     return array
 
 
 def _shape(array: Any, name: str, path: str) -> Shape:
     if not array.shape:
         raise ArgumentError(f"{name!r} in {path} is a single value; the first axis of an array counts its samples")
-    chunks = getattr(array, "shards", None) or array.chunks  # a shard is one file of several chunks
-    return Shape(name, array.shape[0], array.shape[1:], _numbers(array, name, path), max(1, chunks[0]))
+    chunks = getattr(array, "shards", None) or array.chunks  # a shard is one object with several chunks
+    return Shape(name, array.shape[0], array.shape[1:], _number_dtype(array, name, path), max(1, chunks[0]))
 
 
-def _numbers(array: Any, name: str, path: str) -> np.dtype[Any] | None:
-    """The dtype of rows of numbers, in the machine's byte order; None for strings."""
+def _number_dtype(array: Any, name: str, path: str) -> np.dtype[Any] | None:
+    """Native dtype of the rows; None for strings."""
     dtype: np.dtype[Any] = np.dtype(array.dtype)
     if dtype.kind in "OTUS":
         return None
     native: np.dtype[Any] = dtype.newbyteorder("=")
     if torch_dtype(native) is None:
-        raise ArgumentError(f"{name!r} in {path} holds {dtype}, which no tensor can hold; name other arrays")
+        raise ArgumentError(f"{name!r} in {path} holds {dtype}, which torch does not support; name other arrays")
     return native
 
 
 def summarize_chunks(paths: Sequence[str]) -> ShardSummary:
-    """The chunks of Zarr stores."""
+    """Chunks of Zarr stores."""
     return summarize_arrays(Zarr, paths, CHUNK_CACHE_NBYTES)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.dataset import BatchRead, Traits, check_reads_batches
-from feedline.core.paths import expanded, missing
+from feedline.core.paths import expand_user, missing
 from feedline.core.rng import sample_rng, torch_keys
 from feedline.core.tensors import as_indices, numpy_view, one_within, within
 from feedline.datasets.arrays.npy import Transform
@@ -71,7 +71,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         if index_dir is not None and is_valid_file is not None:
             raise ArgumentError("index_dir= cannot keep what is_valid_file says: pass extensions= instead")
         self.extensions = (extensions,) if isinstance(extensions, str) else tuple(extensions)
-        choice = Choice(self.extensions, is_valid_file, None if index_dir is None else expanded(index_dir))
+        choice = Choice(self.extensions, is_valid_file, None if index_dir is None else expand_user(index_dir))
         self._tree = tree_at(os.fspath(root), choice, cache, options)
         self.root = self._tree.root
         self._ours = partial(loaded, apply_exif_orientation=apply_exif_orientation)

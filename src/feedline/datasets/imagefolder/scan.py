@@ -30,7 +30,7 @@ from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectRange, Store, open_store
 from feedline.stores.files import Known, ObjectReader
-from feedline.stores.urls import local_path, scheme_of
+from feedline.stores.urls import is_local, local_path
 
 
 class Details(NamedTuple):
@@ -391,7 +391,7 @@ def tree_at(
     root: str, choice: Choice, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
 ) -> ClassFolders:
     """The tree at a path or an address."""
-    if scheme_of(root) == "file":
+    if is_local(root):
         return LocalTree(local_path(root), choice)
     kept = Path(cache) if isinstance(cache, os.PathLike) else cache
     return StoreTree(ObjectReader(open_store(root, options=options, cache=kept)), choice)

@@ -1,1 +1,1 @@
-"""LMDB environments."""
+"""LMDB datasets."""

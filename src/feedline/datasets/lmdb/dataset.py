@@ -1,4 +1,4 @@
-"""`LMDB`: the values of an LMDB environment, decoded out of its memory map."""
+"""`LMDB`: the values of an LMDB environment, decoded from its memory map."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
 from feedline.stores.files import FileSet
-from feedline.stores.urls import local_path, scheme_of
+from feedline.stores.urls import is_local, local_path
 
 _BIG_ENDIAN = {"uint32": ">I", "uint64": ">Q"}
 
 
-_DOUBTS = 64
-"""Of keys that may be names of databases, so many are tried."""
+_MAX_SUSPECTS = 64
+"""Number of keys checked for being the name of a database."""
 
 
 class LMDB(DecodedRecords):
-    """The values of an LMDB environment, each decoded where it lies in the memory map.
+    """Values of an LMDB environment, decoded from its memory map.
 
-    `keys` says which value is sample i: a pattern for its number such as `"{:08d}"`; "uint32" or "uint64" for numbers
-    in big-endian bytes; a list of keys; or None for all in the order of the environment, enumerated once and kept in a
-    side-car in the folder `index_dir` (beside the data unless given). With patterns and numbers, `length` is the number
-    of entries unless given. `decode` is "bytes", "text", "npy", "image" or a function of a memoryview, which must not
-    keep it.
+    `keys` selects the value of sample i: a pattern for the number, such as `"{:08d}"`; "uint32" or "uint64" for
+    big-endian numbers; a list of keys; or None for all keys in the environment's order, which are enumerated once and
+    kept in a side-car next to the data or in the folder `index_dir`. `length` is the number of samples for patterns and
+    numbers, by default the number of entries. `decode` is "bytes", "text", "npy", "image" or a function of a
+    memoryview, which must not keep it.
 
-    `database` is that of this name; without it, an environment of named databases is refused, as is, without `keys`, a
-    database that holds several values under one key.
+    `database` names a database of the environment. Without it, an environment of named databases is rejected; so is,
+    without `keys`, a database with several values per key.
 
-    The environment is opened read-only and without locks, once in each process. `readahead` suits reading in order. One
-    in a store is fetched as a whole, once, into the folder `cache`; `options` are those of `open_store`.
+    The environment is opened read-only and without locks, once per process. `readahead` helps sequential reads. A
+    remote environment is fetched whole, once, into the folder `cache`; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -71,19 +71,21 @@ class LMDB(DecodedRecords):
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        held = _held(os.fspath(path), cache, options)
-        self.path = held.name
-        self._decoding = Decoding(_Transient(decode) if callable(decode) else decode, transform)
-        self._environment = PerProcess(partial(held.opened, database, readahead))
+        location = _find_environment(os.fspath(path), cache, options)
+        self.path = location.name
+        self._decoding = Decoding(_ViewGuard(decode) if callable(decode) else decode, transform)
+        self._environment = PerProcess(partial(location.open, database, readahead))
         if keys is None:
-            self._environment()  # what is wrong with the path is said here
-            place = held.keys_file(database, index_dir)
-            self._keys: _Names = _EnumeratedKeys(SideCar(place, held.state(), partial(_enumerated, self._environment)))
+            self._environment()  # opened first, so that errors name the environment, not the side-car
+            place = location.keys_file(database, index_dir)
+            self._keys: _KeyList = _EnumeratedKeys(
+                SideCar(place, location.state(), partial(_enumerate_keys, self._environment))
+            )
         elif isinstance(keys, str):
-            self._keys = _numbered(keys, self._environment().entries() if length is None else _counted(length))
+            self._keys = _number_keys(keys, self._environment().entries() if length is None else _check_length(length))
         else:
-            self._keys = _listed(keys)
-        self._refuse_wrong_keys()
+            self._keys = _pack_keys(keys)
+        self._check_keys()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -92,7 +94,7 @@ class LMDB(DecodedRecords):
         return self._samples(np.array([at]), [row])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of these indices, in one transaction."""
+        """Samples of these indices, read in one transaction."""
         places = within(as_indices(indices), len(self), "LMDB")
         return self._samples(places, range(len(places)))
 
@@ -103,7 +105,7 @@ class LMDB(DecodedRecords):
             if self._decoding.copies:
                 return list(map(bytes, values))
             return [
-                self._decoding(value, row, partial(self._named, key))
+                self._decoding(value, row, partial(self._describe, key))
                 for value, key, row in zip(values, keys, rows, strict=True)
             ]
 
@@ -111,58 +113,61 @@ class LMDB(DecodedRecords):
         names = self._keys.many(places)
         with self._environment().reading() as transaction:
             values = self._values(transaction, names)
-            return self._decoding.batch(values, keys, empty, lambda row: self._named(names[row]))
+            return self._decoding.batch(values, keys, empty, lambda row: self._describe(names[row]))
 
     def _values(self, transaction: Any, keys: Sequence[bytes]) -> list[memoryview]:
-        """Views of the map, which end with the transaction."""
+        """Values of these keys, as views that end with the transaction."""
         try:
             values = list(map(transaction.get, keys))
         except optional.load("lmdb", "lmdb", "datasets.LMDB").Error as error:
             raise SampleError(f"{self.path} cannot be read: {error}; correct keys=, or copy it again") from error
         if None in values:
-            self._missing(keys[values.index(None)])
+            self._raise_missing(keys[values.index(None)])
         return values
 
-    def _named(self, key: bytes) -> str:
+    def _describe(self, key: bytes) -> str:
         return f"the value of key {key!r} in {self.path}"
 
-    def _missing(self, key: bytes) -> bytes:
+    def _raise_missing(self, key: bytes) -> bytes:
         raise SampleError(
-            f"{self.path} has no key {key!r}: it was deleted, or keys= does not fit the environment;"
+            f"{self.path} has no key {key!r}: it was deleted, or keys= does not match the environment;"
             " correct keys=, or pass on_error='skip' to the loader"
         )
 
-    def _refuse_wrong_keys(self) -> None:
-        """The first and the last key must be there: most patterns that do not fit show themselves so."""
+    def _check_keys(self) -> None:
+        """Check the first and the last key.
+
+        Most patterns that do not fit the environment fail here.
+        """
         ends = self._keys.many(np.array([0, len(self) - 1][: len(self)], np.int64))
         environment = self._environment()
         with environment.reading() as transaction:
             values = self._values(transaction, ends)
-            doubted = [key for key, value in zip(ends, values, strict=True) if environment.may_be_database(value)]
-        _refuse_databases(environment, doubted)
+            suspects = [key for key, value in zip(ends, values, strict=True) if environment.may_be_database(value)]
+        _check_not_databases(environment, suspects)
 
 
-class _LocalEnvironment(NamedTuple):
-    """An environment on this machine."""
+class _LocalLocation(NamedTuple):
+    """Environment on this machine."""
 
     name: str
 
-    def opened(self, database: str | None, readahead: bool) -> Environment:
+    def open(self, database: str | None, readahead: bool) -> Environment:
         return open_environment(self.name, database, readahead)
 
     def keys_file(self, database: str | None, index_dir: Pathlike | None) -> str:
-        """The path of the file that keeps its keys: next to the data, or in `index_dir`."""
+        """Path of the side-car: next to the data, or in `index_dir`."""
         if index_dir is not None:
             return _keys_file(index_dir, self.name, database)
         return f"{data_in(self.name)}.{database or 'main'}.keys"
 
     def state(self) -> str | State:
-        """What keys belong to: the file, as it is."""
+        """Path of the data file, whose state the side-car must match."""
         return str(data_in(self.name))
 
 
-class _InStore(NamedTuple):
-    """An environment in a store, found."""
+class _RemoteLocation(NamedTuple):
+    """Environment in a store."""
 
     blobs: FileSet
 
@@ -170,15 +175,15 @@ class _InStore(NamedTuple):
     def name(self) -> str:
         return self.blobs.name(0)
 
-    def opened(self, database: str | None, readahead: bool) -> Environment:
+    def open(self, database: str | None, readahead: bool) -> Environment:
         return fetch_environment(self.blobs, database, readahead)
 
     def keys_file(self, database: str | None, index_dir: Pathlike | None) -> str:
-        """The path of the file on this machine that keeps its keys."""
+        """Path of the side-car on this machine."""
         return _keys_file(user_cache("indexes") if index_dir is None else index_dir, self.name, database)
 
     def state(self) -> str | State:
-        """What keys belong to: this version of the object."""
+        """Size and version of the object that the side-car must match."""
         return (self.blobs.info(0).size, self.blobs.info(0).version)
 
 
@@ -187,21 +192,22 @@ def _keys_file(index_dir: Pathlike, name: str, database: str | None) -> str:
     return str(Path(index_dir, f"{key}-{name.rpartition('/')[2]}.{database or 'main'}.keys"))
 
 
-def _held(
+def _find_environment(
     address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
-) -> _LocalEnvironment | _InStore:
-    if scheme_of(address) == "file":
-        return _LocalEnvironment(str(Path(local_path(address)).resolve()))
+) -> _LocalLocation | _RemoteLocation:
+    if is_local(address):
+        return _LocalLocation(str(Path(local_path(address)).resolve()))
     blobs = find(address, "data.mdb", cache=cache, options=options)
     if len(blobs) > 1:
-        raise ArgumentError(f"LMDB reads one environment; {address} stands for {len(blobs)}")
-    return _InStore(blobs)
+        raise ArgumentError(f"LMDB reads one environment; {address} matches {len(blobs)}")
+    return _RemoteLocation(blobs)
 
 
-class _Transient:
-    """A function of a view that ends with its transaction: ValueError if anything still refers to it afterwards.
+class _ViewGuard:
+    """Wraps a decoding function of a view that ends with its transaction.
 
-    Reading it then would read what another page holds by now, or kill the process.
+    ValueError if anything still refers to the view when the function returns: reading it later would return the content
+    of another page, or crash the process.
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -209,26 +215,26 @@ class _Transient:
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
     def __call__(self, view: memoryview) -> Any:
-        # All that is cut out of `holder`, by whatever library, keeps a reference to it; the function gets one more.
+        # Every slice of `holder`, made by any library, keeps a reference to it, which its reference count shows.
         holder = np.frombuffer(view, np.uint8)
-        alone = sys.getrefcount(holder)
+        before = sys.getrefcount(holder)
         value = self._function(holder.data)
-        if sys.getrefcount(holder) > alone:
-            gc.collect()  # it may be rubbish already, in a cycle
-            if sys.getrefcount(holder) > alone:
-                raise ValueError("the function kept a part of the memory that it was given: return a copy")
+        if sys.getrefcount(holder) > before:
+            gc.collect()  # the references may be in a garbage cycle
+            if sys.getrefcount(holder) > before:
+                raise ValueError("the function kept a reference to the memory it received: return a copy")
         return value
 
 
-class _Names(Protocol):
-    """The key of each sample."""
+class _KeyList(Protocol):
+    """Keys of samples."""
 
     def __len__(self) -> int: ...
     def many(self, places: NDArray[np.int64]) -> list[bytes]: ...
 
 
 class _PatternKeys:
-    """Numbers as text."""
+    """Numbers formatted by a pattern."""
 
     def __init__(self, pattern: str, length: int) -> None:
         self._pattern, self._length = pattern, length
@@ -241,7 +247,7 @@ class _PatternKeys:
 
 
 class _NumberKeys:
-    """Numbers as big-endian bytes, in whose order LMDB keeps them."""
+    """Numbers as big-endian bytes, which LMDB sorts numerically."""
 
     def __init__(self, layout: str, length: int) -> None:
         self._layout, self._length = layout, length
@@ -254,13 +260,13 @@ class _NumberKeys:
 
 
 class _EnumeratedKeys:
-    """All keys of an environment, in a side-car."""
+    """All keys of an environment, from the side-car."""
 
     def __init__(self, sidecar: SideCar) -> None:
         self._sidecar = sidecar
-        self._packed = self._opened()
+        self._packed = self._unpack()
 
-    def _opened(self) -> PackedBytes:
+    def _unpack(self) -> PackedBytes:
         arrays = self._sidecar.arrays
         return PackedBytes(arrays["offsets"].view(np.int64), arrays["keys"].view(np.uint8))
 
@@ -275,67 +281,70 @@ class _EnumeratedKeys:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._sidecar = state["_sidecar"]
-        self._packed = self._opened()
+        self._packed = self._unpack()
 
 
-def _enumerated(opened: PerProcess[Environment]) -> Columns:
-    environment, doubted = opened(), list[bytes]()
+def _enumerate_keys(environments: PerProcess[Environment]) -> Columns:
+    environment, suspects = environments(), list[bytes]()
     with environment.reading() as transaction, transaction.cursor() as cursor:
-        packed = PackedBytes.of(_distinct(cursor, environment, doubted))
-    _refuse_databases(environment, doubted)
+        packed = PackedBytes.of(_unique_keys(cursor, environment, suspects))
+    _check_not_databases(environment, suspects)
     return {"offsets": packed.offsets, "keys": packed.buffer}
 
 
-def _distinct(cursor: Any, environment: Environment, doubted: list[bytes]) -> Iterator[bytes]:
-    """The keys; among `doubted` the first of those that may be names of databases. ArgumentError if one comes twice."""
+def _unique_keys(cursor: Any, environment: Environment, suspects: list[bytes]) -> Iterator[bytes]:
+    """All keys, in order; ArgumentError if a key has several values.
+
+    Appends to `suspects` the first keys that may be names of databases.
+    """
     last = None
     for view, value in cursor:
         key = bytes(view)
         if key == last:
             raise ArgumentError(
-                f"{environment.path} holds several values under one key ({key!r}), as a dupsort database may, and a"
-                " sample is a key with one value: give keys=, which takes the first value of each, or copy it into a"
-                " database with a key for each value"
+                f"{environment.path} holds several values under one key ({key!r}), as a dupsort database may, but a"
+                " sample is one value: pass keys=, which takes the first value of each, or copy it into a database with"
+                " one key per value"
             )
-        if environment.may_be_database(value) and len(doubted) < _DOUBTS:
-            doubted.append(key)
+        if environment.may_be_database(value) and len(suspects) < _MAX_SUSPECTS:
+            suspects.append(key)
         yield key
         last = key
 
 
-def _refuse_databases(environment: Environment, keys: Sequence[bytes]) -> None:
-    """ArgumentError if databases lie under these keys: what is read there are no values."""
+def _check_not_databases(environment: Environment, keys: Sequence[bytes]) -> None:
+    """ArgumentError if any of these keys names a database."""
     if any(map(environment.is_database, keys)):
         raise ArgumentError(
-            f"{environment.path} holds named databases, which are no samples: give database=, one of"
-            f" {', '.join(environment.databases())}; or keys=, those of the values beside them"
+            f"{environment.path} holds named databases, which are not samples: pass database=, one of"
+            f" {', '.join(environment.databases())}; or pass keys= of values only"
         )
 
 
-def _listed(keys: Any) -> PackedBytes:
+def _pack_keys(keys: Any) -> PackedBytes:
     if not isinstance(keys, Iterable):
-        raise ArgumentError(f"keys={keys!r} is no pattern, no list of keys, nor None for all")
-    return PackedBytes.of(_encoded(key) for key in keys)
+        raise ArgumentError(f"keys={keys!r} is neither a pattern, nor a list of keys, nor None for all")
+    return PackedBytes.of(_encode(key) for key in keys)
 
 
-def _encoded(key: Any) -> bytes:
+def _encode(key: Any) -> bytes:
     if isinstance(key, str):
         return key.encode()
     if isinstance(key, (bytes, bytearray, memoryview)):
         return bytes(key)
     raise ArgumentError(
-        f"keys= holds {key!r}, and a key is bytes or str; for numbers, give a pattern such as '{{:08d}}', or one of"
-        f" {', '.join(_BIG_ENDIAN)}"
+        f"keys= holds {key!r}, but a key must be bytes or str; for numbers, pass a pattern such as '{{:08d}}', or one"
+        f" of {', '.join(_BIG_ENDIAN)}"
     )
 
 
-def _counted(length: Any) -> int:
+def _check_length(length: Any) -> int:
     if not isinstance(length, (int, np.integer)) or length < 0:
-        raise ArgumentError(f"length={length!r}: give the number of samples, or None for that of the entries")
+        raise ArgumentError(f"length={length!r}: pass the number of samples, or None for the number of entries")
     return int(length)
 
 
-def _numbered(keys: str, length: int) -> _Names:
+def _number_keys(keys: str, length: int) -> _KeyList:
     if keys in _BIG_ENDIAN:
         return _NumberKeys(_BIG_ENDIAN[keys], length)
     try:
@@ -344,6 +353,6 @@ def _numbered(keys: str, length: int) -> _Names:
         fits = False
     if not fits:
         raise ArgumentError(
-            f"keys={keys!r} is no pattern for a number, such as '{{:08d}}', nor one of {', '.join(_BIG_ENDIAN)}"
+            f"keys={keys!r} is neither a pattern for a number, such as '{{:08d}}', nor one of {', '.join(_BIG_ENDIAN)}"
         )
     return _PatternKeys(keys, length)

@@ -1,4 +1,7 @@
-"""LMDB environments of this process: one for each path, shared by the datasets over it."""
+"""LMDB environments that are open in this process.
+
+LMDB allows a process to open each path once, so datasets over the same path share one environment.
+"""
 
 from __future__ import annotations
 
@@ -18,58 +21,65 @@ from feedline.core.paths import missing
 from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.stores.files import FileSet
 
-_DATABASES = 64
+_MAX_DATABASES = 64
 
 
 _DATABASE_NBYTES = 48
-"""What a main database holds under the name of each other one is a record of this size."""
+"""Size of the record that a main database holds for each named database."""
 
 
-_LOOKS = 1000
+_SCANNED_KEYS = 1000
 
 
-_PATIENCE_S = 60.0
+_REMAP_TIMEOUT_S = 60.0
 
 
 class Environment:
-    """An environment open for reading, and the named database in it that is read; `path` is what errors call it."""
+    """Open environment, with the named database that is read.
 
-    def __init__(self, held: _Open, database: Any) -> None:
-        self._held, self._database = held, database
-        self.path = held.name
+    `path` names it in errors.
+    """
+
+    def __init__(self, environment: _OpenEnvironment, database: Any) -> None:
+        self._held, self._database = environment, database
+        self.path = environment.name
 
     def reading(self) -> ReadTransaction:
-        """A transaction, as a context manager; the values that it gets are views that end with it.
+        """Read transaction, as a context manager.
 
-        Entering it raises SampleError if the file was truncated: pages that it does not have would kill the process.
+        Values are views that end with the transaction. Entering raises SampleError if the file was truncated: reading a
+        missing page would kill the process.
         """
         return ReadTransaction(self._held, self._database)
 
     def entries(self) -> int:
-        """How many there are."""
+        """Number of entries."""
         with self.reading() as transaction:
             return int(transaction.stat(self._database)["entries"] if self._database else transaction.stat()["entries"])
 
     def may_be_database(self, value: memoryview) -> bool:
-        """Whether a value may be no value, but the record of a named database; `is_database` tells."""
+        """True if a value has the size of a named database's record.
+
+        `is_database` decides.
+        """
         return self._database is None and len(value) == _DATABASE_NBYTES
 
     def is_database(self, key: bytes) -> bool:
-        """Whether a database lies under this key."""
+        """True if a named database is stored under this key."""
         return self._held.database(key) is not None
 
     def databases(self) -> list[str]:
-        """The names of the databases, as far as a look at the first keys tells."""
+        """Names of the databases found among the first keys."""
         return self._held.databases()
 
 
 class ReadTransaction:
-    """A transaction for as long as the block runs."""
+    """Context manager of one read transaction."""
 
     __slots__ = ("_database", "_held", "_transaction")
 
-    def __init__(self, held: _Open, database: Any) -> None:
-        self._held, self._database = held, database
+    def __init__(self, environment: _OpenEnvironment, database: Any) -> None:
+        self._held, self._database = environment, database
 
     def __enter__(self) -> Any:
         self._transaction = transaction = self._held.begin(self._database)
@@ -82,54 +92,66 @@ class ReadTransaction:
 
 
 def open_environment(path: str, database: str | None, readahead: bool) -> Environment:
-    """The environment of a folder or file, read-only and without locks; the first to open it decides on `readahead`."""
+    """Open the environment of a folder or file, read-only and without locks.
+
+    The first caller for a path decides on `readahead`.
+    """
     data = data_in(path)
     if not data.exists():
         raise missing(data, "no LMDB environment")
-    return _environment(path, path, data.stat().st_size, database, readahead)
+    return _open_named(path, path, data.stat().st_size, database, readahead)
 
 
 def fetch_environment(blobs: FileSet, database: str | None, readahead: bool) -> Environment:
-    """As `open_environment`, of an object that is fetched into its cache as a whole."""
-    return _environment(blobs.file(0), blobs.name(0), blobs.info(0).size, database, readahead)
+    """Open a remote environment, fetched whole into its cache."""
+    return _open_named(blobs.file(0), blobs.name(0), blobs.info(0).size, database, readahead)
 
 
 def data_in(path: str) -> Path:
-    """The file with the data of an environment."""
+    """Data file of an environment."""
     return Path(path, "data.mdb") if Path(path).is_dir() else Path(path)
 
 
-def _environment(path: str, name: str, nbytes: int, database: str | None, readahead: bool) -> Environment:
-    """That of which the data are the first `nbytes` of their file; errors name it `name`."""
-    held = _OPEN.at(path, name, nbytes, readahead)
+def _open_named(path: str, name: str, nbytes: int, database: str | None, readahead: bool) -> Environment:
+    """Open the environment whose data are the first `nbytes` of their file.
+
+    Errors call it `name`.
+    """
+    environment = _OPEN_ENVIRONMENTS.at(path, name, nbytes, readahead)
     if database is None:
-        return Environment(held, None)
-    found = held.database(database.encode())
-    if found is None:
-        known = ", ".join(held.databases())
+        return Environment(environment, None)
+    handle = environment.database(database.encode())
+    if handle is None:
+        known = ", ".join(environment.databases())
         remedy = f"it has {known}" if known else "it has none: leave out database="
-        raise ArgumentError(f"{name} has no such named database ({database!r}); {remedy}")
-    return Environment(held, found)
+        raise ArgumentError(f"{name} has no named database {database!r}; {remedy}")
+    return Environment(environment, handle)
 
 
 class _OpenEnvironments:
-    """Weak references to what is open, so that an environment closes with the last dataset that reads it."""
+    """Weak references to the open environments.
+
+    An environment closes with the last dataset that reads it.
+    """
 
     def __init__(self) -> None:
-        self._held: WeakValueDictionary[str, _Open] = WeakValueDictionary()
+        self._held: WeakValueDictionary[str, _OpenEnvironment] = WeakValueDictionary()
         self._pid = os.getpid()
-        self._locks: dict[int, Lock] = {}  # by process: one that was held at a fork is never released in the child
+        self._locks: dict[int, Lock] = {}  # by process: a lock held during a fork is never released in the child
 
-    def at(self, path: str, name: str, nbytes: int, readahead: bool) -> _Open:
+    def at(self, path: str, name: str, nbytes: int, readahead: bool) -> _OpenEnvironment:
         with self._locks.setdefault(os.getpid(), Lock()):
             self._close_inherited()
-            held = self._held.get(path)
-            if held is None or held.is_replaced():
-                held = self._held[path] = _Open(path, name, nbytes, readahead)
-            return held
+            environment = self._held.get(path)
+            if environment is None or environment.is_replaced():
+                environment = self._held[path] = _OpenEnvironment(path, name, nbytes, readahead)
+            return environment
 
     def _close_inherited(self) -> None:
-        """After a fork, unmap what the parent had open: LMDB opens no path twice. The parent's own side stays open."""
+        """Unmap the environments inherited by a fork.
+
+        LMDB opens no path twice in a process. The parent's own environments stay open.
+        """
         if self._pid == os.getpid():
             return
         for environment in list(self._held.values()):
@@ -138,28 +160,32 @@ class _OpenEnvironments:
         self._pid = os.getpid()
 
 
-# LMDB allows a process one environment for each path, so whoever reads that path has to share it.
-_OPEN = _OpenEnvironments()
+# LMDB allows a process one environment per path, so all datasets share this table.
+_OPEN_ENVIRONMENTS = _OpenEnvironments()
 
 
-class _Open:
-    """An environment of the library, with the number of its transactions. Safe to use from several threads."""
+class _OpenEnvironment:
+    """Open lmdb environment that counts its transactions.
+
+    Safe to use from several threads.
+    """
 
     def __init__(self, path: str, name: str, nbytes: int, readahead: bool) -> None:
         self.name = name
         self._data = data_in(path)
         self._library = optional.load("lmdb", "lmdb", "datasets.LMDB")
-        self._environment = _opened(self._library, path, name, readahead)
+        self._environment = _open_lmdb(self._library, path, name, readahead)
         self._page_nbytes = int(self._environment.stat()["psize"])
         with self._data.open("rb", buffering=0) as file:
             self._status = os.fstat(file.fileno())
-            self._byte = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)  # tells the size faster than a `stat`
+            # mmap.size() is a cheaper way to learn the size of the file than a `stat` of its path.
+            self._byte = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
         self._lock = Lock()
         self._ended = Condition(self._lock)
         self._waiting = self._transactions = self._mappings = 0
         self._nbytes = nbytes
         try:
-            self._refuse_truncated(nbytes)
+            self._check_length(nbytes)
         except SampleError:
             self.close()
             raise
@@ -169,86 +195,87 @@ class _Open:
         self._environment.close()
 
     def is_replaced(self) -> bool:
-        """Whether another file lies at the path by now."""
+        """True if the path now holds another file."""
         try:
             return not os.path.samestat(self._status, self._data.stat())
         except OSError:
             return True
 
     def begin(self, database: Any) -> Any:
-        """A transaction, over all that was written up to now."""
+        """Begin a transaction on the current data."""
         with self._lock:
             nbytes = self._byte.size()
             if nbytes < self._nbytes:
-                self._refuse_truncated(nbytes)
+                self._check_length(nbytes)
             self._nbytes = nbytes
             try:
                 transaction = self._environment.begin(database, None, False, True)
             except self._library.MapResizedError as error:
-                self._map_anew(error)
+                self._remap(error)
                 transaction = self._environment.begin(database, None, False, True)
             self._transactions += 1
         return transaction
 
     def end(self, transaction: Any) -> None:
-        """End it, and with it the views that it gave."""
+        """End a transaction, and with it the views that it returned."""
         with self._lock:
             transaction.abort()
             self._transactions -= 1
             if self._waiting:
                 self._ended.notify_all()
 
-    def _map_anew(self, error: Exception) -> None:
-        """Map what another process has added, once nobody holds views of what was mapped before.
+    def _remap(self, error: Exception) -> None:
+        """Map what another process has added, once all transactions have ended.
 
-        No transaction begins meanwhile: each would find that the map is too small, and wait here as well.
+        No transaction begins meanwhile: the lock is held except while waiting, and a new transaction finds the map too
+        small and waits here as well.
         """
         before = self._mappings
         self._waiting += 1
-        ended = self._ended.wait_for(lambda: not self._transactions or self._mappings > before, _PATIENCE_S)
+        ended = self._ended.wait_for(lambda: not self._transactions or self._mappings > before, _REMAP_TIMEOUT_S)
         self._waiting -= 1
         if not ended:
             raise StateError(
-                f"{self.name} was made larger by another process, and cannot be mapped anew, because a transaction of"
-                f" this process did not end for {_PATIENCE_S:g} s: do not read a dataset within its own decode="
-                " function, or make the dataset anew"
+                f"{self.name} was enlarged by another process, and cannot be mapped again, because a transaction of"
+                f" this process did not end within {_REMAP_TIMEOUT_S:g} s: do not read a dataset within its own decode="
+                " function, or re-create the dataset"
             ) from error
         if self._mappings == before:
-            with naming(self.name):
+            with translate_errors(self.name):
                 self._environment.set_mapsize(0)
             self._mappings += 1
 
-    def _refuse_truncated(self, nbytes: int) -> None:
-        wanted = 2 * self._page_nbytes  # all that the library reads when it is asked
+    def _check_length(self, nbytes: int) -> None:
+        wanted = 2 * self._page_nbytes  # the two meta pages, which are all that info() reads
         if nbytes >= wanted:
             wanted = (self._environment.info()["last_pgno"] + 1) * self._page_nbytes
         if nbytes < wanted:
-            told = self.name if "://" in self.name else self._data
+            name = self.name if "://" in self.name else self._data
             raise SampleError(
-                f"{told} is truncated: the file has {nbytes} bytes, its header wants {wanted}; copy the environment"
+                f"{name} is truncated: the file has {nbytes} bytes, its header requires {wanted}; copy the environment"
                 " again"
             )
 
     def database(self, name: bytes) -> Any:
-        """The named database; None if there is none."""
-        if b"\0" in name:  # the library would read up to there
+        """Open the named database; None if there is none."""
+        if b"\0" in name:  # lmdb would take the name up to the NUL
             return None
-        with ReadTransaction(self, None), self._lock, naming(self.name):
+        with ReadTransaction(self, None), self._lock, translate_errors(self.name):
             try:
                 return self._environment.open_db(name, create=False)
             except (self._library.NotFoundError, self._library.IncompatibleError, self._library.BadValsizeError):
                 return None
 
     def databases(self) -> list[str]:
-        """The names of the databases, as far as a look at the first keys tells."""
+        """Names of the databases found among the first keys."""
         with ReadTransaction(self, None) as transaction, transaction.cursor() as cursor:
-            records = islice(cursor, _LOOKS)
+            records = islice(cursor, _SCANNED_KEYS)
             keys = [bytes(key) for key, value in records if len(value) == _DATABASE_NBYTES]
-        return [key.decode("utf-8", "replace") for key in keys[:_DATABASES] if self.database(key) is not None]
+        return [key.decode("utf-8", "replace") for key in keys[:_MAX_DATABASES] if self.database(key) is not None]
 
 
-def _opened(library: Any, path: str, name: str, readahead: bool) -> Any:
-    with naming(name):
+def _open_lmdb(library: Any, path: str, name: str, readahead: bool) -> Any:
+    with translate_errors(name):
         return library.open(
             path,
             subdir=Path(path).is_dir(),
@@ -256,13 +283,13 @@ def _opened(library: Any, path: str, name: str, readahead: bool) -> Any:
             lock=False,
             readahead=readahead,
             meminit=False,
-            max_dbs=_DATABASES,
+            max_dbs=_MAX_DATABASES,
         )
 
 
 @contextmanager
-def naming(path: str) -> Iterator[None]:
-    """Within the block, errors of the library become ours, with the path and the remedy."""
+def translate_errors(path: str) -> Iterator[None]:
+    """Translate errors of lmdb within the block into feedline's, naming the path."""
     lmdb = optional.load("lmdb", "lmdb", "datasets.LMDB")
     try:
         yield
@@ -270,6 +297,6 @@ def naming(path: str) -> Iterator[None]:
         if "already open" in str(error):
             raise ArgumentError(
                 f"{path} is open in this process through other code, or by datasets from before its file was replaced,"
-                " and LMDB allows a process one environment for each path: close that one first"
+                " and LMDB allows a process one environment per path: close that one first"
             ) from error
         raise SampleError(f"{path} cannot be opened as an LMDB environment: {error}") from error

@@ -1,1 +1,1 @@
-"""Datasets of sharded record files."""
+"""Datasets of shards: TFRecord, MDS and LitData."""

@@ -1,6 +1,6 @@
-"""Folders of shards with an index that names them: on this machine, or in a store.
+"""Folders of shards with an `index.json`, local or in a store.
 
-What an index of shards promises, read without trust: numbers that can be, names that stay within the folder.
+Indexes are untrusted: numbers must be possible, and file names must stay within the folder.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from feedline.core.paths import missing
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store, open_store
-from feedline.stores.open import listed
-from feedline.stores.urls import join, local_path, scheme_of
-
-_ASKED_AT_ONCE = 32
+from feedline.stores.open import list_below
+from feedline.stores.urls import is_local, join, local_path
 
 
-class Found(NamedTuple):
-    """A file of a folder; `info` is what a store tells of it."""
+class FolderFile(NamedTuple):
+    """File of a folder; `info` is set for objects in stores."""
 
     name: str
     info: ObjectInfo | None = None
 
 
 class IndexedFolder:
-    """A folder whose index names its files. Safe to use from several threads; pickles by path or address."""
+    """Folder whose `index.json` lists its files.
+
+    Safe to use from several threads; pickles by path or address.
+    """
 
     def __init__(
         self,
@@ -41,8 +42,8 @@ class IndexedFolder:
     ) -> None:
         text = os.fspath(path)
         self.store: Store | None = None
-        """Where it lies, if not on this machine."""
-        if scheme_of(text) == "file":
+        """Store of the folder; None for a local one."""
+        if is_local(text):
             self.name = str(Path(local_path(text)).resolve())
         else:
             kept = Path(cache) if isinstance(cache, os.PathLike) else cache
@@ -50,11 +51,14 @@ class IndexedFolder:
             self.name = self.store.url
 
     def where(self, name: str) -> str:
-        """The path or address of a file, as people are told."""
+        """Path or address of a file of the folder."""
         return join(self.name, name)
 
     def index(self, what: str) -> bytes:
-        """The content of `index.json`; FileNotFoundError says that this is no `what`."""
+        """Content of `index.json`.
+
+        ObjectNotFoundError, worded as "no `what`", if it does not exist.
+        """
         place = self.where("index.json")
         try:
             if self.store is None:
@@ -63,64 +67,71 @@ class IndexedFolder:
         except ObjectNotFoundError as error:
             raise ObjectNotFoundError(f"no {what}: {place} does not exist ({error})") from error
         except (FileNotFoundError, NotADirectoryError):
-            said = f"no {what}: {place} does not exist (give the folder that it is in)"
-            raise ObjectNotFoundError(said) if Path(self.name).is_dir() else missing(self.name, said) from None
+            message = f"no {what}: {place} does not exist (pass the folder that it is in)"
+            raise ObjectNotFoundError(message) if Path(self.name).is_dir() else missing(self.name, message) from None
 
-    def files(self, several: Sequence[Sequence[str]]) -> list[Found]:
-        """For each, the first of these files, in order of preference, that is there; objects by few requests.
+    def files(self, several: Sequence[Sequence[str]]) -> list[FolderFile]:
+        """First existing file of each group of names, in order of preference.
 
-        A file of this machine that is missing is found so when it is opened, an object here: ObjectNotFoundError.
+        Objects are looked up in few requests. A missing object raises ObjectNotFoundError; a missing local file is
+        noticed when it is opened.
         """
         if self.store is None:
-            return [Found(self._first_file(names)) for names in several]
-        known = self._listed([name for names in several for name in names])
-        with DaemonPool(_ASKED_AT_ONCE, "feedline-folder") as pool:
+            return [FolderFile(self._first_file(names)) for names in several]
+        known = self._list([name for names in several for name in names])
+        with DaemonPool(thread_name_prefix="feedline-folder") as pool:
             return list(pool.map(partial(self._first_object, known), several))
 
     def _first_file(self, names: Sequence[str]) -> str:
         there = (name for name in names if Path(self.name, name).exists())
         return names[0] if len(names) == 1 else next(there, names[0])
 
-    def _listed(self, names: Sequence[str]) -> Mapping[str, ObjectInfo] | None:
-        """The objects in the folder, or None where it is better to ask for each."""
-        return None if self.store is None else listed(self.store, names)
+    def _list(self, names: Sequence[str]) -> Mapping[str, ObjectInfo] | None:
+        """Objects among `names` from a listing; None if single requests are cheaper."""
+        return None if self.store is None else list_below(self.store, names)
 
-    def _first_object(self, known: Mapping[str, ObjectInfo] | None, names: Sequence[str]) -> Found:
+    def _first_object(self, known: Mapping[str, ObjectInfo] | None, names: Sequence[str]) -> FolderFile:
         assert self.store is not None
         for name in names:
             with suppress(ObjectNotFoundError):
                 info = self.store.info(name) if known is None else known.get(name)
                 if info is not None:
-                    return Found(name, info)
-        return Found(names[-1], self.store.info(names[-1]))
+                    return FolderFile(name, info)
+        return FolderFile(names[-1], self.store.info(names[-1]))
 
 
 _MOST = 1 << 63
 
 
-def count(told: Any, what: str) -> int:
-    """A number of samples, bytes or tokens; ValueError if it is none."""
-    if type(told) is not int or not 0 <= told < _MOST:
-        raise ValueError(f"{what} is {told!r}")
-    return told
+def check_count(value: Any, what: str) -> int:
+    """Return a number of samples, bytes or tokens; ValueError if invalid."""
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError(f"{what} is {value!r}")
+    return value
 
 
-def samples(told: Any, nbytes: int, what: str) -> int:
-    """The number of samples of a shard of `nbytes`, in which each has an offset of four bytes."""
-    found = count(told, what)
-    if 4 * found > nbytes:
-        raise ValueError(f"{what} is {found}, in {nbytes} bytes")
-    return found
+def check_samples(value: Any, nbytes: int, what: str) -> int:
+    """Return the number of samples of a shard; ValueError if invalid.
+
+    In a shard of `nbytes`, each sample takes at least the four bytes of its offset.
+    """
+    samples = check_count(value, what)
+    if 4 * samples > nbytes:
+        raise ValueError(f"{what} is {samples}, in {nbytes} bytes")
+    return samples
 
 
-def refuse_overflow(several: Iterable[int]) -> None:
-    """ValueError if all shards together hold more samples than can be counted."""
-    count(sum(several), "the number of all samples")
+def check_total(counts: Iterable[int]) -> None:
+    """ValueError if the shards hold too many samples to count."""
+    check_count(sum(counts), "the number of all samples")
 
 
-def file_name(told: Any) -> str:
-    """The name of a file within the folder, or within folders of it; ValueError for any other."""
-    name = str(told)
+def check_file_name(value: Any) -> str:
+    """Return a file name; ValueError unless it stays within the folder.
+
+    Subfolders are allowed.
+    """
+    name = str(value)
     if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
         raise ValueError(f"the file name {name!r} leads out of the folder")
     if "\0" in name:

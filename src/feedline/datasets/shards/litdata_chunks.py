@@ -1,10 +1,11 @@
-r"""The samples in a chunk of LitData, in each of the ways that it writes them: what is read for one, what it is.
+r"""Samples within a LitData chunk, in each form that litdata writes.
 
-LitData's rows in Arrow's form: a file of record batches at the end of a chunk, of which each is read by itself.
+A chunk holds offsets and raw samples, samples compressed in frames, or an Arrow file of record batches, each of which
+is read by itself.
 
-Arrow's file: https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format; its footer and the head of a batch are
-FlatBuffers (https://flatbuffers.dev/internals/), of which a few numbers are needed. Behind the file come its length
-(uint32) and `b"LDARW01\\0"`.
+The Arrow file (https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format) is at the end of the chunk. Its
+footer and the head of a batch are FlatBuffers (https://flatbuffers.dev/internals/), of which only a few numbers are
+needed. The file is followed by its length (uint32) and `b"LDARW01\\0"`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from feedline.core import optional
 from feedline.core.caches import LoadingCache
-from feedline.datasets.shards.compression import ORDINARY_NBYTES, inflated
+from feedline.datasets.shards.compression import ORDINARY_NBYTES, inflate
 from feedline.datasets.shards.files import Ends, Read, offsets_in
 from feedline.errors import SampleError
 from feedline.stores.base import Range
@@ -27,21 +28,21 @@ MAGIC = b"LDARW01\0"
 
 
 _TAIL = struct.Struct("<i6sI8s")
-"""The length of the footer, Arrow's mark, the length of the file, LitData's mark."""
+"""Length of the footer, Arrow's magic, length of the file, LitData's magic."""
 
 
-_GLANCE_NBYTES = 4096
+_TAIL_READ_NBYTES = 4096
 
 
 _SCHEMA_AT = 8
 
 
 _MESSAGE_AT = 8
-"""A message begins with a mark and its length."""
+"""Bytes of the marker and length before a message."""
 
 
 class Block(NamedTuple):
-    """Where a record batch lies in the file: first `head` bytes that describe it, then `body` bytes."""
+    """Position of a record batch: `head` bytes of metadata, then `body` bytes."""
 
     start: int
     head: int
@@ -49,7 +50,7 @@ class Block(NamedTuple):
 
 
 class LitDataRows:
-    """Samples in record batches of equal length; the last used are kept decoded."""
+    """Samples as rows of equal-length record batches, decoded with a cache."""
 
     def __init__(self, ends: Ends, nbytes: int, count: int, where: str, batches: LoadingCache[Any, Any]) -> None:
         self._where, self._cache = where, batches
@@ -59,47 +60,48 @@ class LitDataRows:
             self._schema = ends.begin.data[: self._blocks[0].start - _SCHEMA_AT]
             self._rows = _rows_in(ends.begin.data[len(self._schema) :])
         except (struct.error, ValueError, LookupError) as error:
-            raise SampleError(f"{where} has no readable table at its end ({error}); copy it again") from error
+            raise SampleError(f"{where} has no valid Arrow file at its end ({error}); copy it again") from error
         if len(self._blocks) != -(-count // max(1, self._rows)):
             raise SampleError(
-                f"{where} is damaged: its table has {len(self._blocks)} batches of {self._rows} samples, its index says"
-                f" {count}; copy it again"
+                f"{where} is damaged: its Arrow file has {len(self._blocks)} batches of {self._rows} samples, its index"
+                f" says {count} samples; copy it again"
             )
 
     def span(self, at: int) -> tuple[int, int]:
-        """Where the batch of a sample lies."""
+        """Byte range of the batch that holds a sample."""
         start, head, body = self._blocks[at // self._rows]
         return self._first + start, self._first + start + head + body
 
-    def kept(self, at: int) -> bool:
-        """Whether its batch is decoded."""
+    def is_cached(self, at: int) -> bool:
+        """True if the sample's batch is decoded already."""
         return (self._where, at // self._rows) in self._cache
 
     def item(self, at: int, read: Callable[[], memoryview]) -> dict[str, Any]:
-        """A sample."""
+        """One sample, as a dict."""
         number, row = divmod(at, self._rows)
-        batch = self._cache.get((self._where, number), lambda: self._decoded(read()))
+        batch = self._cache.get((self._where, number), lambda: self._decode(read()))
         if row >= batch.num_rows:
             raise SampleError(f"{self._where} is damaged: it does not hold sample {at}; copy it again")
-        found: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
-        return found
+        sample: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
+        return sample
 
-    def _decoded(self, data: memoryview) -> Any:
+    def _decode(self, data: memoryview) -> Any:
         pyarrow = optional.load("pyarrow", "litdata", "datasets.LitData, for nested samples,")
         ipc = optional.load("pyarrow.ipc", "litdata", "datasets.LitData, for nested samples,")
         try:
             schema = ipc.read_schema(pyarrow.py_buffer(self._schema))
             return ipc.read_record_batch(ipc.read_message(pyarrow.py_buffer(data)), schema)
         except (pyarrow.ArrowException, OSError, EOFError) as error:
-            raise SampleError(f"{self._where} has no readable table at its end ({error}); copy it again") from error
+            raise SampleError(f"{self._where} has no valid Arrow file at its end ({error}); copy it again") from error
 
 
 def ends_of_rows(read: Read, nbytes: int) -> tuple[memoryview, memoryview] | None:
-    """The schema and the head of the first batch; the footer and what follows. None where there is no such file.
+    """Ends of a chunk with an Arrow file, else None.
 
-    Of a damaged one, less than is needed.
+    The beginning is the schema and the head of the first batch; the end is the footer and all that follows. They are
+    incomplete if the file is damaged.
     """
-    tail = read(max(0, nbytes - _GLANCE_NBYTES), nbytes)
+    tail = read(max(0, nbytes - _TAIL_READ_NBYTES), nbytes)
     if len(tail) < _TAIL.size or bytes(tail[-len(MAGIC) :]) != MAGIC:
         return None
     first, footer = _file_at(tail, nbytes), nbytes - _TAIL.size - _TAIL.unpack(tail[-_TAIL.size :])[0]
@@ -118,7 +120,10 @@ def _file_at(end: memoryview, nbytes: int) -> int:
 
 
 def _blocks(end: memoryview) -> list[Block]:
-    """The record batches that the footer names; ValueError if there are none, or dictionaries that they need."""
+    """Record batches listed in the footer.
+
+    ValueError if there are none, or if they need dictionary batches.
+    """
     footer = end[: -_TAIL.size]
     fields = _fields(footer, _uint32(footer, 0))
     dictionaries, batches = (_vector(footer, fields.get(slot)) for slot in (2, 3))
@@ -129,12 +134,12 @@ def _blocks(end: memoryview) -> list[Block]:
         raise ValueError(f"{count} batches in a footer of {len(footer)} bytes")
     blocks = [Block(*struct.unpack_from("<qi4xq", footer, at + 24 * number)) for number in range(count)]
     if any(min(block) < 0 for block in blocks):
-        raise ValueError("a batch lies before its file")
+        raise ValueError("a batch has a negative position or length")
     return blocks
 
 
 def _rows_in(head: memoryview) -> int:
-    """The rows of the batch that these bytes describe."""
+    """Number of rows of the batch that these metadata describe."""
     message = head[_MESSAGE_AT:]
     at = _fields(message, _uint32(message, 0))[2]
     batch = _fields(message, at + _uint32(message, at))
@@ -142,7 +147,10 @@ def _rows_in(head: memoryview) -> int:
 
 
 def _fields(data: memoryview, at: int) -> dict[int, int]:
-    """Where the fields of the table at this place are, by number; those with their default value are absent."""
+    """Position of each field of the FlatBuffers table at `at`, by number.
+
+    Fields with default values are absent.
+    """
     layout = at - int(struct.unpack_from("<i", data, at)[0])
     (nbytes,) = struct.unpack_from("<H", data, layout)
     places = struct.unpack_from(f"<{max(0, nbytes - 4) // 2}H", data, layout + 4)
@@ -150,7 +158,7 @@ def _fields(data: memoryview, at: int) -> dict[int, int]:
 
 
 def _vector(data: memoryview, at: int | None) -> tuple[int, int]:
-    """How many things the vector holds that the field at this place refers to, and where they begin."""
+    """Length and first position of the vector behind a field."""
     if at is None:
         return 0, 0
     begin = at + _uint32(data, at)
@@ -179,53 +187,56 @@ _NOTHING = memoryview(b"")
 Fetch = Callable[[], memoryview]
 
 
-Cache = LoadingCache[tuple[str, int], Any]
+DecodedCache = LoadingCache[tuple[str, int], Any]
 
 
 class ChunkItems(Protocol):
-    """The samples of a chunk by number."""
+    """Samples of a chunk, by number."""
 
     def span(self, at: int) -> Range:
-        """Where to read what a sample is in."""
+        """Byte range that holds a sample."""
         ...
 
-    def kept(self, at: int) -> bool:
-        """Whether it need not be read, because others that it lies with were."""
+    def is_cached(self, at: int) -> bool:
+        """True if nothing needs to be read, because the sample is cached."""
         ...
 
     def item(self, at: int, read: Fetch) -> Any:
-        """The bytes of a sample, or, in Arrow's form, the sample itself; `read()` gives what `span` says."""
+        """Bytes of a sample, or the sample if a table row.
+
+        `read()` returns the bytes of `span(at)`.
+        """
         ...
 
 
 class RawItems:
-    """Samples one after the other, each within the offsets that come first."""
+    """Consecutive samples, found by the offsets at the chunk's beginning."""
 
     def __init__(self, ends: Ends, nbytes: int, count: int, where: str, inflates: bool) -> None:
         self._where, self._inflates = where, inflates
         self._offsets = offsets_in(ends.begin, count, nbytes, where)
 
     def span(self, at: int) -> Range:
-        """Where a sample lies."""
+        """Byte range of a sample."""
         return self._offsets[at], self._offsets[at + 1]
 
-    def kept(self, at: int) -> bool:  # noqa: ARG002 - as others
-        """Nothing is."""
+    def is_cached(self, at: int) -> bool:  # noqa: ARG002 - as others
+        """Never."""
         return False
 
     def item(self, at: int, read: Fetch) -> memoryview:
-        """The bytes of a sample."""
+        """Bytes of a sample, decompressed."""
         data = read()
         if not self._inflates:
             return data
         where = f"sample {at} of {self._where}"
-        return inflated(np.frombuffer(data, np.uint8), "zstd", _content_nbytes(data, where), where, "litdata").data
+        return inflate(np.frombuffer(data, np.uint8), "zstd", _content_nbytes(data, where), where, "litdata").data
 
 
 class FramedItems:
-    """Samples compressed some at a time; the frames that were used last are kept."""
+    """Samples compressed in frames, with a cache of decompressed frames."""
 
-    def __init__(self, ends: Ends, nbytes: int, count: int, where: str, frames: Cache) -> None:
+    def __init__(self, ends: Ends, nbytes: int, count: int, where: str, frames: DecodedCache) -> None:
         self._where, self._cache = where, frames
         head = ends.begin.data
         try:
@@ -233,41 +244,47 @@ class FramedItems:
             self._offsets = np.frombuffer(head, "<u4", items + 1, _HEAD.size)
             self._frames = np.frombuffer(head, _FRAME, total, _HEAD.size + 4 * (items + 1))
         except (struct.error, ValueError) as error:
-            raise SampleError(f"{where} is cut off within its head ({error}); copy it again") from error
+            raise SampleError(f"{where} is truncated within its header ({error}); copy it again") from error
         if version != 1 or items != count or self._rows < 1 or total < -(-items // self._rows):
-            raise SampleError(f"{where} is damaged: it does not hold {count} samples, as its index says; copy it again")
+            raise SampleError(f"{where} is damaged: it does not hold the {count} samples in its index; copy it again")
         self._nbytes = nbytes
 
     def span(self, at: int) -> Range:
-        """Where the frame of a sample lies."""
+        """Byte range of the frame that holds a sample."""
         number = at // self._rows
         _, _, start, nbytes, whole = self._frames[number].tolist()
         if whole > ORDINARY_NBYTES or start + nbytes > self._nbytes:
             raise SampleError(
-                f"frame {number} of {self._where} claims {nbytes} bytes that make {whole}: the file is damaged"
+                f"frame {number} of {self._where} claims {nbytes} bytes that make {whole}: the file is damaged;"
+                " copy it again"
             )
         return start, start + nbytes
 
-    def kept(self, at: int) -> bool:
-        """Whether its frame is decompressed."""
+    def is_cached(self, at: int) -> bool:
+        """True if the sample's frame is decompressed already."""
         return (self._where, at // self._rows) in self._cache
 
     def item(self, at: int, read: Fetch) -> memoryview:
-        """The bytes of a sample."""
+        """Bytes of a sample."""
         number = at // self._rows
         frame: NDArray[np.uint8] = self._cache.get((self._where, number), lambda: self._frame(number, read()))
         start, stop = (int(self._offsets[i]) - int(self._offsets[number * self._rows]) for i in (at, at + 1))
         if not 0 <= start <= stop <= len(frame):
-            raise SampleError(f"sample {at} of {self._where} lies outside of its frame: the file is damaged")
+            raise SampleError(
+                f"sample {at} of {self._where} is outside of its frame: the file is damaged; copy it again"
+            )
         return frame.data[start:stop]
 
     def _frame(self, number: int, data: memoryview) -> NDArray[np.uint8]:
         whole = int(self._frames["whole"][number])
-        return inflated(np.frombuffer(data, np.uint8), "zstd", whole, f"frame {number} of {self._where}", "litdata")
+        return inflate(np.frombuffer(data, np.uint8), "zstd", whole, f"frame {number} of {self._where}", "litdata")
 
 
-def items_of(ends: Ends, nbytes: int, count: int, where: str, wrapped: str, cache: Cache) -> ChunkItems:
-    """The samples of a chunk whose file, if it was compressed as a whole, has been decompressed."""
+def open_items(ends: Ends, nbytes: int, count: int, where: str, wrapped: str, cache: DecodedCache) -> ChunkItems:
+    """Samples of a chunk, as its form requires.
+
+    If the chunk was compressed as a whole, it must be decompressed.
+    """
     if len(ends.end):
         return LitDataRows(ends, nbytes, count, where, cache)
     if ends.begin[:8].tobytes() == _FRAMED:
@@ -276,7 +293,10 @@ def items_of(ends: Ends, nbytes: int, count: int, where: str, wrapped: str, cach
 
 
 def chunk_ends(read: Read, nbytes: int, samples: int) -> tuple[memoryview, memoryview]:
-    """Offsets, or the head of frames; of Arrow's form, what tells its batches from both sides of them."""
+    """Parts of a chunk that its form needs for finding samples.
+
+    Offsets, the head of a chunk of frames, or both sides of an Arrow file's batches.
+    """
     begin = read(0, min(nbytes, max(_HEAD.size, 4 * (samples + 2))))
     if bytes(begin[:8]) == _FRAMED and len(begin) >= _HEAD.size:
         _, _, _, items, _, frames = _HEAD.unpack_from(begin)
@@ -288,13 +308,16 @@ def chunk_ends(read: Read, nbytes: int, samples: int) -> tuple[memoryview, memor
 
 
 def _content_nbytes(data: memoryview, where: str) -> int:
-    """What a zstd frame says it holds (RFC 8878, 3.1.1.1); SampleError if it does not say, or too much."""
+    """Decompressed size in the header of a zstd frame (RFC 8878, 3.1.1.1).
+
+    SampleError if the header has none, or too large a one.
+    """
     try:
         if bytes(data[:4]) != _ZSTD:
             raise ValueError("it is not compressed with zstd")
-        told = data[4]
-        single, width = told >> 5 & 1, (0, 2, 4, 8)[told >> 6]
-        at = 5 + (not single) + (0, 1, 2, 4)[told & 3]
+        descriptor = data[4]
+        single, width = descriptor >> 5 & 1, (0, 2, 4, 8)[descriptor >> 6]
+        at = 5 + (not single) + (0, 1, 2, 4)[descriptor & 3]
         width = width or single
         nbytes = int.from_bytes(data[at : at + width], "little") + 256 * (width == 2)
         if not width or nbytes > ORDINARY_NBYTES:

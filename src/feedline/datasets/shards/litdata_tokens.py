@@ -1,4 +1,7 @@
-"""`LitDataTokens`: windows of tokens out of the chunks of `litdata.optimize` with a `TokensLoader`."""
+"""`LitDataTokens`: windows of tokens from LitData chunks.
+
+The chunks are those that `litdata.optimize` writes with a `TokensLoader`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from feedline.core.tensors import allocate_tensor, as_indices, numpy_view, one_w
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.shards.files import ShardFiles
 from feedline.datasets.shards.folder import IndexedFolder
-from feedline.datasets.shards.litdata import Chunk, index_of
+from feedline.datasets.shards.litdata import Chunk, read_index
 from feedline.datasets.shards.litdata_types import token_dtype
 from feedline.datasets.tokens import whole_number
 from feedline.errors import ArgumentError, SampleError
@@ -25,10 +28,10 @@ from feedline.stores.files import Extent, LazyList
 
 
 class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
-    """Windows of `window` tokens, one after the other in each chunk, as tensors of the dtype that was written.
+    """Consecutive windows of `window` tokens of each chunk, in the stored dtype.
 
-    As litdata has it, a window never crosses into the next chunk; the rest of a chunk is left out. `path`, `cache` and
-    `options` are as in `LitData`.
+    As in litdata, a window never crosses into the next chunk; the remainder of a chunk is dropped. `path`, `cache` and
+    `options` are those of `LitData`.
     """
 
     traits = READS_BATCHES
@@ -43,41 +46,41 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
     ) -> None:
         folder = IndexedFolder(path, cache=cache, options=options)
         self.path, self.window = folder.name, whole_number(window, "window")
-        index = index_of(folder)
+        index = read_index(folder)
         if not index.tokens:
             raise ArgumentError(f"{self.path} holds samples, not tokens: read it with datasets.LitData(path)")
         self._dtype = _token_dtype(index.formats, self.path)
         sizes = [(chunk.dim or 0) // self.window for chunk in index.chunks]
         self.shard_sizes: NDArray[np.int64] = np.array(sizes, np.int64)
-        """The windows of each chunk, for `samplers.ShardShuffled`."""
+        """Number of windows of each chunk, for `samplers.ShardShuffled`."""
         self._firsts = np.cumsum([0, *self.shard_sizes])
         if not len(self):
-            raise ArgumentError(f"no chunk of {self.path} holds {window} tokens, as a window needs")
+            raise ArgumentError(f"no chunk of {self.path} holds the {window} tokens of a window; pass a smaller window")
         shards = [(folder, shard) for shard in index.shards()]
         self._files = ShardFiles(shards, None, "litdata", cache, sizes=sizes)
         # The offsets of samples come first; the tokens of all samples follow one another.
         self._begins = np.array([4 * (chunk.items + 2) for chunk in index.chunks], np.int64)
-        self._tokens = LazyList(partial(_tokens, self._files, index.chunks, self._dtype), len(index.chunks))
+        self._tokens = LazyList(partial(_open_tokens, self._files, index.chunks, self._dtype), len(index.chunks))
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        """Window `index`, in memory of its own; negative indices count from the end."""
+        """Window `index`, in its own memory; negative indices count from the end."""
         at = one_within(index, len(self), "LitDataTokens")
         return self.read_batch(BatchRead(np.array([at]), allocate_tensor))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        """The windows of these indices; they share memory with each other only."""
+        """Windows of these indices; they share memory with each other only."""
         return list(self.read_batch(BatchRead(as_indices(indices), allocate_tensor)).unbind())
 
     def read_batch(self, request: BatchRead) -> torch.Tensor:
-        """The windows as one tensor, (B, window)."""
+        """Windows as one tensor of shape (B, window)."""
         places = within(request.indices, len(self), "LitDataTokens")
         out = request.allocate((len(places), self.window), self._dtype)
-        # As bytes: the tokens of a chunk begin wherever its offsets end, which no wider dtype is aligned to.
+        # Copied as bytes: the tokens follow the offsets, so they may be unaligned for their dtype.
         rows = numpy_view(out).view(np.uint8)
-        numbers, starts = self._located(places)
+        numbers, starts = self._locate(places)
         apart: list[int] = []
         for number in np.unique(numbers).tolist():
             mine, chunk = np.flatnonzero(numbers == number), self._tokens[number]
@@ -93,16 +96,16 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
         return out
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What reading these windows will want from which cache."""
-        numbers, starts = self._located(within(indices, len(self), "LitDataTokens"))
+        """Object ranges to prefetch into a cache for these windows."""
+        numbers, starts = self._locate(within(indices, len(self), "LitDataTokens"))
         whole = [self._files.whole_ranges(number) for number in np.unique(numbers).tolist()]
         return [
             *(each for ranges in whole for each in ranges or ()),
             *self._files.ranges(self._extents(numbers, starts)),
         ]
 
-    def _located(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The chunk of each window, and at which byte of it the window begins."""
+    def _locate(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Number of each window's chunk, and the window's first byte in it."""
         numbers = np.searchsorted(self._firsts, places, side="right") - 1
         nbytes = self.window * self._dtype.itemsize
         return numbers, self._begins[numbers] + (places - self._firsts[numbers]) * nbytes
@@ -124,13 +127,15 @@ def _windows(data: NDArray[np.uint8], starts: NDArray[np.int64], nbytes: int) ->
     return kernels.gather_windows(data, starts, np.empty((len(starts), nbytes), np.uint8))
 
 
-def _tokens(files: ShardFiles, chunks: Sequence[Chunk], dtype: torch.dtype, number: int) -> NDArray[np.uint8] | None:
-    """A chunk as bytes, offsets included; None where it is read in ranges."""
+def _open_tokens(
+    files: ShardFiles, chunks: Sequence[Chunk], dtype: torch.dtype, number: int
+) -> NDArray[np.uint8] | None:
+    """Bytes of a chunk, offsets included; None if read in ranges."""
     shard, chunk = files.shards[number], chunks[number]
-    found, promised = shard.nbytes - 4 * (chunk.items + 2), chunk.dim or 0
-    if found != promised * dtype.itemsize:
+    nbytes, expected = shard.nbytes - 4 * (chunk.items + 2), chunk.dim or 0
+    if nbytes != expected * dtype.itemsize:
         raise SampleError(
-            f"{files.where(number)} holds {found} bytes of tokens, its index promises {promised} of {dtype};"
+            f"{files.where(number)} holds {nbytes} bytes of tokens, its index says {expected} tokens of {dtype};"
             " copy it again"
         )
     data = files.data(number)

@@ -1,6 +1,7 @@
-"""The leaf formats of LitData, but pickle: from bytes to tensors, arrays, numbers, texts and pictures.
+"""Decoders of LitData's leaf formats, except pickle.
 
-LitData's compact form of nested lists and dicts: a tag, then what belongs to it; also plain JSON.
+They turn bytes into tensors, arrays, numbers, strings and pictures. Nested lists and dicts are JSON, or litdata's
+compact binary form: a tag, then the content.
 """
 
 from __future__ import annotations
@@ -23,68 +24,71 @@ from feedline.errors import ArgumentError
 _Read = Callable[[memoryview, int], tuple[Any, int]]
 
 
-_DEEPEST = 64
+_MAX_DEPTH = 64
 
 
 _FIRST_LETTER = 0x21
-"""JSON begins with a letter or a bracket, the compact form with a small number."""
+"""Smallest first byte of JSON; the compact form begins with a smaller tag."""
 
 
-def nested(data: memoryview) -> Any:
-    """The value in these bytes; ValueError, LookupError or struct.error where they are damaged."""
+def decode_nested(data: memoryview) -> Any:
+    """Decode a nested value.
+
+    ValueError, LookupError or struct.error for damaged bytes.
+    """
     if not data or data[0] >= _FIRST_LETTER:
         return json.loads(bytes(data))
     return _value(data, 0, 0)[0]
 
 
 def _value(data: memoryview, at: int, depth: int) -> tuple[Any, int]:
-    if depth > _DEEPEST:
-        raise ValueError(f"values are nested more than {_DEEPEST} deep")
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"values are nested more than {_MAX_DEPTH} deep")
     tag = data[at]
     if tag == 5:
         return _mapping(data, at + 1, depth)
     if tag in _LEAVES:
         return _LEAVES[tag](data, at + 1)
-    raise ValueError(f"byte {at} has the tag {tag}, which is not known")
+    raise ValueError(f"byte {at} has the unknown tag {tag}")
 
 
 def _mapping(data: memoryview, at: int, depth: int) -> tuple[dict[str, Any], int]:
     count, at = _count(data, at)
-    found = {}
+    mapping = {}
     for _ in range(count):
         key, at = _text(data, at)
-        found[key], at = _value(data, at, depth + 1)
-    return found, at
+        mapping[key], at = _value(data, at, depth + 1)
+    return mapping, at
 
 
 def _records(data: memoryview, at: int) -> tuple[list[dict[str, Any]], int]:
-    """Dicts of the same keys, which come once."""
+    """Dicts with the same keys, which are stored once."""
     rows, at = _count(data, at)
     count, at = _count(data, at)
     keys = []
     for _ in range(count):
         key, at = _text(data, at)
         keys.append(key)
-    found = []
+    records = []
     for _ in range(rows):
         row = {}
         for key in keys:
             row[key], at = _RECORD_LEAVES[data[at]](data, at + 1)
-        found.append(row)
-    return found, at
+        records.append(row)
+    return records, at
 
 
 def _count(data: memoryview, at: int) -> tuple[int, int]:
-    """A length, which cannot be more than what is left, whatever is counted."""
+    """Read a length and check it against the size of the data."""
     (count,) = struct.unpack_from("<I", data, at)
     if count > len(data):
-        raise ValueError(f"byte {at} counts {count} things in {len(data)} bytes")
+        raise ValueError(f"the length at byte {at} is {count}, in {len(data)} bytes")
     return count, at + 4
 
 
 def _cut(data: memoryview, at: int, nbytes: int) -> tuple[memoryview, int]:
     if at + nbytes > len(data):
-        raise ValueError(f"byte {at} begins {nbytes} bytes of the {len(data) - at} left")
+        raise ValueError(f"byte {at} begins a value of {nbytes} bytes, but {len(data) - at} are left")
     return data[at : at + nbytes], at + nbytes
 
 
@@ -101,11 +105,11 @@ def _json(data: memoryview, at: int) -> tuple[Any, int]:
 
 def _texts(data: memoryview, at: int) -> tuple[list[str], int]:
     count, at = _count(data, at)
-    found = []
+    texts = []
     for _ in range(count):
         text, at = _text(data, at)
-        found.append(text)
-    return found, at
+        texts.append(text)
+    return texts, at
 
 
 def _numbers(dtype: str) -> _Read:
@@ -157,31 +161,31 @@ _TORCH = (
     *(torch.complex128, torch.complex128, torch.float16, torch.float16, torch.bfloat16, torch.uint8, torch.int8),
     *(torch.int16, torch.int16, torch.int32, torch.int32, torch.int64, torch.int64, torch.bool, torch.uint16),
 )
-"""The dtypes of tensors by LitData's number; those with two names in torch have two."""
+"""Dtypes of tensors by LitData's number; torch's aliases appear twice."""
 
 
 _NUMPY = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"),
     *("complex64", "complex128", "bool"),
 )
-"""The dtypes of arrays by LitData's number; those after these hold objects."""
+"""Dtypes of arrays by LitData's number; higher numbers are object dtypes."""
 
 
 _ENCODED = ("bytes", "file", "video", "audio", "nifti", "mesh", "pdf", "graph", "tifffile")
-"""Files that are given as they are, for a transform to decode."""
+"""Formats of encoded files, which are returned as bytes for a transform to decode."""
 
 
 def decoder(name: str) -> Decoder:
-    """What decodes leaves of this format; ArgumentError for pickle, and for what is not known."""
+    """Decoder of a leaf format; ArgumentError for pickle and unknown formats."""
     kind = name.partition(":")[0]
     if kind in _ENCODED:
         return bytes
     if kind == "no_header_tensor":
-        return partial(_flat_tensor, _numbered(_TORCH, name))
+        return partial(_flat_tensor, _dtype_of(_TORCH, name))
     if kind == "no_header_numpy":
-        return partial(_flat_array, np.dtype(_numbered(_NUMPY, name)))
+        return partial(_flat_array, np.dtype(_dtype_of(_NUMPY, name)))
     if kind == "pickle":
-        raise ArgumentError("pickle, which may run any code and is never read")
+        raise ArgumentError("pickle, which can run arbitrary code and is never read")
     try:
         return _DECODERS[kind]
     except KeyError:
@@ -189,21 +193,21 @@ def decoder(name: str) -> Decoder:
 
 
 def is_picture(name: str) -> bool:
-    """Whether leaves are the bytes of one image file."""
+    """True if leaves are encoded image files."""
     return name.partition(":")[0] in ("jpeg", "image")
 
 
 def token_dtype(name: str) -> torch.dtype:
-    """The dtype of tokens that are stored one after the other."""
+    """Dtype of tokens stored without a header."""
     kind = name.partition(":")[0]
     if kind == "no_header_tensor":
-        return _numbered(_TORCH, name)
+        return _dtype_of(_TORCH, name)
     if kind == "no_header_numpy":
-        return torch.from_numpy(np.empty(0, _numbered(_NUMPY, name))).dtype
+        return torch.from_numpy(np.empty(0, _dtype_of(_NUMPY, name))).dtype
     raise ArgumentError(f"{name!r}, and tokens are flat tensors or arrays")
 
 
-def _numbered(dtypes: Sequence[T], name: str) -> T:
+def _dtype_of(dtypes: Sequence[T], name: str) -> T:
     number = name.partition(":")[2]
     if not number.isdecimal() or int(number) >= len(dtypes):
         raise ArgumentError(f"{name!r}, which is not known")
@@ -213,19 +217,19 @@ def _numbered(dtypes: Sequence[T], name: str) -> T:
 def _flat_tensor(dtype: torch.dtype, data: memoryview) -> torch.Tensor:
     out = torch.empty(len(data) // dtype.itemsize, dtype=dtype)
     if out.nbytes != len(data):
-        raise ValueError(f"{len(data)} bytes are no whole number of {dtype}")
+        raise ValueError(f"{len(data)} bytes are not a whole number of {dtype}")
     if len(data):
         out.view(torch.uint8).numpy()[:] = np.frombuffer(data, np.uint8)
     return out
 
 
 def _tensor(data: memoryview) -> torch.Tensor:
-    """The number of the dtype, the number of sides, and the sides, in big endian; then the values."""
+    """Decode a tensor: number of the dtype, rank, shape (big endian), values."""
     number, sides = struct.unpack_from(">II", data)
     shape = struct.unpack_from(f">{sides}I", data, 8)
     flat = _flat_tensor(_TORCH[number], data[8 + 4 * sides :])
     if prod(shape) != len(flat):
-        raise ValueError(f"{len(flat)} numbers are no tensor of shape {shape}")
+        raise ValueError(f"{len(flat)} numbers do not make a tensor of shape {shape}")
     return flat.reshape(shape)
 
 
@@ -234,23 +238,23 @@ def _flat_array(dtype: np.dtype[Any], data: memoryview) -> NDArray[Any]:
 
 
 def _array(data: memoryview) -> NDArray[Any]:
-    """As tensors, in little endian."""
+    """Decode an array, stored like a tensor but in little endian."""
     number, sides = struct.unpack_from("<II", data)
     shape = struct.unpack_from(f"<{sides}I", data, 8)
     return _flat_array(np.dtype(_NUMPY[number]), data[8 + 4 * sides :]).reshape(shape)
 
 
-def _unpacked(layout: str, data: memoryview) -> Any:
+def _unpack(layout: str, data: memoryview) -> Any:
     return struct.unpack(layout, data)[0]
 
 
 _DECODERS: dict[str, Decoder] = {
-    "bool": partial(_unpacked, "<?"),
-    "int": partial(_unpacked, "<q"),
-    "float": partial(_unpacked, "<d"),
+    "bool": partial(_unpack, "<?"),
+    "int": partial(_unpack, "<q"),
+    "float": partial(_unpack, "<d"),
     "str": text_of,
     "text": text_of,
-    "json": nested,
+    "json": decode_nested,
     "tensor": _tensor,
     "numpy": _array,
     "pil": bare_image,

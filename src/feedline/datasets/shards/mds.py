@@ -1,8 +1,7 @@
-"""`MDS`: the shards that Mosaic's StreamingDataset reads, in any order.
+"""`MDS`: samples of the shards that Mosaic's StreamingDataset reads.
 
-`index.json` of an MDS folder: what its shards hold, read without trust.
-
-The encodings of MDS columns, but pickle: from the bytes of a value to what Mosaic's own reader gives.
+`index.json` lists the shards and the encodings of their columns, and is not trusted. Values are decoded to what
+Mosaic's own reader returns; columns encoded as pickle are never read.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from feedline.datasets.formats import ShardSummary
 from feedline.datasets.paths import Paths, listed
 from feedline.datasets.shard_summaries import StoredShard, stored_nbytes, summarize_folders
 from feedline.datasets.shards.files import Read, ShardFileFields, ShardFiles, ShardSource, offsets_in
-from feedline.datasets.shards.folder import IndexedFolder, count, file_name, refuse_overflow, samples
+from feedline.datasets.shards.folder import IndexedFolder, check_count, check_file_name, check_samples, check_total
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
 from feedline.stores.files import LazyList
@@ -50,23 +49,23 @@ _DTYPES = dict(
         strict=True,
     )
 )
-"""The first byte of an array whose column does not say the dtype."""
+"""Dtypes of arrays whose column does not name one, by their first byte."""
 
 
 _SHAPE_DTYPES = ("u1", "<u2", "<u4", "<u8")
 
 
-_PIXELS_MOST = 1 << 28
+_MAX_PIXELS = 1 << 28
 
 
 def decoder(encoding: str) -> Decoder:
-    """What decodes values of a column; ArgumentError for pickle, and for what is not known."""
+    """Decoder of a column's values; ArgumentError for pickle and unknown encodings."""
     if encoding.startswith("ndarray"):
         return _ndarray(encoding)
     if encoding in _SCALARS:
         return partial(_scalar, np.dtype(encoding).newbyteorder("<"))
     if encoding == "pkl":
-        raise ArgumentError("pickle, which may run any code and is never read")
+        raise ArgumentError("pickle, which can run arbitrary code and is never read")
     try:
         return _DECODERS[encoding]
     except KeyError:
@@ -74,19 +73,19 @@ def decoder(encoding: str) -> Decoder:
 
 
 def is_picture(encoding: str) -> bool:
-    """Whether values are the bytes of one image file."""
+    """True if values are encoded image files."""
     return encoding in ("jpeg", "png")
 
 
 def fixed_nbytes(encoding: str) -> int | None:
-    """How long every value is, or None where each says its own length."""
+    """Size of each value in bytes; None if values have individual sizes."""
     if encoding == "int":
         return 8
     if encoding in _SCALARS:
         return np.dtype(encoding).itemsize
     if encoding.count(":") < 2:
         return None
-    dtype, shape = _described(encoding)
+    dtype, shape = _parse_ndarray(encoding)
     return None if dtype is None or shape is None else dtype.itemsize * prod(shape)
 
 
@@ -96,13 +95,13 @@ def _scalar(dtype: np.dtype[Any], data: memoryview) -> Any:
 
 def _ndarray(encoding: str) -> Decoder:
     try:
-        return partial(_array, *_described(encoding))
+        return partial(_array, *_parse_ndarray(encoding))
     except (ValueError, TypeError, SyntaxError):
         raise ArgumentError(f"{encoding!r}, which is not known") from None
 
 
-def _described(encoding: str) -> tuple[np.dtype[Any] | None, tuple[int, ...] | None]:
-    """The dtype and shape of all arrays of a column, as far as the encoding says them."""
+def _parse_ndarray(encoding: str) -> tuple[np.dtype[Any] | None, tuple[int, ...] | None]:
+    """Dtype and shape of a column's arrays; None where not fixed."""
     name, _, sides = encoding.partition(":")[2].partition(":")
     dtype = np.dtype(name).newbyteorder("<") if name else None
     shape = tuple(map(int, sides.split(","))) if sides else None
@@ -112,7 +111,10 @@ def _described(encoding: str) -> tuple[np.dtype[Any] | None, tuple[int, ...] | N
 
 
 def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, data: memoryview) -> NDArray[Any]:
-    """An array of its own memory; dtype and shape stand first in the data where the column does not say them."""
+    """Decode an array into its own memory.
+
+    Dtype and shape are at the front of the data if the column does not fix them.
+    """
     if dtype is None:
         dtype, data = np.dtype(_DTYPES[data[0]]).newbyteorder("<"), data[1:]
     if shape is None:
@@ -130,23 +132,23 @@ def image(data: memoryview) -> PIL.Image.Image:
 
 def bare_image(data: memoryview) -> PIL.Image.Image:
     width, height, letters = struct.unpack_from("<III", data)
-    if width * height > _PIXELS_MOST:
+    if width * height > _MAX_PIXELS:
         raise ValueError(f"a picture of {width} x {height} pixels")
     mode, pixels = str(data[12 : 12 + letters], "ascii"), data[12 + letters :]
     return PIL.Image.frombytes(mode, (width, height), bytes(pixels))
 
 
 def images(data: memoryview) -> list[PIL.Image.Image]:
-    """Their number, the size of each, then the files."""
-    return _several(image, data)
+    """Decode a list of pictures: their number, their sizes, then the files."""
+    return _decode_several(image, data)
 
 
 def _list(each: Decoder, data: memoryview) -> list[Any]:
-    """As before, after four bytes that mean nothing yet."""
-    return _several(each, data[4:])
+    """Decode a list, stored like `images` after four reserved bytes."""
+    return _decode_several(each, data[4:])
 
 
-def _several(each: Decoder, data: memoryview) -> list[Any]:
+def _decode_several(each: Decoder, data: memoryview) -> list[Any]:
     (count,) = struct.unpack_from("<I", data)
     sizes = np.frombuffer(data, "<u4", count, 4)
     stops = 4 + 4 * count + np.cumsum(sizes, dtype=np.int64)
@@ -159,7 +161,7 @@ def _integer(data: memoryview) -> int:
     return int(struct.unpack("<q", data)[0])
 
 
-def _parsed(kind: Callable[[str], Any], data: memoryview) -> Any:
+def _parse_text(kind: Callable[[str], Any], data: memoryview) -> Any:
     return kind(text_of(data))
 
 
@@ -167,10 +169,10 @@ _DECODERS: dict[str, Decoder] = {
     "bytes": bytes,
     "str": text_of,
     "int": _integer,
-    "str_int": partial(_parsed, int),
-    "str_float": partial(_parsed, float),
-    "str_decimal": partial(_parsed, Decimal),
-    "json": partial(_parsed, json.loads),
+    "str_int": partial(_parse_text, int),
+    "str_float": partial(_parse_text, float),
+    "str_decimal": partial(_parse_text, Decimal),
+    "json": partial(_parse_text, json.loads),
     "pil": bare_image,
     "jpeg": image,
     "png": image,
@@ -183,8 +185,8 @@ _DECODERS: dict[str, Decoder] = {
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """A file that the index promises."""
+class MDSFile:
+    """File listed in the index."""
 
     name: str
     nbytes: int
@@ -193,7 +195,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class MDSColumns:
-    """The columns in the order in which they are stored; a size is None where each value has its own."""
+    """Columns in stored order; sizes are None for variable-size values."""
 
     names: tuple[str, ...]
     encodings: tuple[str, ...]
@@ -202,62 +204,63 @@ class MDSColumns:
 
 @dataclass(frozen=True, slots=True)
 class MDSShard:
-    """One shard; those with equal columns share them."""
+    """One shard; shards with equal columns share one `MDSColumns`."""
 
     samples: int
     columns: MDSColumns
-    raw: File
-    zipped: File | None
+    raw: MDSFile
+    zipped: MDSFile | None
     codec: str | None
 
 
-def shards_of(folder: IndexedFolder, known: dict[MDSColumns, MDSColumns]) -> list[MDSShard]:
-    """The shards that the index in this folder names; SampleError tells what is wrong with it.
+def read_shards(folder: IndexedFolder, known: dict[MDSColumns, MDSColumns]) -> list[MDSShard]:
+    """Read the shards listed in the index of a folder.
 
-    Columns that are in `known` are given as they are there; others are added.
+    Columns equal to those in `known` are replaced by them; new ones are added. SampleError for a damaged index,
+    ArgumentError for unsupported content.
     """
     data, path = folder.index("MDS data set"), folder.where("index.json")
     try:
-        shards = [_shard(each, known) for each in json.loads(data)["shards"]]
-        refuse_overflow(shard.samples for shard in shards)
+        shards = [_parse_shard(each, known) for each in json.loads(data)["shards"]]
+        check_total(shard.samples for shard in shards)
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise ArgumentError(f"{path}: {error}") from None
-        raise SampleError(f"{path} is no index of MDS shards ({type(error).__name__}: {error})") from error
+        raise SampleError(f"{path} is not an index of MDS shards ({type(error).__name__}: {error})") from error
     return shards
 
 
-def _shard(told: dict[str, Any], known: dict[MDSColumns, MDSColumns]) -> MDSShard:
-    if told["format"] != "mds" or told["version"] != 2:
-        raise ArgumentError(f"shards of format {told['format']} version {told['version']}; MDS reads mds version 2")
-    encodings, sizes = tuple(told["column_encodings"]), tuple(told["column_sizes"])
-    names = tuple(told["column_names"])
+def _parse_shard(entry: dict[str, Any], known: dict[MDSColumns, MDSColumns]) -> MDSShard:
+    if entry["format"] != "mds" or entry["version"] != 2:
+        raise ArgumentError(f"shards of format {entry['format']} version {entry['version']}; MDS reads mds version 2")
+    encodings, sizes = tuple(entry["column_encodings"]), tuple(entry["column_sizes"])
+    names = tuple(entry["column_names"])
     if not len(names) == len(encodings) == len(sizes) or sizes != tuple(map(fixed_nbytes, encodings)):
         raise ValueError("column names, encodings and sizes do not agree")
-    zipped = told["zip_data"] and _file(told["zip_data"])
-    codec = told["compression"] and str(told["compression"]).partition(":")[0]
+    zipped = entry["zip_data"] and _parse_file(entry["zip_data"])
+    codec = entry["compression"] and str(entry["compression"]).partition(":")[0]
     columns = MDSColumns(names, encodings, sizes)
     columns = known.setdefault(columns, columns)
-    raw = _file(told["raw_data"])
-    number = samples(told["samples"], raw.nbytes, f"the number of samples in {raw.name}")
+    raw = _parse_file(entry["raw_data"])
+    number = check_samples(entry["samples"], raw.nbytes, f"the number of samples in {raw.name}")
     return MDSShard(number, columns, raw, zipped or None, codec or None)
 
 
-def _file(told: dict[str, Any]) -> File:
-    name = file_name(told["basename"])  # with folders, if Mosaic merged the indexes of several
-    return File(name, count(told["bytes"], f"the size of {name}"), dict(told["hashes"]))
+def _parse_file(entry: dict[str, Any]) -> MDSFile:
+    name = check_file_name(entry["basename"])  # includes folders if Mosaic merged several indexes
+    return MDSFile(name, check_count(entry["bytes"], f"the size of {name}"), dict(entry["hashes"]))
 
 
 class MDS(ShardFileFields):
-    """The samples of an MDS folder (with its `index.json`) as dicts of what Mosaic's own reader gives.
+    """Samples of MDS folders, as dicts of what Mosaic's own reader returns.
 
-    `path` is a folder of this machine or the address of one in a store, or several, whose samples follow one another.
-    `columns` picks some; those encoded as pickle are never read. `transform` is a function of the sample, or functions
-    by column.
+    `paths` is a local folder, with its `index.json`, the address of one in a store, or several of these, whose samples
+    are concatenated. `columns` chooses columns; those encoded as pickle are never read. `transform` is a function of
+    the sample, or a dict of functions by column.
 
-    What a store gives is kept in the folder `cache`, if there is one, and so are compressed shards, which are
-    decompressed on first use (by default into the user's cache folder), and their hashes compared where the index has
-    some; `check_hashes` compares those of the others now. `options` are those of `open_store`.
+    Objects are kept in the folder `cache` if one is given. Compressed shards are decompressed on first use, into
+    `cache` or the user's cache folder, and checked against the hashes in the index. With `check_hashes`, the
+    constructor checks all other shards, too. `options` are those of `open_store`.
     """
 
     def __init__(
@@ -274,18 +277,18 @@ class MDS(ShardFileFields):
             refuse_bare(columns, "columns", "('image', 'label')")
         folders = [IndexedFolder(each, cache=cache, options=options) for each in listed(paths)]
         self.paths = [folder.name for folder in folders]
-        _refuse_twice(self.paths)
+        _check_distinct(self.paths)
         known: dict[MDSColumns, MDSColumns] = {}
-        told = [(folder, each) for folder in folders for each in shards_of(folder, known)]
+        shards = [(folder, each) for folder in folders for each in read_shards(folder, known)]
         names = tuple(columns) if columns is not None else tuple(dict.fromkeys(n for kind in known for n in kind.names))
         by_column, whole = split_transform(transform, names)
-        super().__init__(ShardFiles([(folder, _open_shard(each)) for folder, each in told], _ends, "mds", cache))
+        super().__init__(ShardFiles([(folder, _shard_source(each)) for folder, each in shards], _ends, "mds", cache))
         FieldRecords.__init__(self, whole)
-        layouts = {kind: _layout(kind, names, by_column, ", ".join(self.paths)) for kind in known}
+        layouts = {kind: _build_layout(kind, names, by_column, ", ".join(self.paths)) for kind in known}
         self._layouts = tuple(layouts.values())
         places = {kind: number for number, kind in enumerate(layouts)}
-        self._kinds = [places[each.columns] for _, each in told]
-        self._offsets = LazyList(partial(_offsets, self._files), len(told))
+        self._kinds = [places[each.columns] for _, each in shards]
+        self._offsets = LazyList(partial(_read_offsets, self._files), len(shards))
         if check_hashes:
             self._files.check()
 
@@ -294,7 +297,10 @@ class MDS(ShardFileFields):
         return offsets[row], offsets[row + 1]
 
     def _decodings(self) -> list[Decoding]:
-        """Of all shards: a column that is encoded otherwise in some of them has no one decoding."""
+        """Decodings of all shards.
+
+        A column whose encoding differs between shards appears several times.
+        """
         return [decoding for layout in self._layouts for _, _, decoding in layout.wanted]
 
     def _fields_in(self, record: Record) -> dict[str, Field]:
@@ -315,58 +321,60 @@ class MDS(ShardFileFields):
 
 @dataclass(frozen=True, slots=True)
 class _MDSLayout:
-    """How samples of some shards are laid out, and what decodes the columns that are wanted."""
+    """Layout of the samples of shards with equal columns, and their decodings."""
 
     heads: str
     sizes: tuple[int | None, ...]
     wanted: tuple[tuple[int, str, Decoding], ...]
 
     def spans(self, data: memoryview) -> list[tuple[int, int]]:
-        """From where to where each column goes; ValueError if it goes too far."""
+        """Byte range of each column; ValueError unless they fill the sample."""
         lengths = iter(struct.unpack_from(self.heads, data))
-        at, found = struct.calcsize(self.heads), []
+        at, spans = struct.calcsize(self.heads), []
         for size in self.sizes:
             start, at = at, at + (next(lengths) if size is None else size)
-            found.append((start, at))
+            spans.append((start, at))
         if at != len(data):
             raise ValueError(f"its columns take {at} bytes of {len(data)}")
-        return found
+        return spans
 
 
-def _refuse_twice(paths: Sequence[str]) -> None:
+def _check_distinct(paths: Sequence[str]) -> None:
     for number, path in enumerate(paths):
         if path in paths[:number]:
-            raise ArgumentError(f"{path} is named twice, so that its samples would be, too")
+            raise ArgumentError(f"{path} is listed twice; its samples would be duplicated")
 
 
-def _open_shard(told: MDSShard) -> ShardSource:
-    forms: dict[str, str | None] = {told.raw.name: None}
-    if told.zipped is not None and told.codec is not None:
-        forms[told.zipped.name] = told.codec
-    return ShardSource(forms, told.raw.nbytes, told.samples, told.raw.hashes)
+def _shard_source(shard: MDSShard) -> ShardSource:
+    forms: dict[str, str | None] = {shard.raw.name: None}
+    if shard.zipped is not None and shard.codec is not None:
+        forms[shard.zipped.name] = shard.codec
+    return ShardSource(forms, shard.raw.nbytes, shard.samples, shard.raw.hashes)
 
 
 def _ends(read: Read, nbytes: int, samples: int) -> tuple[memoryview, memoryview]:
-    """The number of samples, and where each begins: nothing at the end is needed."""
+    """Ends of a shard: the number of samples, their offsets; nothing else."""
     return read(0, min(nbytes, 4 * (samples + 2))), memoryview(b"")
 
 
-def _offsets(files: ShardFiles, number: int) -> memoryview:
+def _read_offsets(files: ShardFiles, number: int) -> memoryview:
     begin, shard = files.ends(number).begin, files.shards[number]
     return offsets_in(begin, shard.samples, shard.nbytes, files.where(number))
 
 
-def _layout(columns: MDSColumns, names: Sequence[str], by_column: Mapping[str, Transform], path: str) -> _MDSLayout:
+def _build_layout(
+    columns: MDSColumns, names: Sequence[str], by_column: Mapping[str, Transform], path: str
+) -> _MDSLayout:
     wanted = []
     for name in names:
         if name not in columns.names:
-            raise ArgumentError(f"{path} has shards without a column {name!r}; they have {', '.join(columns.names)}")
+            raise ArgumentError(f"shards of {path} have no column {name!r}; they have {', '.join(columns.names)}")
         number = columns.names.index(name)
-        wanted.append((number, name, _decoding(name, columns.encodings[number], by_column.get(name), path)))
+        wanted.append((number, name, _build_decoding(name, columns.encodings[number], by_column.get(name), path)))
     return _MDSLayout(f"<{columns.sizes.count(None)}I", columns.sizes, tuple(wanted))
 
 
-def _decoding(name: str, encoding: str, transform: Transform | None, path: str) -> Decoding:
+def _build_decoding(name: str, encoding: str, transform: Transform | None, path: str) -> Decoding:
     if is_picture(encoding) and transform is not None:
         return Decoding("image", transform)
     try:
@@ -376,12 +384,14 @@ def _decoding(name: str, encoding: str, transform: Transform | None, path: str) 
 
 
 def summarize_shards(paths: Sequence[str]) -> ShardSummary:
-    """The shards of MDS folders."""
-    return summarize_folders("shard", (shard for folder in map(IndexedFolder, paths) for shard in _stored(folder)))
+    """Shards of MDS folders."""
+    return summarize_folders(
+        "shard", (shard for folder in map(IndexedFolder, paths) for shard in _stored_shards(folder))
+    )
 
 
-def _stored(folder: IndexedFolder) -> Iterator[StoredShard]:
-    shards = shards_of(folder, {})
+def _stored_shards(folder: IndexedFolder) -> Iterator[StoredShard]:
+    shards = read_shards(folder, {})
     files = folder.files([[each.name for each in (shard.raw, shard.zipped) if each] for shard in shards])
     for shard, file in zip(shards, files, strict=True):
         is_compressed = file.name != shard.raw.name

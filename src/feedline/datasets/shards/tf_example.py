@@ -1,6 +1,7 @@
-"""What the features of an example become: tensors of the dtype and shape that were asked for, or decoded bytes.
+"""Parser and decoders of `tf.train.Example` messages.
 
-`tf.train.Example` out of its bytes: a reader of the few protobuf messages that it is made of.
+The parser reads the few protobuf messages that an example consists of, without protobuf. Features become tensors of the
+requested dtype and shape, or decoded bytes.
 
 Wire format: https://protobuf.dev/programming-guides/encoding/. Messages: tensorflow/core/example/feature.proto.
 """
@@ -29,28 +30,28 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 _SHORT = 16
-"""Up to so many bytes, varints are read faster one by one than all at once."""
+"""Size in bytes up to which varints are decoded faster in a loop than with NumPy."""
 
 
-def parsed(data: bytes, wanted: Container[str] | None = None) -> dict[str, Value]:
-    """The features by name, or the `wanted` ones: lists of bytes, float32 or int64 arrays.
+def parse_example(data: bytes, wanted: Container[str] | None = None) -> dict[str, Value]:
+    """Features by name: lists of bytes, float32 or int64 arrays.
 
-    ValueError tells what is wrong with the bytes, whatever they are. A feature that holds nothing at all is an empty
-    list of bytes; of a name that comes twice, the last counts.
+    Only those in `wanted`, if it is given. A feature without any value is an empty list of bytes; of a repeated name,
+    the last one counts. ValueError for invalid bytes.
     """
-    found: dict[str, Value] = {}
+    parsed_features: dict[str, Value] = {}
     for number, features in _messages(data):
         if number == 1:
             for kind, entry in _messages(features):
                 if kind == 1:
                     name, feature = _entry(entry)
                     if wanted is None or name in wanted:
-                        found[name] = _feature(feature)
-    return found
+                        parsed_features[name] = _feature(feature)
+    return parsed_features
 
 
 def _entry(data: bytes) -> tuple[str, bytes]:
-    """Key and value of one entry of a map; what is absent is empty."""
+    """Key and value of a map entry; absent ones are empty."""
     parts = dict(_messages(data))
     return parts.get(1, b"").decode("utf-8"), parts.get(2, b"")
 
@@ -68,16 +69,16 @@ def _feature(data: bytes) -> Value:
 
 
 def _floats(data: bytes) -> NDArray[np.float32]:
-    """Packed in one field, spread over many, or both."""
+    """Values of a FloatList: packed, unpacked, or both."""
     pieces = [bytes(value) for number, _, value in _fields(data) if number == 1 and not isinstance(value, int)]
     joined = b"".join(pieces)
     if len(joined) % 4:
-        raise ValueError(f"a list of floats has {len(joined)} bytes, which is no multiple of 4")
+        raise ValueError(f"a list of floats has {len(joined)} bytes, which is not a multiple of 4")
     return np.frombuffer(joined, "<f4").astype(np.float32)
 
 
 def _integers(data: bytes) -> NDArray[np.int64]:
-    """Packed in one field, spread over many, or both."""
+    """Values of an Int64List: packed, unpacked, or both."""
     pieces = [
         np.array([value], np.uint64) if isinstance(value, int) else _varints(value)
         for number, _, value in _fields(data)
@@ -96,17 +97,20 @@ def _varints(data: bytes) -> NDArray[np.uint64]:
     octets = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(octets < 0x80)
     if not len(ends) or ends[-1] != len(octets) - 1:
-        raise ValueError("a list of integers ends within a number")
+        raise ValueError("a list of integers ends within a varint")
     starts = np.concatenate(([0], ends[:-1] + 1))
     lengths = ends - starts + 1
     if lengths.max() > 10:
-        raise ValueError("a number takes more than ten bytes")
+        raise ValueError("a varint has more than ten bytes")
     shifts = (np.arange(len(octets)) - np.repeat(starts, lengths)).astype(np.uint64) * np.uint64(7)
     return np.bitwise_or.reduceat((octets & np.uint8(0x7F)).astype(np.uint64) << shifts, starts)
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields that have a length: messages, strings, bytes. Others are passed over, as the format wants."""
+    """Number and value of each length-delimited field.
+
+    Fields of other wire types are skipped, as the wire format requires.
+    """
     for number, kind, value in _fields(data):
         if kind == _BYTES:
             assert isinstance(value, bytes)
@@ -114,7 +118,10 @@ def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
-    """The number, wire type and value of each field: int for varints, else bytes."""
+    """Number, wire type and value of each field.
+
+    Varints are int, others bytes.
+    """
     at, stop = 0, len(data)
     while at < stop:
         tag, at = _varint(data, at)
@@ -130,13 +137,13 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
         else:
             raise ValueError(f"field {number} at byte {at} has wire type {kind}, which no tf.train.Example has")
         if length > stop - at:
-            raise ValueError(f"field {number} at byte {at} wants {length} bytes of the {stop - at} that are left")
+            raise ValueError(f"field {number} at byte {at} claims {length} bytes, but {stop - at} are left")
         yield number, kind, data[at : at + length]
         at += length
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number below 2**64 and where the next thing begins."""
+    """Read a varint (modulo 2**64); returns it and the next position."""
     value = shift = 0
     while at < len(data):
         octet = data[at]
@@ -146,8 +153,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             return value & 0xFFFFFFFFFFFFFFFF, at
         shift += 7
         if shift >= 70:
-            raise ValueError(f"the number that ends at byte {at} takes more than ten bytes")
-    raise ValueError("the message ends within a number")
+            raise ValueError(f"the varint that ends at byte {at} has more than ten bytes")
+    raise ValueError("the message ends within a varint")
 
 
 Feature = Decode | DTypeLike | torch.dtype | tuple[DTypeLike | torch.dtype, tuple[int, ...]]
@@ -157,64 +164,70 @@ Where = Callable[[], str]
 
 
 class EveryFeature:
-    """Decodes whole records to all features as they are: numbers as 1-D tensors, bytes as lists."""
+    """Decodes a record to all of its features, as they are stored.
+
+    Numbers become 1-D tensors, bytes become lists.
+    """
 
     step = SampleTransform(None)
     batchable = draws = False
 
     def __call__(self, source: memoryview, row: int | None, where: Where) -> dict[str, Any]:  # noqa: ARG002 - as others
-        """The sample in these bytes."""
-        found = _parsed(source, None, where)
-        # Sorted, because the format leaves the order to chance.
-        return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in sorted(found.items())}
+        """All features of a record."""
+        features = _parse(source, None, where)
+        # Sorted, because the order of protobuf map entries is arbitrary.
+        return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in sorted(features.items())}
 
 
 class ChosenFeatures:
-    """The features that were asked for, each as what it should be."""
+    """Decodes the requested features, each to the requested type."""
 
     def __init__(self, features: Mapping[str, Feature], transforms: Mapping[str, Transform]) -> None:
         if not isinstance(features, Mapping):
             raise ArgumentError(
-                f"columns={features!r}: give a dict that says by name what each becomes, such as {{'label': 'int64'}}"
+                f"columns={features!r}: pass a dict from the name of each feature to its type, such as"
+                " {'label': 'int64'}"
             )
-        self._decodings = {name: _decoding(name, feature, transforms.get(name)) for name, feature in features.items()}
+        self._decodings = {
+            name: _build_decoding(name, feature, transforms.get(name)) for name, feature in features.items()
+        }
 
     @property
     def decodings(self) -> Collection[Decodes]:
-        """How each feature is decoded."""
+        """Decodings of the features."""
         return self._decodings.values()
 
     def fields(self, record: memoryview, where: Where) -> dict[str, Field]:
-        """The features in these bytes."""
-        found = _parsed(record, self._decodings, where)
-        if len(found) < len(self._decodings):
-            missing = next(name for name in self._decodings if name not in found)
-            there = ", ".join(sorted(_parsed(record, None, where))) or "none"
+        """Requested features of a record; SampleError names a missing one."""
+        values = _parse(record, self._decodings, where)
+        if len(values) < len(self._decodings):
+            missing = next(name for name in self._decodings if name not in values)
+            there = ", ".join(sorted(_parse(record, None, where))) or "none"
             raise SampleError(f"{where()} has no feature {missing!r}; it has {there}")
-        return {name: _field(name, found[name], decoding, where) for name, decoding in self._decodings.items()}
+        return {name: _field(name, values[name], decoding, where) for name, decoding in self._decodings.items()}
 
 
 def _field(name: str, value: Value, decoding: Decodes, where: Where) -> Field:
-    def named() -> str:
+    def describe() -> str:
         return f"feature {name!r} of {where()}"
 
     if isinstance(decoding, _Numbers):
-        return Field(decoding, value, named)
+        return Field(decoding, value, describe)
     if isinstance(value, np.ndarray) or len(value) != 1:
-        raise SampleError(f"{named()} holds {_told(value)}, not one value of bytes")
-    return Field(decoding, value[0], named)
+        raise SampleError(f"{describe()} holds {_describe(value)} instead of one bytes value")
+    return Field(decoding, value[0], describe)
 
 
-def _parsed(record: memoryview, wanted: Mapping[str, Any] | None, where: Where) -> dict[str, Value]:
+def _parse(record: memoryview, wanted: Mapping[str, Any] | None, where: Where) -> dict[str, Value]:
     try:
-        return parsed(bytes(record), wanted)
+        return parse_example(bytes(record), wanted)
     except ValueError as error:  # UnicodeDecodeError is one
         raise SampleError(
-            f"{where()} is no tf.train.Example ({error}); give decode='bytes' for other records"
+            f"{where()} is not a tf.train.Example ({error}); pass decode='bytes' for other records"
         ) from error
 
 
-def _decoding(name: str, feature: Feature, transform: Transform | None) -> Decodes:
+def _build_decoding(name: str, feature: Feature, transform: Transform | None) -> Decodes:
     if (isinstance(feature, str) and feature in DECODERS) or (callable(feature) and not isinstance(feature, type)):
         return Decoding(feature, transform)
     dtype, shape = feature if isinstance(feature, tuple) and len(feature) == 2 else (feature, ())
@@ -224,8 +237,8 @@ def _decoding(name: str, feature: Feature, transform: Transform | None) -> Decod
         numbers = None
     if numbers is None or torch_dtype(numbers) is None or not _is_shape(shape):
         raise ArgumentError(
-            f"columns[{name!r}]={feature!r} is no dtype, (dtype, shape) with at most one -1 such as ('int64', (3,)),"
-            f" function, nor one of {', '.join(DECODERS)}"
+            f"columns[{name!r}]={feature!r} is neither a dtype, nor (dtype, shape) with at most one -1, such as"
+            f" ('int64', (3,)), nor a function, nor one of {', '.join(DECODERS)}"
         )
     return _Numbers(numbers, tuple(shape), SampleTransform(transform))
 
@@ -238,7 +251,10 @@ def _is_shape(shape: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """A tensor; its numbers are listed, or lie bare (little endian) in one value of bytes."""
+    """Decodes a feature to a tensor.
+
+    The numbers are in a list, or raw (little endian) in a single bytes value.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -246,20 +262,24 @@ class _Numbers:
     batchable = draws = False
 
     def __call__(self, source: Value, row: int | None, where: Where) -> Any:
-        numbers = source if isinstance(source, np.ndarray) else self._bare(source, where)
+        numbers = source if isinstance(source, np.ndarray) else self._raw_numbers(source, where)
         if not self._fits(len(numbers)):
-            raise SampleError(f"{where()} holds {_told(source)}, which do not make {self.dtype} of shape {self.shape}")
+            raise SampleError(
+                f"{where()} holds {_describe(source)}, which do not make {self.dtype} of shape {self.shape}"
+            )
         if numbers.dtype.kind == "f" and self.dtype.kind in "iub":
-            _refuse_unfit(numbers, self.dtype, where)
+            _check_integers(numbers, self.dtype, where)
         converted = numbers.astype(self.dtype)
         if numbers.dtype.kind == "i" and (converted != numbers).any():
-            raise SampleError(f"{where()} holds numbers that {self.dtype} does not; ask for a wider dtype")
+            raise SampleError(f"{where()} holds numbers that {self.dtype} cannot represent; request a wider dtype")
         return self.step(torch.from_numpy(converted.reshape(self.shape)), row)
 
-    def _bare(self, value: list[bytes], where: Where) -> NDArray[Any]:
+    def _raw_numbers(self, value: list[bytes], where: Where) -> NDArray[Any]:
         joined = value[0] if len(value) == 1 else b""
         if not joined or len(joined) % self.dtype.itemsize:
-            raise SampleError(f"{where()} holds {_told(value)}, which do not make {self.dtype} of shape {self.shape}")
+            raise SampleError(
+                f"{where()} holds {_describe(value)}, which do not make {self.dtype} of shape {self.shape}"
+            )
         return np.frombuffer(joined, self.dtype.newbyteorder("<"))
 
     def _fits(self, count: int) -> bool:
@@ -267,19 +287,19 @@ class _Numbers:
         return count % known == 0 if -1 in self.shape and known else count == known
 
 
-def _refuse_unfit(numbers: NDArray[Any], dtype: np.dtype[Any], where: Where) -> None:
-    """SampleError for floating-point numbers that are not all whole, and of this dtype of integers."""
+def _check_integers(numbers: NDArray[Any], dtype: np.dtype[Any], where: Where) -> None:
+    """SampleError unless all floats are integers in the range of `dtype`."""
     whole = np.dtype(np.uint8) if dtype.kind == "b" else dtype
     least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(whole).min, np.iinfo(whole).max)
-    # The first power of two that is too large is a number of each kind; the largest that is not, may be rounded to it.
+    # Compared with the maximum plus one, a power of two, which floats hold exactly; the maximum itself may be rounded.
     fit = (numbers >= least) & (numbers < float(most + 1)) & (numbers == np.trunc(numbers))
     if not fit.all():
         raise SampleError(
-            f"{where()} holds {numbers[~fit][0]:g}, which {dtype} does not; ask for a floating-point dtype"
+            f"{where()} holds {numbers[~fit][0]:g}, which {dtype} cannot represent; request a floating-point dtype"
         )
 
 
-def _told(value: Value) -> str:
+def _describe(value: Value) -> str:
     if isinstance(value, np.ndarray):
         return f"{len(value)} x {value.dtype}"
-    return f"{len(value)} values of bytes" if len(value) != 1 else f"{len(value[0])} bytes"
+    return f"{len(value)} bytes values" if len(value) != 1 else f"{len(value[0])} bytes"

@@ -1,8 +1,9 @@
-"""`TFRecord`: the records of TFRecord files, in any order, without TensorFlow.
+"""`TFRecord`: records of TFRecord files, in any order, without TensorFlow.
 
-Where the records of a TFRecord file lie: found in one pass, checked on the way, kept in a side-car.
+One pass over a file finds its records and checks them; the offsets are kept in a side-car index.
 
-A record is its length (uint64), the masked CRC-32C of that, its bytes, and their masked CRC-32C; all little endian.
+A record is its length (uint64), the masked CRC-32C of the length, the data, and their masked CRC-32C; all little
+endian.
 """
 
 from __future__ import annotations
@@ -36,20 +37,22 @@ HEAD_NBYTES, TAIL_NBYTES = 12, 4
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x78\x01": "zlib", b"\x78\x9c": "zlib", b"\x78\xda": "zlib"}
 
 
-_LOOKS = 16
+_SPOT_CHECKS = 16
 
 
 _CHECKED = "checked"
-"""An array of the index, without content: it is there if all checksums were compared."""
+"""Name of an empty array in the index: all checksums were verified."""
 
 
-def indexed(blobs: FileSet, check: bool, folder: Pathlike | None) -> list[SideCar]:
-    """Of each file `starts`: where each record begins, and where the last one ends.
+def build_indexes(blobs: FileSet, check: bool, folder: Pathlike | None) -> list[SideCar]:
+    """Index of each file, with the array `starts`.
 
-    SampleError names the first damaged record. Indexes of files that were not checked are made again to `check` them.
+    It holds the offset of each record, and the end of the last one.
+
+    SampleError names the first damaged record. With `check`, indexes built without checking are built again.
     """
-    # A hidden file: patterns for the records must not match it.
-    kind = IndexRecipe(lambda name: f".{name}.index", partial(_scanned, check), partial(_fits, check))
+    # The name begins with a dot, so that globs for the records do not match it.
+    kind = IndexRecipe(lambda name: f".{name}.index", partial(_scan, check), partial(_is_valid_index, check))
     indexes = indexes_of(blobs, kind, folder)
     for index in indexes:
         if check and _CHECKED not in index.shapes:
@@ -57,57 +60,64 @@ def indexed(blobs: FileSet, check: bool, folder: Pathlike | None) -> list[SideCa
     return indexes
 
 
-def _scanned(check: bool, blob: Blob) -> Columns:
+def _scan(check: bool, blob: Blob) -> Columns:
     stream, starts, at = Stream(parts(blob)), [0], 0
     checksum = optional.load("google_crc32c", "tfrecord", "datasets.TFRecord(check=True)").value if check else None
     while at < blob.nbytes:
-        at = _after(blob, stream, at, len(starts) - 1, checksum)
+        at = _skip_record(blob, stream, at, len(starts) - 1, checksum)
         starts.append(at)
     checked = {_CHECKED: np.empty(0, np.uint8)} if check else {}
     return {"starts": np.array(starts, np.int64), **checked}
 
 
-def _after(blob: Blob, stream: Stream, at: int, number: int, checksum: Any) -> int:
-    """Where the record that begins here ends."""
+def _skip_record(blob: Blob, stream: Stream, at: int, number: int, checksum: Any) -> int:
+    """Read past one record; returns where the next one begins."""
     where = f"record {number} of {blob.name}, at byte {at},"
     left = blob.nbytes - at - HEAD_NBYTES
     if left < TAIL_NBYTES:
-        raise SampleError(f"{where} is cut off after {blob.nbytes - at} bytes; was the file copied whole?")
+        raise SampleError(f"{where} is truncated after {blob.nbytes - at} bytes; was the file copied completely?")
     head = stream.take(HEAD_NBYTES)
     if not at:
-        _refuse_compressed(blob.name, head)
+        _check_not_compressed(blob.name, head)
     length, length_crc = struct.unpack("<QI", head)
-    if checksum and _masked(checksum(bytes(head[:8]))) != length_crc:
+    if checksum and _mask(checksum(bytes(head[:8]))) != length_crc:
         raise SampleError(
-            f"{where} has a damaged length (checksum mismatch): this is no TFRecord file, or a broken one"
+            f"{where} has a damaged length (checksum mismatch): this is not a TFRecord file, or a damaged one; copy it"
+            " again"
         )
     if length + TAIL_NBYTES > left:
-        raise SampleError(f"{where} wants {length} bytes of the {left} left; was the file copied whole?")
+        raise SampleError(f"{where} claims {length} bytes, but {left} are left; was the file copied completely?")
     data, tail = stream.take(length), stream.take(TAIL_NBYTES)
-    if checksum and _masked(checksum(np.frombuffer(data, np.uint8))) != struct.unpack("<I", tail)[0]:
+    if checksum and _mask(checksum(np.frombuffer(data, np.uint8))) != struct.unpack("<I", tail)[0]:
         raise SampleError(
-            f"{where} is damaged (checksum mismatch): copy the file again, or give check=False to keep it"
+            f"{where} is damaged (checksum mismatch): copy the file again, or pass check=False to keep the record"
         )
     return int(at + HEAD_NBYTES + length + TAIL_NBYTES)
 
 
-def _masked(crc: int) -> int:
-    """As TensorFlow stores checksums, so that the checksum of data that hold checksums stays a good one."""
+def _mask(crc: int) -> int:
+    """Mask a CRC as TensorFlow stores it.
+
+    Masking keeps the CRC of data that contain CRCs meaningful.
+    """
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _refuse_compressed(name: str, head: memoryview) -> None:
+def _check_not_compressed(name: str, head: memoryview) -> None:
     kind = _COMPRESSED.get(bytes(head[:2]))
-    # The length of a record may begin with these bytes, too; then it has five more bytes of zeros.
+    # A length may begin with the same bytes; then its upper bytes are zero, as no record is that large.
     if kind and any(head[2:8]):
         raise SampleError(
-            f"{name} is compressed with {kind}, and there is no way to one record of it: decompress it once"
-            " (gunzip --keep, or zlib-flate), then give the result"
+            f"{name} is compressed with {kind}, which does not allow random access; decompress the file once"
+            " (gunzip --keep, or zlib-flate), and pass the decompressed file"
         )
 
 
-def _fits(check: bool, blob: Blob, arrays: Columns) -> bool:
-    """Whether some records are as long as the arrays say, and were checked if they must be."""
+def _is_valid_index(check: bool, blob: Blob, arrays: Columns) -> bool:
+    """True if an index fits its file, judged by a few records.
+
+    With `check`, it must have been built with checksums verified.
+    """
     starts = arrays.get("starts")
     if check and _CHECKED not in arrays:
         return False
@@ -116,26 +126,26 @@ def _fits(check: bool, blob: Blob, arrays: Columns) -> bool:
     lengths = np.diff(starts.astype(np.int64)) - HEAD_NBYTES - TAIL_NBYTES
     if (lengths < 0).any():
         return False
-    some = np.unique(np.linspace(0, max(0, len(lengths) - 1), _LOOKS).astype(np.int64))[: len(lengths)]
+    some = np.unique(np.linspace(0, max(0, len(lengths) - 1), _SPOT_CHECKS).astype(np.int64))[: len(lengths)]
     heads = blob.read([(at, at + 8) for at in starts[some].tolist()])
     return bool([int.from_bytes(head, "little") for head in heads] == lengths[some].tolist())
 
 
 _WHOLE = ""
-"""The name of the one field of records that are no examples, or are taken as they are."""
+"""Name of the single field of records that are not decoded as chosen features."""
 
 
 class TFRecord(ShardedFields):
-    """The records of TFRecord files and objects: `tf.train.Example` messages as dicts.
+    """Records of TFRecord files, as dicts of their `tf.train.Example` features.
 
-    `columns` says what to take and as what, by name: a dtype for one number; `(dtype, shape)` for a tensor, of which
-    one side may be -1; "bytes", "text", "npy", "image" or a function of the bytes for what one `bytes` value holds.
-    None takes every feature: numbers as 1-D tensors, `bytes` as lists. `transform` is a function of the sample, or
-    functions by feature. With `decode`, records are not examples: it is "bytes" or another of these words.
+    `columns` maps names of features to types: a dtype for a single number; `(dtype, shape)` for a tensor, where one
+    side may be -1; "bytes", "text", "npy", "image" or a function of the bytes for a single bytes value. None takes
+    every feature: numbers as 1-D tensors, bytes as lists. `transform` is a function of the sample, or a dict of
+    functions by feature. With `decode`, records are not examples: it is "bytes", another of these words, or a function.
 
-    A side-car beside each file (in the folder `index_dir` where given) says where records lie; `check` compares the
-    checksums of all of them when it is made, and makes anew one that was made without. Objects are kept in the folder
-    `cache`, if one is given; `options` are those of `open_store`.
+    A side-car index next to each file, or in the folder `index_dir`, holds the offsets of records. With `check`, all
+    checksums are verified when it is built, and an index built without is built again. Objects are kept in the folder
+    `cache` if one is given; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -152,20 +162,23 @@ class TFRecord(ShardedFields):
     ) -> None:
         by_feature, whole = split_transform(transform, columns)
         if decode is not None and columns is not None:
-            raise ArgumentError("columns= describes examples, and with decode= the records are none")
+            raise ArgumentError("columns= is for examples, and with decode= records are not; drop one of the two")
         self._chosen = None if columns is None else ChosenFeatures(columns, by_feature)
-        # A picture and its transform are one step.
+        # A picture is decoded and transformed in one step.
         self._decoding: Decodes = EveryFeature() if decode is None else Decoding(decode, whole)
         blobs = find(paths, FORMATS["tfrecord"].pattern, cache=cache, options=options)
         self.paths = blobs.names
-        indexes = indexed(blobs, check, index_dir)
+        indexes = build_indexes(blobs, check, index_dir)
         super().__init__((each.shapes["starts"][0] - 1 for each in indexes), blobs)
         FieldRecords.__init__(self, whole if decode is None else None)
-        self._starts = LazyList(partial(_starts, tuple(indexes)), len(indexes))
+        self._starts = LazyList(partial(_read_starts, tuple(indexes)), len(indexes))
 
     @property
     def listing_fingerprint(self) -> str:
-        """Of the names of the files in their order, and the records of each: what a loader's state must find again."""
+        """Digest of the file names, in order, and their numbers of records.
+
+        A loader's state is valid only for an equal one.
+        """
         return digest_of(self.paths, self.shard_sizes)
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
@@ -188,5 +201,5 @@ class TFRecord(ShardedFields):
         return f"record {row} of {self.paths[shard]}"
 
 
-def _starts(indexes: tuple[SideCar, ...], number: int) -> NDArray[np.integer[Any]]:
+def _read_starts(indexes: tuple[SideCar, ...], number: int) -> NDArray[np.integer[Any]]:
     return indexes[number].opened()["starts"]

@@ -1,1 +1,1 @@
-"""Tables of SQL databases."""
+"""Datasets of SQL databases."""

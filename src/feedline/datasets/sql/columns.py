@@ -1,6 +1,7 @@
-"""The columns of a query's result, packed: some bytes a row instead of Python objects.
+"""Packed columns of a query's result.
 
-What ADBC gives: record batches, told by the types that the database itself names, as values of Python.
+Rows take a few bytes each instead of Python objects. Values come as Python objects from DB-API drivers, or as Arrow
+record batches from ADBC.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from feedline.errors import SampleError
 
 
 class SQLColumn(Protocol):
-    """One column; its values are Python's own: int, float, bool, str, bytes, or None where `nulls` says so."""
+    """Column of int, float, bool, str or bytes, with None at `nulls`."""
 
     nulls: NDArray[np.bool_] | None
 
     def __len__(self) -> int: ...
     def __getitem__(self, at: int) -> Any: ...
-    def taken(self, places: NDArray[np.int64]) -> SQLColumn: ...
+    def take(self, places: NDArray[np.int64]) -> SQLColumn: ...
     def order(self) -> NDArray[np.int64]: ...
-    def repeated(self) -> int | None: ...
+    def first_invalid_key(self) -> int | None: ...
     def parts(self) -> list[NDArray[Any]]: ...
 
 
 class SQLNumbers:
-    """Integers, floats or booleans; `nulls` marks those that are not there."""
+    """Integers, floats or booleans; `nulls` marks missing values."""
 
     def __init__(self, values: NDArray[Any], nulls: NDArray[np.bool_] | None = None) -> None:
         self.values, self.nulls = values, nulls
@@ -45,25 +46,25 @@ class SQLNumbers:
     def __getitem__(self, at: int) -> Any:
         return None if self.nulls is not None and self.nulls[at] else self.values[at].item()
 
-    def taken(self, places: NDArray[np.int64]) -> SQLNumbers:
+    def take(self, places: NDArray[np.int64]) -> SQLNumbers:
         """The rows at these places."""
-        return SQLNumbers(self.values[places], _taken(self.nulls, places))
+        return SQLNumbers(self.values[places], _take_nulls(self.nulls, places))
 
     def order(self) -> NDArray[np.int64]:
-        """The places of the values from the smallest on."""
+        """Places of the values in ascending order."""
         return np.argsort(self.values, kind="stable")
 
-    def repeated(self) -> int | None:
-        """The place of a value that is null or that of the place before, once they are in order; None without any."""
-        return _first(self.values[1:] == self.values[:-1], self.nulls)
+    def first_invalid_key(self) -> int | None:
+        """Place of the first null or duplicate of a sorted column."""
+        return _first_true(self.values[1:] == self.values[:-1], self.nulls)
 
     def parts(self) -> list[NDArray[Any]]:
-        """The arrays that it is made of."""
+        """The arrays that hold the column."""
         return [self.values] if self.nulls is None else [self.values, self.nulls]
 
 
-class Texts:
-    """Texts, or bytes; `nulls` marks those that are not there."""
+class SQLTexts:
+    """Strings or bytes; `nulls` marks missing values."""
 
     def __init__(self, values: PackedBytes, is_text: bool, nulls: NDArray[np.bool_] | None = None) -> None:
         self.values, self.is_text, self.nulls = values, is_text, nulls
@@ -77,58 +78,61 @@ class Texts:
         value = self.values[at]
         return value.decode() if self.is_text else value
 
-    def taken(self, places: NDArray[np.int64]) -> Texts:
+    def take(self, places: NDArray[np.int64]) -> SQLTexts:
         """The rows at these places."""
         values = PackedBytes.of(self.values[at] for at in places.tolist())
-        return Texts(values, self.is_text, _taken(self.nulls, places))
+        return SQLTexts(values, self.is_text, _take_nulls(self.nulls, places))
 
     def order(self) -> NDArray[np.int64]:
-        """The places of the values in the order of their bytes, which for UTF-8 is that of the characters."""
+        """Places of the values in byte order.
+
+        For UTF-8, that is the order of code points.
+        """
         return np.array(sorted(range(len(self)), key=self.values.__getitem__), np.int64)
 
-    def repeated(self) -> int | None:
-        """The place of a value that is null or that of the place before, once they are in order; None without any."""
+    def first_invalid_key(self) -> int | None:
+        """Place of the first null or duplicate of a sorted column."""
         same = (self.values[at] == self.values[at + 1] for at in range(len(self) - 1))
-        return _first(np.fromiter(same, np.bool_, len(self) - 1), self.nulls)
+        return _first_true(np.fromiter(same, np.bool_, len(self) - 1), self.nulls)
 
     def parts(self) -> list[NDArray[Any]]:
-        """The arrays that it is made of."""
+        """The arrays that hold the column."""
         arrays: list[NDArray[Any]] = [self.values.offsets, self.values.buffer]
         return arrays if self.nulls is None else [*arrays, self.nulls]
 
 
-def _taken(nulls: NDArray[np.bool_] | None, places: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+def _take_nulls(nulls: NDArray[np.bool_] | None, places: NDArray[np.int64]) -> NDArray[np.bool_] | None:
     return nulls[places] if nulls is not None and nulls[places].any() else None
 
 
-def _first(same_as_before: NDArray[np.bool_], nulls: NDArray[np.bool_] | None) -> int | None:
-    found = np.flatnonzero(np.append(False, same_as_before) | (False if nulls is None else nulls))
-    return int(found[0]) if len(found) else None
+def _first_true(same_as_before: NDArray[np.bool_], nulls: NDArray[np.bool_] | None) -> int | None:
+    places = np.flatnonzero(np.append(False, same_as_before) | (False if nulls is None else nulls))
+    return int(places[0]) if len(places) else None
 
 
-def packed(name: str, blocks: Sequence[Sequence[Any]]) -> SQLColumn:
-    """A column out of its values, which come in blocks; CellError tells the row of one that cannot be held."""
+def pack_column(name: str, blocks: Sequence[Sequence[Any]]) -> SQLColumn:
+    """Pack blocks of values; CellError names the row of an unsupported value."""
     types = set[type]().union(*(map(type, values) for values in blocks))
-    found = {_KINDS.get(each, "") for each in types} - {"null"}
-    kind = _common(found)
+    kinds = {_KINDS.get(each, "") for each in types} - {"null"}
+    kind = _common_type(kinds)
     if kind is None:
-        raise _odd(name, blocks)
+        raise _type_error(name, blocks)
     nulls = _nulls(blocks)
     if kind in ("text", "bytes"):
-        encoded = (_encoded(value) for values in blocks for value in values)
-        return Texts(PackedBytes.of(encoded), kind == "text", nulls)
-    if kind == "float64" and found != {"float64"}:
-        _refuse(name, blocks, _is_rounded, "float64, the type of columns with fractions, cannot hold exactly")
+        encoded = (_encode(value) for values in blocks for value in values)
+        return SQLTexts(PackedBytes.of(encoded), kind == "text", nulls)
+    if kind == "float64" and kinds != {"float64"}:
+        _raise_for_loss(name, blocks, _is_rounded, "float64, the type of columns with fractions, cannot hold exactly")
     try:
         pieces = [np.array([0 if value is None else value for value in values], kind) for values in blocks]
     except OverflowError:
-        _refuse(name, blocks, _is_beyond, "64 bits cannot hold")
+        _raise_for_loss(name, blocks, _is_beyond, "64 bits cannot hold")
         raise
     return SQLNumbers(np.concatenate(pieces) if pieces else np.empty(0, np.int64), nulls)
 
 
-def _common(kinds: set[str]) -> str | None:
-    """What holds values of all these kinds."""
+def _common_type(kinds: set[str]) -> str | None:
+    """Type that can hold values of all these types, or None."""
     if kinds <= {"int64"}:  # or nulls alone
         return "int64"
     if kinds <= {"int64", "float64", "decimal"}:
@@ -136,8 +140,8 @@ def _common(kinds: set[str]) -> str | None:
     return next(iter(kinds)) if len(kinds) == 1 and "" not in kinds else None
 
 
-def _odd(name: str, blocks: Sequence[Sequence[Any]]) -> CellError:
-    """What is wrong with the first value that is of no kind, or of another than those before it."""
+def _type_error(name: str, blocks: Sequence[Sequence[Any]]) -> CellError:
+    """Error for the first value of an unsupported or mixed type."""
     before: set[str] = set()
     for at, value in enumerate(value for values in blocks for value in values):
         kind = _KINDS.get(type(value), "")
@@ -145,10 +149,10 @@ def _odd(name: str, blocks: Sequence[Sequence[Any]]) -> CellError:
             return CellError(
                 name,
                 at,
-                f"holds a {type(value).__name__}, which is neither a number, a text, bytes nor null: cast it in the"
+                f"holds a {type(value).__name__}, which is neither a number, a string, bytes nor null: cast it in the"
                 f" query, as in CAST({name} AS TEXT)",
             )
-        if kind != "null" and _common(before | {kind}) is None:
+        if kind != "null" and _common_type(before | {kind}) is None:
             others = " and ".join(sorted(before))
             return CellError(
                 name, at, f"holds {kind}, {value!r:.60}, after {others}: cast the column to one of them in the query"
@@ -157,8 +161,8 @@ def _odd(name: str, blocks: Sequence[Sequence[Any]]) -> CellError:
     raise AssertionError
 
 
-def _refuse(name: str, blocks: Sequence[Sequence[Any]], is_lost: Callable[[Any], bool], problem: str) -> None:
-    """Raise CellError for the first value that would be lost."""
+def _raise_for_loss(name: str, blocks: Sequence[Sequence[Any]], is_lost: Callable[[Any], bool], problem: str) -> None:
+    """CellError for the first value that would not be preserved."""
     for at, value in enumerate(value for values in blocks for value in values):
         if is_lost(value):
             raise CellError(
@@ -184,7 +188,7 @@ def _nulls(blocks: Sequence[Sequence[Any]]) -> NDArray[np.bool_] | None:
     return marks if marks.any() else None
 
 
-def _encoded(value: Any) -> bytes:
+def _encode(value: Any) -> bytes:
     if value is None:
         return b""
     if isinstance(value, (str, UUID)):
@@ -193,7 +197,7 @@ def _encoded(value: Any) -> bytes:
 
 
 _EXACT = 1 << 53
-"""Up to here, float64 holds every integer."""
+"""Bound up to which float64 holds every integer."""
 
 
 _KINDS = {
@@ -210,7 +214,7 @@ _KINDS = {
 }
 
 
-_HELD = (
+_SUPPORTED = (
     "boolean",
     "integer",
     "floating",
@@ -227,21 +231,24 @@ _HELD = (
 
 
 _OPAQUE = b"ADBC:postgresql:typname"
-"""Names the type of a column that Arrow has no type for; its bytes are PostgreSQL's own."""
+"""Metadata key for the type of a column that Arrow lacks; values are in PostgreSQL's binary format."""
 
 
 _TYPE = b"POSTGRESQL:type"
 
 
 def blocks(reader: Any, size: int) -> Iterator[list[Sequence[Any]]]:
-    """The values of each column, at most `size` rows at a time; SampleError names a column of a type not held here."""
-    values_of = [_reading(field) for field in reader.schema]
+    """Values of each column, in blocks of at most `size` rows.
+
+    SampleError names a column of an unsupported type.
+    """
+    values_of = [_reader_for(field) for field in reader.schema]
     for batch in reader:
         for start in range(0, batch.num_rows, size):
             yield [read(column.slice(start, size)) for read, column in zip(values_of, batch.columns, strict=True)]
 
 
-def _reading(field: Any) -> Callable[[Any], Sequence[Any]]:
+def _reader_for(field: Any) -> Callable[[Any], Sequence[Any]]:
     metadata = field.metadata or {}
     name = (metadata.get(_OPAQUE) or metadata.get(_TYPE) or str(field.type).encode()).decode()
     if name == "numeric":
@@ -249,20 +256,20 @@ def _reading(field: Any) -> Callable[[Any], Sequence[Any]]:
     if name == "uuid":
         return _uuids
     opaque = _OPAQUE in metadata or getattr(field.type, "extension_name", "") == "arrow.opaque"
-    if opaque or name == "money" or not _is_held(field.type):
+    if opaque or name == "money" or not _is_supported(field.type):
         raise SampleError(
-            f"column {field.name!r} of the query is of the type {name}, which is neither a number, a text nor bytes:"
+            f"column {field.name!r} of the query has the type {name}, which is neither a number, a string nor bytes:"
             f" cast it in the query, as in CAST({field.name} AS {'NUMERIC' if name == 'money' else 'TEXT'})"
         )
     return _plain
 
 
-def _is_held(arrow_type: Any) -> bool:
+def _is_supported(arrow_type: Any) -> bool:
     types = optional.load("pyarrow", "sql", "datasets.SQLManifest").types
     stored = getattr(arrow_type, "storage_type", arrow_type)
     if types.is_dictionary(stored):
         stored = stored.value_type
-    return any(getattr(types, f"is_{name}")(stored) for name in _HELD)
+    return any(getattr(types, f"is_{name}")(stored) for name in _SUPPORTED)
 
 
 def _plain(column: Any) -> Sequence[Any]:
@@ -275,5 +282,5 @@ def _decimals(column: Any) -> Sequence[Any]:
 
 
 def _uuids(column: Any) -> Sequence[Any]:
-    stored = getattr(column, "storage", column).to_pylist()  # as bytes, whether this pyarrow knows UUIDs or not
+    stored = getattr(column, "storage", column).to_pylist()  # bytes with or without pyarrow's UUID type
     return [None if value is None else str(uuid.UUID(bytes=value)) for value in stored]

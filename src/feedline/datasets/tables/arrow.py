@@ -17,7 +17,9 @@ from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import place_of
 from feedline.datasets.paths import columns_of, find, listed, paths_of
 from feedline.datasets.shard_summaries import divided, total_nbytes
-from feedline.datasets.tables.arrow_remote import ArrowObjects, damaged, validated
+from feedline.datasets.tables.arrow_batches import validate_batch
+from feedline.datasets.tables.arrow_messages import MAGIC, DamagedError, check_single_file
+from feedline.datasets.tables.arrow_remote import ArrowObjects, damage_error
 from feedline.datasets.tables.base import CACHE_NBYTES, ChunkCache, ChunkRows, TableDataset
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
 from feedline.datasets.tables.columns import Int64s
@@ -25,26 +27,30 @@ from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.types import StructType, kinds_of, pyarrow, refuse_different
 from feedline.errors import SampleError
 from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectRange
-from feedline.stores.files import FileSet, local_info, refuse_changed
+from feedline.stores.files import FileSet, local_info
 from feedline.stores.urls import absolute
 
 _WHAT = "datasets.Arrow"
 
 
+_BLOCK_NBYTES = 1 << 20
+
+
 class Arrow(TableDataset):
-    """Rows of Arrow IPC files or streams (Feather 2, and the cache files of Hugging Face, too), or of a table.
+    """Rows of Arrow files, of streams, or of a table.
 
     `paths` is a path or address, a folder of `.arrow` files, a glob or brace pattern, a list of them, or a
-    `pyarrow.Table`. Samples are dicts by column: see `Parquet` for what the types become, and for `nulls`. Files are
-    memory-mapped and read in place; compressed ones are decompressed into memory when they are opened. Record batches
-    are the shards. Pickles by path; a table in memory by its buffers, out of band where the pickler can.
+    `pyarrow.Table`. Feather 2 files and the cache files of Hugging Face are such files and streams. Samples are dicts
+    by column: see `Parquet` for what the types become, and for `nulls`. Files are memory-mapped and read in place;
+    compressed ones are decompressed into memory when they are opened. Record batches are the shards. Pickles by path; a
+    table in memory by its buffers, out of band where the pickler can.
 
-    Of objects in stores the buffers of the chosen columns are read, those of all record batches of a batch at once,
-    through `cache` if it is given, and kept per process within `cache_nbytes`. `options` are those of `open_store`. The
-    metadata of record batches are kept on this machine, in the folder `index_dir`.
+    Of objects in stores the buffers of the chosen columns are read, through `cache` if it is given, and kept per
+    process within `cache_nbytes`, which also limits how many record batches are read at once. `options` are those of
+    `open_store`. The metadata of record batches are kept on this machine, in the folder `index_dir`.
 
-    Streams that follow each other in one file are read as one if their schemas are equal. Record batches of files are
-    validated before use, so that damage raises SampleError; a table in memory is trusted.
+    Streams that follow each other in one file are read as one if their schemas are equal; files that do are refused.
+    Record batches of files are validated before use, so that damage raises SampleError; a table in memory is trusted.
     """
 
     def __init__(
@@ -63,22 +69,22 @@ class Arrow(TableDataset):
         self._objects: ArrowObjects | None = None
         self._rows: _InPlace | ChunkCache
         columns = columns_of(columns)
-        found = _found(paths, cache, options)
-        if isinstance(found, FileSet):
+        opened = _open_source(paths, cache, options)
+        if isinstance(opened, FileSet):
             place = place_of("arrow-messages", map(absolute, listed(paths)), index_dir)
-            objects = self._objects = ArrowObjects(found, columns, place)
+            objects = self._objects = ArrowObjects(opened, columns, place)
             self.kind, sizes = objects.kind, objects.sizes
             self._rows = ChunkCache(objects, checked, cache_nbytes)
         else:
-            self.kind = found.kind(columns)
-            batches = found.batches([name for name, _ in self.kind.fields])
+            self.kind = opened.kind(columns)
+            batches = opened.batches([name for name, _ in self.kind.fields])
             sizes = np.array([batch.num_rows for batch in batches], np.int64)
-            self._rows = _InPlace(found, self.kind, sizes, checked)
+            self._rows = _InPlace(opened, self.kind, sizes, checked)
         checked.check(self.kind)
         super().__init__(sizes, transform)
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """Ranges that reading these samples takes from which cache, so that a loader can fetch them before."""
+        """Ranges of each cached store that reading these samples takes, for prefetching."""
         if self._objects is None:
             return []
         which, _ = self._places(within(indices, len(self), type(self).__name__))
@@ -92,7 +98,10 @@ class Arrow(TableDataset):
 
 
 class _InPlace:
-    """Rows of all record batches of a table or of mapped files, opened on first use and again where it is unpickled."""
+    """Rows of all record batches of a table or of mapped files.
+
+    The batches are opened on first use, and again after unpickling.
+    """
 
     def __init__(self, source: _Table | _ArrowFiles, kind: StructType, sizes: Int64s, nulls: Nulls) -> None:
         self._source, self._kind, self._nulls = source, kind, nulls
@@ -100,25 +109,26 @@ class _InPlace:
         self._rows: ChunkRows | None = None
 
     def samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
-        return self._opened().samples(which, rows)
+        return self._open().samples(which, rows)
 
     def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
-        return self._opened().batch(which, rows, empty)
+        return self._open().batch(which, rows, empty)
 
-    def _opened(self) -> ChunkRows:
+    def _open(self) -> ChunkRows:
         rows = self._rows
         if rows is None:
             names = [name for name, _ in self._kind.fields]
             chunks = [self._chunk(number, batch) for number, batch in enumerate(self._source.batches(names))]
             rows = ChunkRows(self._kind, chunks, self._nulls, self._locate)
-            self._rows = rows  # two threads may both have opened the files: either result serves
+            self._rows = rows  # two threads may both open the files; either result will do
         return rows
 
     def _chunk(self, number: int, batch: Any) -> StructChunk:
         try:
             chosen = batch.select([name for name, _ in self._kind.fields])
-            checked = validated(chosen, in_place=True) if isinstance(self._source, _ArrowFiles) else chosen
-            return table_chunk(self._kind, checked)
+            if isinstance(self._source, _ArrowFiles):
+                validate_batch(chosen, in_place=True)
+            return table_chunk(self._kind, chosen)
         except pyarrow(_WHAT).ArrowException as error:
             raise SampleError(
                 f"the record batch of {batch.num_rows} rows from {self._locate(number, 0)} on cannot be read ({error});"
@@ -132,7 +142,7 @@ class _InPlace:
         return {**self.__dict__, "_rows": None}
 
 
-def _found(
+def _open_source(
     paths: Any, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
 ) -> _Table | _ArrowFiles | FileSet:
     if isinstance(paths, pyarrow(_WHAT).Table):
@@ -151,7 +161,8 @@ class _Table:
         return kinds_of(self._table.schema, columns, "the table")
 
     def batches(self, columns: Sequence[str] | None) -> list[Any]:
-        """The record batches, without empty ones: the columns of a table may be cut differently."""
+        """The record batches that are not empty."""
+        # The chunks of columns differ, so fewer columns may give larger batches.
         table = self._table if columns is None else self._table.select(list(columns))
         return [batch for batch in table.to_batches() if batch.num_rows]
 
@@ -161,7 +172,7 @@ class _Table:
 
 
 class _ArrowFiles:
-    """Arrow files by absolute path, mapped on first use and again where they are unpickled."""
+    """Arrow files by absolute path, mapped again after unpickling."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.paths = paths
@@ -171,11 +182,11 @@ class _ArrowFiles:
 
     def _mapped(self) -> list[list[Any]]:
         if self._tables is None:
-            self._tables = [_batches(path, was) for path, was in zip(self.paths, self._versions, strict=True)]
+            self._tables = list(map(_read_batches, self.paths, self._versions))
         return self._tables
 
     def kind(self, columns: Sequence[str] | None) -> StructType:
-        kinds = [kinds_of(_schema(path), columns, path) for path in self.paths]
+        kinds = [kinds_of(_read_schema(path), columns, path) for path in self.paths]
         refuse_different(kinds, self.paths)
         return kinds[0]
 
@@ -190,50 +201,59 @@ class _ArrowFiles:
         return {**self.__dict__, "_tables": None}
 
 
-def _streams(path: str) -> Iterator[Any]:
-    """The reader of a file, or those of all streams that follow each other in it, in a memory map."""
+def _open_readers(path: str) -> Iterator[Any]:
+    """Yield the reader of a file, or of each of its streams."""
     arrow = pyarrow(_WHAT)
     mapped = arrow.memory_map(path)
-    if mapped.size() >= 8 and mapped.read(6) == b"ARROW1":
+    if mapped.size() >= 8 and mapped.read(len(MAGIC)) == MAGIC:
+        check_single_file(mapped.size(), lambda spans: [memoryview(mapped.read_at(b - a, a)) for a, b in spans])
         yield arrow.ipc.open_file(mapped)
         return
     mapped.seek(0)
-    first = None
-    while first is None or _has_more(mapped):
+    schema = None
+    while schema is None or _seek_stream(mapped):
         reader = arrow.ipc.open_stream(mapped)
-        first = reader.schema if first is None else first
-        if not reader.schema.equals(first, check_metadata=True):
+        schema = reader.schema if schema is None else schema
+        if not reader.schema.equals(schema, check_metadata=True):
             raise arrow.ArrowInvalid("streams follow each other in it, and their schemas differ")
         yield reader
 
 
-def _has_more(mapped: Any) -> bool:
-    """True if anything but zeros follows the end of a stream."""
-    at, rest = mapped.tell(), mapped.size() - mapped.tell()
-    found = any(mapped.read(min(rest, 1 << 20)).strip(b"\0") for _ in range(0, rest, 1 << 20))
-    mapped.seek(at)
-    return found
+def _seek_stream(mapped: Any) -> bool:
+    """Skip padding behind a stream; False at the end."""
+    start = mapped.tell()
+    for at in range(start, mapped.size(), _BLOCK_NBYTES):
+        mapped.seek(at)
+        data = mapped.read(_BLOCK_NBYTES)
+        rest = data.lstrip(b"\0")
+        if rest:
+            # Before Arrow 0.15 a stream began with the length of its schema, whose first byte may be zero.
+            mapped.seek(at + (len(data) - len(rest)) // 4 * 4)
+            return True
+    return False
 
 
-def _schema(path: str) -> Any:
+def _read_schema(path: str) -> Any:
     with _naming(path):
-        return next(_streams(path)).schema
+        return next(_open_readers(path)).schema
 
 
-def _batches(path: str, was: ObjectInfo) -> list[Any]:
-    refuse_changed(path, was, local_info(path))
+def _read_batches(path: str, version: ObjectInfo) -> list[Any]:
+    """Non-empty record batches; StateError if the version has changed."""
+    version.state.check(local_info(path).state, path)
     with _naming(path):
-        tables = [reader.read_all() for reader in _streams(path)]
+        tables = [reader.read_all() for reader in _open_readers(path)]
     return [batch for table in tables for batch in table.to_batches() if batch.num_rows]
 
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
+    """Name the file in errors about damage."""
     arrow = pyarrow(_WHAT)
     try:
         yield
-    except (arrow.ArrowInvalid, OSError, EOFError) as error:
-        raise damaged(path, error) from error
+    except (arrow.ArrowException, DamagedError, OSError, EOFError) as error:
+        raise damage_error(path, error) from error
 
 
 def summarize_record_batches(paths: Sequence[str]) -> ShardSummary:

@@ -1,4 +1,4 @@
-"""Offsets of the messages of Arrow files and streams, so that each record batch can be read by itself."""
+"""Offsets and metadata of the messages of Arrow files and streams."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ _TAIL_NBYTES = 4 + len(MAGIC)
 _GLANCE_NBYTES = 64 << 10
 
 
+_END_NBYTES = 64
+"""Bytes behind the last message of a file that are examined: the end marker and padding, or what must not be there."""
+
+
+V5 = 4
+
+
 _CONTINUATION = b"\xff\xff\xff\xff"
 
 
@@ -36,11 +43,11 @@ _PREFACE = struct.Struct("<IIIII")
 _UINT8, _UINT16, _UINT32 = struct.Struct("<B"), struct.Struct("<H"), struct.Struct("<I")
 
 
-_INT32, INT64 = struct.Struct("<i"), struct.Struct("<q")
+INT16, _INT32, INT64 = struct.Struct("<h"), struct.Struct("<i"), struct.Struct("<q")
 
 
 class DamagedError(Exception):
-    """An object that is no whole Arrow file or stream; the text says why."""
+    """Damage in an Arrow file or stream, as the text says."""
 
 
 class Layout(NamedTuple):
@@ -58,19 +65,20 @@ class Layout(NamedTuple):
     """Rows of (start, start of the body, stop, number of rows)."""
 
     def needed(self, batch: int, ids: frozenset[int]) -> list[tuple[int, int, int]]:
-        """(start, start of the body, stop) of the dictionaries with these ids that a batch uses, in file order."""
+        """Used dictionaries in file order: (start, start of the body, stop)."""
         before = int(self.batches[batch, 0])
-        found: dict[int, list[tuple[int, int, int]]] = {}
-        for start, body, stop, number, is_delta in self.dictionaries.tolist():
+        blocks: dict[int, list[tuple[int, int, int]]] = {}
+        for start, body, stop, number, is_delta in self.dictionaries.tolist() if ids else ():
             if number in ids and (self.is_file or start < before):
-                found[number] = [*(found.get(number, []) if is_delta else []), (start, body, stop)]
-        return sorted(block for blocks in found.values() for block in blocks)
+                blocks[number] = [*(blocks.get(number, []) if is_delta else []), (start, body, stop)]
+        return sorted(block for each in blocks.values() for block in each)
 
 
 class FlatTable:
-    """A table in a FlatBuffer (https://flatbuffers.dev/internals); fields go by their number in the schema.
+    """A table in a FlatBuffer, its fields by number.
 
-    An offset that leads out of the buffer raises `struct.error`.
+    The format is described at https://flatbuffers.dev/internals. An offset that leads out of the buffer raises
+    `struct.error`.
     """
 
     def __init__(self, buffer: memoryview, at: int) -> None:
@@ -82,7 +90,7 @@ class FlatTable:
         return cls(buffer, _unpack(_UINT32, buffer, 0))
 
     def place(self, field: int) -> int | None:
-        """Offset of a field in the buffer; None if it is not written."""
+        """Offset of a field in the buffer, None if missing."""
         entry = 4 + 2 * field
         if entry + 2 > _unpack(_UINT16, self.buffer, self._fields):
             return None
@@ -90,7 +98,7 @@ class FlatTable:
         return self.at + offset if offset else None
 
     def scalar(self, field: int, form: struct.Struct) -> int:
-        """A number; 0, the default of all that Arrow has, where it is not written."""
+        """A number; 0, the default in Arrow, if missing."""
         at = self.place(field)
         return 0 if at is None else _unpack(form, self.buffer, at)
 
@@ -99,13 +107,13 @@ class FlatTable:
         return None if at is None else FlatTable(self.buffer, at + _unpack(_UINT32, self.buffer, at))
 
     def required(self, field: int) -> FlatTable:
-        found = self.table(field)
-        if found is None:
+        table = self.table(field)
+        if table is None:
             raise DamagedError("a table of its metadata is missing")
-        return found
+        return table
 
     def vector(self, field: int, nbytes: int) -> tuple[int, int]:
-        """Offset and number of the elements, of so many bytes each."""
+        """Offset and number of the elements, which have `nbytes` each."""
         at = self.place(field)
         if at is None:
             return 0, 0
@@ -136,14 +144,14 @@ def message_table(message: memoryview) -> FlatTable:
     return FlatTable.root(message[_prefix_nbytes(message) :])
 
 
-class _Found(NamedTuple):
-    """A message of an object."""
+class _Message(NamedTuple):
+    """The offsets and metadata of a message."""
 
     start: int
     body: int
     stop: int
     metadata: bytes
-    """With the prefix."""
+    """Metadata with the prefix."""
 
     @property
     def table(self) -> FlatTable:
@@ -162,19 +170,25 @@ class _Found(NamedTuple):
     @property
     def batch(self) -> tuple[int, int, int, int]:
         """A row of `Layout.batches`."""
-        return self.start, self.body, self.stop, self.table.required(2).scalar(0, INT64)
+        header = self.table.required(2)
+        rows = header.scalar(0, INT64)
+        at, count = header.vector(1, 16)
+        if rows < 0 or (count and _unpack(INT64, header.buffer, at) != rows):
+            # The length of a dataset is the sum of these numbers, so a wrong one would be met only by its samples.
+            raise DamagedError(f"the record batch at byte {self.start} has {rows} rows, and its columns have not")
+        return self.start, self.body, self.stop, rows
 
 
-def _found(metadata: memoryview, start: int, nbytes: int) -> _Found:
+def _parse_message(metadata: memoryview, start: int, nbytes: int) -> _Message:
     body = start + len(metadata)
     stop = body + message_table(metadata).scalar(3, INT64)
     if not body <= stop <= nbytes:
         raise DamagedError(f"the message at byte {start} is cut short")
-    return _Found(start, body, stop, bytes(metadata))
+    return _Message(start, body, stop, bytes(metadata))
 
 
 class _Forward:
-    """Bytes that come block by block, asked for in order; skipped ones need not be read."""
+    """Bytes of a stream, read in order, without skipped blocks."""
 
     def __init__(self, nbytes: int, blocks: Callable[[int], Iterator[tuple[int, memoryview]]]) -> None:
         self.nbytes, self._blocks = nbytes, blocks
@@ -184,16 +198,16 @@ class _Forward:
     def at(self, start: int, stop: int) -> memoryview:
         while stop > self._first + len(self._data):
             end = self._first + len(self._data)
-            kept = self._data[start - self._first :] if start < end else memoryview(b"")
+            rest = self._data[start - self._first :] if start < end else memoryview(b"")
             if start > end + len(self._data):
                 self._coming, end = self._blocks(start), start
             first, data = next(self._coming)
             assert first == end
-            self._first, self._data = (first - len(kept), memoryview(bytes(kept) + data)) if kept else (first, data)
+            self._first, self._data = (first - len(rest), memoryview(bytes(rest) + data)) if rest else (first, data)
         return self._data[start - self._first : stop - self._first]
 
-    def messages(self) -> Iterator[_Found | None]:
-        """All of them; None for the end of a stream, which another may follow."""
+    def messages(self) -> Iterator[_Message | None]:
+        """Yield each message, and None at the end of each stream."""
         at = 0
         while at < self.nbytes:
             prefix = self.at(at, min(at + 8, self.nbytes))
@@ -205,16 +219,17 @@ class _Forward:
                 continue
             if length <= 0 or at + first + length > self.nbytes:
                 raise DamagedError(f"no message begins at byte {at}, or it is cut short")
-            found = _found(self.at(at, at + first + length), at, self.nbytes)
-            yield found
-            at = found.stop
+            message = _parse_message(self.at(at, at + first + length), at, self.nbytes)
+            yield message
+            at = message.stop
 
 
 def layout_of(nbytes: int, read: Read, blocks: Callable[[int], Iterator[tuple[int, memoryview]]]) -> bytes:
-    """The packed layout of `nbytes` bytes, of which `read` gives ranges; DamagedError if it is none.
+    """Read the layout of an object, packed for `unpack_layout`.
 
-    Of a file the footer and metadata are read. A stream has no table of contents: it is gone through in
-    `blocks(start)`, which gives offsets and bytes from there on.
+    The object has `nbytes` bytes. Of a file, `read` is asked for the footer and the metadata of all messages. A stream
+    has no table of contents: it is scanned through `blocks(start)`, which yields offsets and bytes from `start` on.
+    DamagedError says why there is no layout.
     """
     try:
         if nbytes < 8:
@@ -226,6 +241,21 @@ def layout_of(nbytes: int, read: Read, blocks: Callable[[int], Iterator[tuple[in
 
 
 def _of_file(nbytes: int, read: Read, tail: memoryview) -> bytes:
+    footer = _read_footer(nbytes, read, tail)
+    dictionaries = _read_listed(footer, 2, DICTIONARY, nbytes, read)
+    batches = _read_listed(footer, 3, BATCH, nbytes, read)
+    return _pack(footer.buffer, footer.required(1).at, True, dictionaries, batches)
+
+
+def check_single_file(nbytes: int, read: Read) -> None:
+    """Raise DamagedError unless exactly one file with a footer is there."""
+    try:
+        _read_footer(nbytes, read, read([(max(0, nbytes - _GLANCE_NBYTES), nbytes)])[0])
+    except struct.error as error:
+        raise DamagedError(f"its metadata are damaged: {error}") from error
+
+
+def _read_footer(nbytes: int, read: Read, tail: memoryview) -> FlatTable:
     length = int.from_bytes(tail[-_TAIL_NBYTES : -len(MAGIC)], "little")
     stop = nbytes - _TAIL_NBYTES
     if bytes(tail[-len(MAGIC) :]) != MAGIC or not 0 < length <= stop:
@@ -233,24 +263,45 @@ def _of_file(nbytes: int, read: Read, tail: memoryview) -> bytes:
     in_tail = length + _TAIL_NBYTES <= len(tail)
     data = tail[-length - _TAIL_NBYTES : -_TAIL_NBYTES] if in_tail else read([(stop - length, stop)])[0]
     footer = FlatTable.root(memoryview(bytes(data)))
-    dictionaries = _listed(footer, 2, DICTIONARY, nbytes, read)
-    batches = _listed(footer, 3, BATCH, nbytes, read)
-    return _packed(footer.buffer, footer.required(1).at, True, dictionaries, batches)
+    _check_end(footer, stop - length, read)
+    return footer
 
 
-def _listed(footer: FlatTable, field: int, kind: int, nbytes: int, read: Read) -> list[_Found]:
-    """The messages that a footer lists."""
+def _check_end(footer: FlatTable, footer_at: int, read: Read) -> None:
+    """Refuse messages that the footer does not list."""
+    blocks = [block for field in (2, 3) for block in _blocks(footer, field)]
+    end = max((start + length + body for start, length, body in blocks), default=0)
+    if not blocks:
+        prefix = read([(8, min(16, footer_at))])[0] if footer_at > 8 else memoryview(b"")
+        first = _prefix_nbytes(prefix)
+        end = 8 + first + int.from_bytes(prefix[first - 4 : first], "little")
+    # Offsets of the second of two files are taken from the start of the first, so more messages or a footer follow.
+    rest = bytes(read([(end, min(end + _END_NBYTES, footer_at))])[0]) if 0 <= end < footer_at else b""
+    if rest.removeprefix(_CONTINUATION).strip(b"\0"):
+        raise DamagedError(
+            f"its footer lists nothing behind byte {end}, where more data follow: if several files follow each other in"
+            " it, store each by itself"
+        )
+
+
+def _blocks(footer: FlatTable, field: int) -> list[tuple[int, int, int]]:
+    """Listed messages: (start, length of the metadata, length of the body)."""
     at, count = footer.vector(field, BLOCK.size)
-    blocks = list(BLOCK.iter_unpack(footer.buffer[at : at + count * BLOCK.size]))
+    return list(BLOCK.iter_unpack(footer.buffer[at : at + count * BLOCK.size]))
+
+
+def _read_listed(footer: FlatTable, field: int, kind: int, nbytes: int, read: Read) -> list[_Message]:
+    """Read the messages that a footer lists."""
+    blocks = _blocks(footer, field)
     for start, length, body in blocks:
         if not 0 <= start < start + length <= start + length + body <= nbytes:
             raise DamagedError(f"its footer names the bytes from {start} on, which it does not have")
     spans = [(start, start + length) for start, length, _ in blocks]
-    found = [_found(data, start, nbytes) for (start, _), data in zip(spans, read(spans), strict=True)]
-    for each, (start, _, body) in zip(found, blocks, strict=True):
-        if each.kind != kind or each.stop - each.body != body:
-            raise DamagedError(f"its footer does not tell what lies at byte {start}")
-    return found
+    messages = [_parse_message(data, start, nbytes) for (start, _), data in zip(spans, read(spans), strict=True)]
+    for message, (start, _, body) in zip(messages, blocks, strict=True):
+        if message.kind != kind or message.stop - message.body != body:
+            raise DamagedError(f"its footer does not fit the message at byte {start}")
+    return messages
 
 
 def _of_stream(forward: _Forward) -> bytes:
@@ -258,36 +309,37 @@ def _of_stream(forward: _Forward) -> bytes:
     first = next(messages, None)
     if first is None or first.kind != SCHEMA:
         raise DamagedError("it does not begin with a schema")
-    found: dict[int, list[_Found]] = {DICTIONARY: [], BATCH: []}
+    data: dict[int, list[_Message]] = {DICTIONARY: [], BATCH: []}
     has_ended = False
     for message in messages:
         if message is None:
             has_ended = True
         elif message.kind == SCHEMA and has_ended:
-            if message.metadata != first.metadata:
+            # The prefix and the padding tell old writers from new ones, not the schema.
+            if bytes(message.table.buffer).rstrip(b"\0") != bytes(first.table.buffer).rstrip(b"\0"):
                 raise DamagedError(
                     f"streams follow each other in it, and the one from byte {message.start} on has another schema"
                 )
             has_ended = False
-        elif message.kind not in found or has_ended:
+        elif message.kind not in data or has_ended:
             raise DamagedError(f"a message of kind {message.kind} lies at byte {message.start}")
         else:
-            found[message.kind].append(message)
+            data[message.kind].append(message)
     head = first.table
-    return _packed(head.buffer, head.required(2).at, False, found[DICTIONARY], found[BATCH])
+    return _pack(head.buffer, head.required(2).at, False, data[DICTIONARY], data[BATCH])
 
 
-def _packed(head: memoryview, at: int, is_file: bool, dictionaries: list[_Found], batches: list[_Found]) -> bytes:
-    """As `unpacked` takes it; the metadata of the batches come last."""
-    filled = [each for each in batches if each.batch[3]]
-    numbers = [each for found in dictionaries for each in found.dictionary] + [
-        each for found in filled for each in found.batch
-    ]
+def _pack(head: memoryview, at: int, is_file: bool, dictionaries: list[_Message], batches: list[_Message]) -> bytes:
+    """Pack a layout, with the metadata of the batches at the end."""
+    filled = [batch for batch in batches if batch.batch[3]]
+    rows = [*(message.dictionary for message in dictionaries), *(message.batch for message in filled)]
     sizes = _PREFACE.pack(is_file, at, len(head), len(dictionaries), len(filled))
-    return b"".join([sizes, head, np.array(numbers, "<i8").tobytes(), *(each.metadata for each in filled)])
+    numbers = np.array([number for row in rows for number in row], "<i8")
+    return b"".join([sizes, head, numbers.tobytes(), *(message.metadata for message in filled)])
 
 
-def unpacked(data: bytes | memoryview) -> Layout:
+def unpack_layout(data: bytes | memoryview) -> Layout:
+    """Restore what `layout_of` packed."""
     is_file, at, size, dictionaries, batches = _PREFACE.unpack_from(data)
     first = _PREFACE.size + size
     second = 5 * dictionaries
@@ -296,9 +348,55 @@ def unpacked(data: bytes | memoryview) -> Layout:
     return Layout(head, at, bool(is_file), numbers[:second].reshape(-1, 5), numbers[second:].reshape(-1, 4))
 
 
+class BatchMetadata:
+    """The metadata of a record batch, whose buffers can be replaced."""
+
+    def __init__(self, metadata: bytes | memoryview) -> None:
+        self._metadata = memoryview(metadata)
+        message = message_table(self._metadata)
+        batch = message.required(2)
+        self._message, self._batch = message, batch
+        self._prefix_nbytes = len(metadata) - len(message.buffer)
+        self._buffers_at, count = batch.vector(2, 16)
+        self.buffers = np.frombuffer(message.buffer, "<i8", 2 * count, self._buffers_at).reshape(-1, 2)
+        """Rows of (offset, length)."""
+
+    @property
+    def is_plain(self) -> bool:
+        """True if uncompressed, since Arrow 1.0, and in one piece."""
+        length = int.from_bytes(self._metadata[self._prefix_nbytes - 4 : self._prefix_nbytes], "little")
+        version = self._message.scalar(0, INT16)
+        return length == len(self._message.buffer) and version == V5 and self._batch.place(3) is None
+
+    def pattern(self, nodes: NDArray[np.bool_]) -> tuple[bytes, ...]:
+        """Key of all that decides which buffers these columns have."""
+        # Without rows or nulls a column has fewer buffers; columns of views have a number of them of their own.
+        at, count = self._batch.vector(1, 16)
+        pairs = np.frombuffer(self._message.buffer, "<i8", 2 * count, at).reshape(-1, 2)
+        zeros = (pairs[nodes] if count == len(nodes) else pairs) == 0
+        at, views = self._batch.vector(4, 8)
+        counts = struct.pack("<3q", self._message.scalar(0, INT16), count, len(self.buffers))
+        return counts, zeros.tobytes(), bytes(self._message.buffer[at : at + 8 * views])
+
+    def with_buffers(self, buffers: NDArray[np.int64], body_nbytes: int) -> bytes:
+        """The metadata with other buffers and another size of the body."""
+        data = bytearray(self._metadata)
+        first = self._prefix_nbytes + self._buffers_at
+        data[first : first + buffers.nbytes] = buffers.astype("<i8").tobytes()
+        at = self._message.place(3)
+        if at is not None:
+            INT64.pack_into(data, self._prefix_nbytes + at, body_nbytes)
+        return bytes(data)
+
+
 def dictionary_ids(field: FlatTable) -> Iterator[int]:
-    """Of the dictionaries of a field and of those within it."""
+    """Ids of the dictionaries of a field and its children."""
     if (encoding := field.table(4)) is not None:
         yield encoding.scalar(0, INT64)
     for child in field.tables(5):
         yield from dictionary_ids(child)
+
+
+def count_nodes(field: FlatTable) -> int:
+    """Number of field nodes of a column, without those of dictionaries."""
+    return 1 if field.table(4) is not None else 1 + sum(map(count_nodes, field.tables(5)))

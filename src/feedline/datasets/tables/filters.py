@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from feedline.core import optional
 from feedline.datasets.tables.types import pyarrow
 from feedline.errors import ArgumentError, SampleError
-from feedline.stores.urls import scheme_of
+from feedline.stores.urls import is_local
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -97,7 +97,7 @@ def _bases(given: Iterable[str]) -> list[str]:
     found = set()
     for each in given:
         path = each.removeprefix("file://")
-        if scheme_of(each) == "file" and not os.path.isabs(path):  # noqa: PTH117 - a text, and not opened
+        if is_local(each) and not os.path.isabs(path):  # noqa: PTH117 - a text, and not opened
             found.add(os.path.join(os.getcwd(), ""))  # noqa: PTH109, PTH118
             path = os.path.abspath(path)  # noqa: PTH100
         found.add(f"{path.rstrip('/')}/")

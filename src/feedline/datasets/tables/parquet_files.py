@@ -17,15 +17,15 @@ import numpy as np
 from feedline.core import optional
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.threads import DaemonPool
-from feedline.datasets.file_objects import SparseFile, uncached
+from feedline.datasets.file_objects import SparseFile
 from feedline.datasets.indexes import MetadataCache, key_of
 from feedline.datasets.paths import Paths, listed
 from feedline.datasets.tables.types import bare, pyarrow
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import CachedStore, ObjectInfo, ObjectRange, StoreError
 from feedline.stores.base import Range
-from feedline.stores.files import Extent, FileSet, LocalFile, RemoteBlob, refuse_changed
-from feedline.stores.globs import unbraced
+from feedline.stores.files import Extent, FileSet, LocalFile, RemoteBlob
+from feedline.stores.globs import expand_braces
 
 WHAT = "datasets.Parquet"
 
@@ -48,7 +48,7 @@ class StoredFiles:
 
     def read(self, number: int, start: int, stop: int) -> memoryview:
         """Bytes of a file, around the cache: they are kept elsewhere."""
-        return uncached(self._opened(number))([(start, stop)])[0]
+        return self._opened(number).read_uncached([(start, stop)])[0]
 
     @contextmanager
     def opened(self, number: int, metadata: Any, spans: Sequence[Range]) -> Iterator[Any]:
@@ -80,7 +80,7 @@ class FilesystemFiles:
 
     def __init__(self, filesystem: Any, paths: Paths) -> None:
         self._filesystem = filesystem
-        found = [path for given in listed(paths) for path in unbraced(str(given), self._is_there)]
+        found = [path for given in listed(paths) for path in expand_braces(str(given), self._is_there)]
         infos = filesystem.get_file_info(found)
         for info in infos:
             if not info.is_file:
@@ -107,7 +107,7 @@ class FilesystemFiles:
     def opened(self, number: int, metadata: Any, _: Sequence[Range]) -> Iterator[Any]:
         """A ParquetFile, which reads what it needs with as few requests as it can."""
         path = self.names[number]
-        refuse_changed(path, self._infos[number], _info(self._filesystem.get_file_info(path)))
+        self._infos[number].state.check(_info(self._filesystem.get_file_info(path)).state, path)
         with naming(path):
             source = self._filesystem.open_input_file(path)
         with source, parquet_file(path, source, metadata, pre_buffer=True) as file:
@@ -172,9 +172,6 @@ _GLANCE_NBYTES = 64 << 10
 
 _TAIL_NBYTES = 8
 """The length of the footer, then PAR1."""
-
-
-_READ_AT_ONCE = 32
 
 
 _PARSED = 256
@@ -243,7 +240,7 @@ class Footers:
         return None if found is None else memoryview(found)
 
     def _made_at_once(self, numbers: Sequence[int]) -> Iterator[memoryview]:
-        with DaemonPool(_READ_AT_ONCE) as pool:
+        with DaemonPool() as pool:
             yield from pool.map(self._made, numbers)
 
     def _made(self, number: int) -> memoryview:

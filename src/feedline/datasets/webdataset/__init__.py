@@ -10,7 +10,6 @@ from feedline.datasets.formats import IMAGE_EXTENSIONS
 from feedline.datasets.webdataset.index import Head, TarIndex
 from feedline.datasets.webdataset.index_files import build_index, glance, open_index, write_index
 from feedline.datasets.webdataset.shards import (
-    Fetched,
     Held,
     LocalShard,
     MemberSpan,
@@ -23,7 +22,6 @@ from feedline.datasets.webdataset.tar import ShardError, TarMember, is_image, me
 
 __all__ = [
     "IMAGE_EXTENSIONS",
-    "Fetched",
     "Head",
     "Held",
     "LocalShard",

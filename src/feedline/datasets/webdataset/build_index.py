@@ -19,9 +19,10 @@ from feedline import images
 from feedline.datasets import array_container
 from feedline.datasets.array_container import narrowed
 from feedline.datasets.webdataset import tar as names
-from feedline.datasets.webdataset.sources import TarSource, Version
+from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import BLOCK, ShardError, TarMember, TarWalk
 from feedline.errors import ArgumentError, SampleError
+from feedline.stores.base import FileVersion
 
 Measure = Callable[[memoryview], NDArray[np.uint16] | None]
 """From an encoded picture to the lengths of its restart intervals; None for one without a grid."""
@@ -221,9 +222,9 @@ def built(
     return told, arrays
 
 
-def stamp(version: Version) -> dict[str, Any]:
+def stamp(version: FileVersion) -> dict[str, Any]:
     """What an index tells of the state of its tar."""
-    return {"nbytes": version.nbytes, "modified_ns": version.modified_ns, "version": version.told}
+    return {"nbytes": version.nbytes, "version": version.tag}
 
 
 def _keys(rows: Mapping[str, int]) -> dict[str, NDArray[Any]]:

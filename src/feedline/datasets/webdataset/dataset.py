@@ -20,12 +20,13 @@ from feedline.datasets.decoding import Called
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.paths import Paths, find, listed, matching
 from feedline.datasets.strings import PackedStrings
-from feedline.datasets.webdataset import Fetched, Head, Held, RemoteShard, Shard, ShardCache, Tars, is_image
+from feedline.datasets.webdataset import Head, Held, RemoteShard, Shard, ShardCache, Tars, is_image
 from feedline.datasets.webdataset.columns import PSEUDO, MemberPlace, Own, ShardPart, TarColumn, TarDecoding, decoder
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
 from feedline.stores.cache import MissingPieceError
 from feedline.stores.files import Extent, FileSet
+from feedline.stores.requests import FetchedRanges
 from feedline.transforms import plan
 
 T = TypeVar("T")
@@ -281,7 +282,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         found = []
         for part in parts:
             if isinstance(part.shard, RemoteShard):
-                held = blobs.held(part.shard.number)
+                held = blobs.cached_pieces(part.shard.number)
                 if held is None:
                     raise MissingPieceError
                 part = part._replace(shard=part.shard.holding(held))  # noqa: PLW2901
@@ -293,7 +294,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         wanted = [self._extents(part) for part in parts]
         views = iter(blobs.read([extent for extents in wanted for extent in extents]))
         return [
-            part._replace(shard=_holding(part.shard, Fetched({extent[1:]: next(views) for extent in extents})))
+            part._replace(shard=_holding(part.shard, FetchedRanges.of({extent[1:]: next(views) for extent in extents})))
             for part, extents in zip(parts, wanted, strict=True)
         ]
 

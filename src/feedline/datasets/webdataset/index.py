@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from feedline.datasets import array_container as files
 from feedline.datasets.webdataset.build_index import fingerprint, hashed, stamp
-from feedline.datasets.webdataset.sources import FileSource, TarSource, Version
+from feedline.datasets.webdataset.sources import FileSource, TarSource
 from feedline.datasets.webdataset.tar import BLOCK, Cut, ShardError
 from feedline.errors import SampleError
+from feedline.stores.base import FileVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Head:
 
     samples: int
     fields: tuple[str, ...]
-    version: Version
+    version: FileVersion
     fingerprint: str
     blake2b: str | None
     cut: Cut | None
@@ -35,7 +36,7 @@ class Head:
             return cls(
                 int(told["samples"]),
                 tuple(map(str, told["fields"])),
-                Version(int(told["nbytes"]), int(told["modified_ns"]), str(told.get("version", ""))),
+                FileVersion(int(told["nbytes"]), str(told["version"])),
                 str(told["fingerprint"]),
                 told["blake2b"],
                 None if told["cut"] is None else Cut(*told["cut"]),
@@ -134,15 +135,15 @@ class TarIndex:
         It is if the tar has the size and the time of modification that it had, or as an object the version; and, for
         copies, if it has the size, and the headers and last bytes of sixteen members are the same (see `fingerprint`).
         """
-        version = source.version
-        return version.same(self.head.version) or (version.nbytes == self.head.version.nbytes and self._alike(source))
+        was, now = self.head.version, source.version
+        return now.matches(was) or (now.nbytes == was.nbytes and self._alike(source))
 
     def _alike(self, source: TarSource) -> bool:
         starts = self.blocks.astype(np.int64) * BLOCK
         with source:
             return fingerprint(source, starts, self.sizes.astype(np.int64)) == self.head.fingerprint
 
-    def written(self, version: Version) -> list[bytes | memoryview]:
+    def written(self, version: FileVersion) -> list[bytes | memoryview]:
         """The bytes of its side-car, in pieces, for a tar of which this is now known to be the index."""
         return files.packed({**self._told, **stamp(version)}, self._arrays)
 

@@ -26,14 +26,14 @@ from feedline.datasets.webdataset.sources import (
     FileSource,
     ObjectSource,
     TarSource,
-    Version,
     version_of,
-    version_of_object,
 )
 from feedline.errors import SampleError
-from feedline.stores import AccessDeniedError, CachedStore, ObjectNotFoundError, StoreError
+from feedline.stores import AccessDeniedError, ObjectNotFoundError, StoreError
+from feedline.stores.base import FileVersion
+from feedline.stores.cache import without_cache
 from feedline.stores.files import FileSet, RemoteBlob
-from feedline.stores.urls import checked, scheme_of
+from feedline.stores.urls import check_path, is_local
 
 _log = logging.getLogger("feedline")
 
@@ -104,20 +104,20 @@ def glance(tar: str, *, index_dir: Pathlike | None = None, allow_truncated: bool
     return head if head is not None and (head.cut is None or allow_truncated) else None
 
 
-def head_at(place: str, version: Version) -> Head | None:
+def head_at(place: str, version: FileVersion) -> Head | None:
     """The head of the index at `place` if it is that of a tar of this version, with one small read."""
     try:
         head = Head.of(array_container.table_of(place).told, place)
     except (OSError, SampleError):
         return None
-    return head if head.version.same(version) else None
+    return head if head.version.matches(version) else None
 
 
 def places(tar: str, index_dir: Pathlike | None) -> tuple[str, ...]:
     """Where the index of a tar, given by its absolute path or its address, is looked for on this machine, in order."""
     if index_dir is not None:
         return (str(Path(index_dir, mirrored(tar)).absolute()),)
-    return (beside(tar), cached(tar)) if scheme_of(tar) == "file" else (cached(tar),)
+    return (beside(tar), cached(tar)) if is_local(tar) else (cached(tar),)
 
 
 def beside(tar: str) -> str:
@@ -133,8 +133,8 @@ def cached(tar: str) -> str:
 
 def mirrored(tar: str) -> str:
     """Its place in a folder for indexes: `bucket/train/0.tar.index` is that of `s3://bucket/train/0.tar`."""
-    path = os.path.abspath(tar) if scheme_of(tar) == "file" else tar.partition("://")[2]  # noqa: PTH100 - links stay
-    return beside(checked(path.lstrip("/")))
+    path = os.path.abspath(tar) if is_local(tar) else tar.partition("://")[2]  # noqa: PTH100 - links stay
+    return beside(check_path(path.lstrip("/")))
 
 
 def fitting(
@@ -173,7 +173,7 @@ def whole(index: TarIndex, allow_truncated: bool) -> TarIndex:
     return index
 
 
-def kept(index: TarIndex, version: Version, where: Sequence[str]) -> TarIndex:
+def kept(index: TarIndex, version: FileVersion, where: Sequence[str]) -> TarIndex:
     """The index as mapped from the first of these places that it could be written to; else as it is, in memory."""
     pieces = index.written(version)
     for place in where:
@@ -206,9 +206,6 @@ def _given(source: TarSource, place: str) -> TarIndex:
     return index
 
 
-_ASKED_AT_ONCE = 32
-
-
 _MADE_AT_ONCE = 8
 """Of each of these, some parts are in memory."""
 
@@ -224,11 +221,11 @@ class FarIndexes:
     def known(self, number: int) -> Head | None:
         """The head of the index that is kept here, with one small read; None where there is none of this version."""
         info = self._blobs.info(number)
-        return head_at(self._place(number), version_of_object(info.size, info.version))
+        return head_at(self._place(number), info.state)
 
     def found(self, numbers: Sequence[int]) -> list[TarIndex]:
         """The index of each; those that are not here yet are fetched, or else made, several at once."""
-        with DaemonPool(_ASKED_AT_ONCE, "feedline-index") as pool:
+        with DaemonPool(thread_name_prefix="feedline-index") as pool:
             indexes = dict(zip(numbers, pool.map(self._there, numbers), strict=True))
         missing = [number for number in numbers if indexes[number] is None]
         if missing:
@@ -287,8 +284,7 @@ def made(
 
 
 def _beside(blob: RemoteBlob, name: str) -> array_container.NamedArrays:
-    store = blob.store.store if isinstance(blob.store, CachedStore) else blob.store  # the index is a file of its own
-    try:
-        return array_container.held(bytes(store.read(beside(blob.path))), name)
+    try:  # past the cache: the index is kept as a file of its own
+        return array_container.held(bytes(without_cache(blob.store).read(beside(blob.path))), name)
     except AccessDeniedError:  # who may not list a bucket is told so of what is not there
         raise ObjectNotFoundError(f"{name} is not there, or may not be read") from None

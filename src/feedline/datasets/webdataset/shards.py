@@ -12,25 +12,24 @@ Where the fields of samples lie in their tar.
 from __future__ import annotations
 
 import mmap
-import os
-import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.core.paths import expanded
+from feedline.core.caches import LRUCache, PerProcess
+from feedline.core.paths import expand_user
 from feedline.datasets.webdataset.index import Head, TarIndex
 from feedline.datasets.webdataset.index_files import FarIndexes, Pathlike, glance, open_index, whole
 from feedline.datasets.webdataset.sources import FileSource, version_of
 from feedline.datasets.webdataset.tar import BLOCK, ShardError
 from feedline.errors import SampleError
-from feedline.stores.base import Range
 from feedline.stores.files import FileSet
-from feedline.stores.urls import scheme_of
+from feedline.stores.requests import FetchedRanges
+from feedline.stores.urls import is_local
 
 
 class MemberSpan(NamedTuple):
@@ -148,16 +147,6 @@ class Held(Protocol):
         ...
 
 
-class Fetched:
-    """Members, each by where it begins and ends."""
-
-    def __init__(self, members: Mapping[Range, memoryview]) -> None:
-        self._members = members
-
-    def cut(self, start: int, stop: int) -> memoryview:
-        return self._members[start, stop]
-
-
 class RemoteShard:
     """A tar in a store and its index; `number` is that among the blobs of its dataset. Thread-safe.
 
@@ -169,7 +158,7 @@ class RemoteShard:
         self.tar = index.tar
         self.number = number
         self._nbytes = nbytes
-        self._held: Held = held or Fetched({})
+        self._held: Held = held or FetchedRanges()
 
     def refuse_changed(self) -> None:
         """Nothing: what is read of another version is an ObjectChangedError."""
@@ -215,7 +204,7 @@ class Tars:
         index_dir: Pathlike | None = None,
         allow_truncated: bool = False,
     ) -> None:
-        index_dir = None if index_dir is None else Path(expanded(index_dir)).absolute()
+        index_dir = None if index_dir is None else Path(expand_user(index_dir)).absolute()
         self.names = names
         self._blobs = blobs
         self._far = None if blobs is None else FarIndexes(blobs, index_dir, allow_truncated=allow_truncated)
@@ -225,7 +214,7 @@ class Tars:
 
     def is_far(self, number: int) -> bool:
         """Whether this one is an object."""
-        return self._blobs is not None and scheme_of(self.names[number]) != "file"
+        return self._blobs is not None and not is_local(self.names[number])
 
     def heads(self) -> list[Head]:
         """What the index of each tells; indexes that are not there yet are made, those of objects several at once."""
@@ -278,12 +267,9 @@ class ShardCache:
     """
 
     def __init__(self, tars: Tars, fingerprints: Sequence[str], most: int) -> None:
-        self._tars, self._fingerprints, self._most = tars, fingerprints, most
-        self._begin()
-
-    def _begin(self) -> None:
-        self._process, self._lock = os.getpid(), threading.Lock()
-        self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._tars, self._fingerprints = tars, fingerprints
+        # A shard that is forgotten stays mapped for as long as its views are in use.
+        self._open: PerProcess[LRUCache[int, Shard]] = PerProcess(partial(LRUCache, most))
 
     def __len__(self) -> int:
         return len(self._tars.names)
@@ -291,19 +277,15 @@ class ShardCache:
     @property
     def open_count(self) -> int:
         """How many are held open now."""
-        return len(self._open)
+        return len(self._open())
 
     def __getitem__(self, number: int) -> Shard:
-        if self._process != os.getpid():  # a fork may have happened while another thread held the lock
-            self._begin()
-        with self._lock:
-            shard = self._open.get(number)
-            if shard is not None:
-                self._open.move_to_end(number)
+        shards = self._open()
+        shard = shards.get(number)
         if shard is not None:
             shard.refuse_changed()
             return shard
-        return self._keep(number, self._opened(number))
+        return shards.put(number, self._opened(number))
 
     def _opened(self, number: int) -> Shard:
         index = self._tars.index(number)
@@ -313,17 +295,3 @@ class ShardCache:
                 f"the dataset anew"
             )
         return self._tars.shard(number, index)
-
-    def _keep(self, number: int, shard: Shard) -> Shard:
-        with self._lock:
-            self._open[number] = shard
-            while len(self._open) > self._most:
-                self._open.popitem(last=False)  # its views keep the mapping alive for as long as they are in use
-        return shard
-
-    def __getstate__(self) -> tuple[Tars, Sequence[str], int]:
-        return self._tars, self._fingerprints, self._most
-
-    def __setstate__(self, state: tuple[Tars, Sequence[str], int]) -> None:
-        self._tars, self._fingerprints, self._most = state
-        self._begin()

@@ -8,32 +8,18 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from io import FileIO
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 from feedline.core.threads import DaemonPool
-from feedline.stores import CachedStore
-from feedline.stores.base import unversioned
+from feedline.stores.base import FileVersion
 from feedline.stores.files import RemoteBlob
-from feedline.stores.requests import joined
+from feedline.stores.requests import FetchedRanges
 
 _PART_NBYTES = 4 << 20
 
 
 _AHEAD = 4
 """Parts of an object that are on their way while one is looked at."""
-
-
-class Version(NamedTuple):
-    """What tells one state of a tar from another without reading it; an object has no time, and a file no `told`."""
-
-    nbytes: int
-    modified_ns: int = 0
-    told: str = ""
-    """What its store tells of the state of an object; nothing where it tells one of this size from no other."""
-
-    def same(self, other: Version) -> bool:
-        """Whether both are of one state, as far as anybody has told."""
-        return self == other and bool(self.modified_ns or self.told)
 
 
 class TarSource(Protocol):
@@ -43,7 +29,7 @@ class TarSource(Protocol):
     """Its path or address."""
 
     @property
-    def version(self) -> Version:
+    def version(self) -> FileVersion:
         """Its state, as it is now."""
         ...
 
@@ -81,7 +67,7 @@ class FileSource:
         self._memory: memoryview | None = None
 
     @property
-    def version(self) -> Version:
+    def version(self) -> FileVersion:
         """The state of the file as it is now; FileNotFoundError names one that is not there."""
         return version_of(self.name)
 
@@ -112,11 +98,6 @@ class FileSource:
         self._memory = None  # who still has a view of it keeps the mapping
 
 
-def version_of_object(nbytes: int, version: str) -> Version:
-    """The state of an object, of which its store tells this version."""
-    return Version(nbytes, told="" if version == unversioned(nbytes) else version)
-
-
 class ObjectSource:
     """A tar in a store, read in parts, the next of which are fetched while one is looked at.
 
@@ -129,9 +110,9 @@ class ObjectSource:
         self._coming: dict[int, Future[list[memoryview]]] = {}
 
     @property
-    def version(self) -> Version:
+    def version(self) -> FileVersion:
         """The state that was found; reading any other one is an ObjectChangedError."""
-        return version_of_object(self._blob.nbytes, self._blob.version)
+        return FileVersion(self._blob.nbytes, self._blob.version)
 
     @property
     def nbytes(self) -> int:
@@ -145,17 +126,12 @@ class ObjectSource:
         if start >= stop:
             return memoryview(b"")
         first, last = start // _PART_NBYTES, (stop - 1) // _PART_NBYTES
-        pieces = [
-            part[max(0, start - number * _PART_NBYTES) : stop - number * _PART_NBYTES]
-            for number, part in zip(range(first, last + 1), self._parts(first, last), strict=True)
-        ]
-        return pieces[0] if len(pieces) == 1 else joined(pieces)
+        spans = [self._span(number) for number in range(first, last + 1)]
+        return FetchedRanges(spans, self._parts(first, last)).cut(start, stop)
 
     def looks(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        store = self._blob.store  # a piece of its cache would be far larger than what is looked at
-        bare = store.store if isinstance(store, CachedStore) else store
         within = [(max(0, min(start, self.nbytes)), max(0, min(stop, self.nbytes))) for start, stop in spans]
-        return [bytes(view) for view in bare.read_many(self._blob.path, within, version=self._blob.version)]
+        return [bytes(view) for view in self._blob.read_uncached(within)]
 
     def _parts(self, first: int, last: int) -> list[memoryview]:
         for number in [number for number in self._coming if number < first]:
@@ -179,7 +155,6 @@ class ObjectSource:
         self._coming.clear()
 
 
-def version_of(path: str) -> Version:
+def version_of(path: str) -> FileVersion:
     """The state of a file as it is now; FileNotFoundError names one that is not there."""
-    status = os.stat(path)  # noqa: PTH116 - asked of every shard of every batch
-    return Version(status.st_size, status.st_mtime_ns)
+    return FileVersion.of(os.stat(path))  # noqa: PTH116 - asked of every shard of every batch

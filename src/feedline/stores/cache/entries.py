@@ -1,6 +1,6 @@
-"""One file of the cache: a piece of an object, and at its end what tells that it is all there.
+"""One file of the cache: a piece of an object.
 
-Pieces of an object that are in memory.
+A footer proves that the piece is complete. Also the pieces of an object that are in memory.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import BinaryIO, NamedTuple
 
 from feedline.core.kernels import crc32
 from feedline.stores.cache.locks import close_own, open_own
-from feedline.stores.local import mapped
-from feedline.stores.requests import joined
+from feedline.stores.local import map_file
+from feedline.stores.requests import join_views
 
 if sys.platform != "win32":
     import fcntl
@@ -31,7 +31,7 @@ _MAGIC = b"feedlin1"
 
 
 class Key(NamedTuple):
-    """What a piece is: the address of its object, the version of that, and which of the pieces of this size."""
+    """The identity of a piece: object, version, piece size and number."""
 
     address: str
     version: str
@@ -43,25 +43,26 @@ class Key(NamedTuple):
         return _name(self)
 
 
-@lru_cache(1 << 16)  # a piece is asked for with every batch that wants anything of it
+@lru_cache(1 << 16)  # computed for every batch that reads a piece
 def _name(key: Key) -> str:
     text = "\0".join((key.address, key.version, str(key.piece_nbytes), str(key.number)))
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
 
 
 class DamagedEntryError(Exception):
-    """A file of the cache is not what was written into it. It never leaves the package."""
+    """A file of the cache is damaged. Internal to the cache."""
 
 
 def file_nbytes(nbytes: int) -> int:
-    """The size of the file that holds so many bytes of data."""
+    """The size of the file for `nbytes` bytes of data."""
     return nbytes + _FOOTER.size
 
 
-def opened(file: BinaryIO, *, trusted: bool) -> memoryview:
-    """The data in a file, mapped and checked; valid for as long as it is held, even when the file is removed.
+def open_entry(file: BinaryIO, *, trusted: bool) -> memoryview:
+    """Map the data in a file, and check them.
 
-    DamagedError if its length or, unless it is `trusted`, its checksum is wrong.
+    The view stays valid while it is referenced, even when the file is removed. DamagedError if its length or, unless it
+    is `trusted`, its checksum is wrong.
     """
     size = os.fstat(file.fileno()).st_size
     if size < _FOOTER.size:
@@ -76,14 +77,17 @@ def opened(file: BinaryIO, *, trusted: bool) -> memoryview:
 
 def _content(file: BinaryIO, nbytes: int) -> memoryview:
     try:
-        return mapped(file.fileno(), nbytes)
-    except OSError:  # somebody keeps so many views that the process may map no more
+        return map_file(file.fileno(), nbytes)
+    except OSError:  # the process may map no more, with all the views in use
         return memoryview(file.read(nbytes))
 
 
 @contextlib.contextmanager
 def temporary(path: Path, nbytes: int) -> Iterator[int]:
-    """A new file of this size, locked for as long as the block runs: what is not locked has lost its writer."""
+    """Create a file of this size, locked while the block runs.
+
+    A temporary file without a lock has lost its writer.
+    """
     fd = open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -97,14 +101,14 @@ def temporary(path: Path, nbytes: int) -> Iterator[int]:
 
 
 def write(fd: int, place: int, data: memoryview) -> None:
-    """Write a part of the data of a temporary file; OSError when the disk is full."""
+    """Write data into a temporary file; OSError on a full disk."""
     part, at = data.cast("B"), 0
     while at < part.nbytes:  # Linux writes at most 2 GiB at once
         at += os.pwrite(fd, part[at:], place + at)
 
 
 def seal(fd: int, nbytes: int, checksum: int) -> None:
-    """Write behind the data what tells that all of them are there, and that they are these."""
+    """Write the footer, which proves that the data are complete."""
     write(fd, nbytes, memoryview(_FOOTER.pack(_MAGIC, nbytes, checksum)))
 
 
@@ -114,12 +118,15 @@ def checksum(data: memoryview) -> int:
 
 
 def checksum_of(fd: int, nbytes: int) -> int:
-    """The checksum of what was written into a file."""
-    return checksum(mapped(fd, nbytes))
+    """The checksum of the data written into a file."""
+    return checksum(map_file(fd, nbytes))
 
 
-def abandoned(path: Path) -> bool:
-    """Whether the writer of a temporary file is gone. One that is just being made may be taken for abandoned."""
+def is_abandoned(path: Path) -> bool:
+    """Tell whether the writer of a temporary file is gone.
+
+    A file that is being created may be taken for abandoned.
+    """
     try:
         fd = open_own(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -134,13 +141,14 @@ def abandoned(path: Path) -> bool:
 
 
 class MissingPieceError(Exception):
-    """A piece is not in memory. Whoever asked for it reads it instead."""
+    """A piece is not in memory, so that it must be read."""
 
 
 class Pieces:
-    """Pieces of `piece_nbytes` bytes, fewer at the end of the object, as `find` gives them by number; None for others.
+    """The pieces of an object that are in memory.
 
-    Those that were found are held. For one thread.
+    `find(number)` returns a piece of `piece_nbytes` bytes, fewer at the end of the object, or None. Pieces that were
+    found stay referenced. For one thread.
     """
 
     def __init__(self, find: Callable[[int], memoryview | None], piece_nbytes: int) -> None:
@@ -148,7 +156,10 @@ class Pieces:
         self._found: dict[int, memoryview] = {}
 
     def cut(self, start: int, stop: int) -> memoryview:
-        """The bytes from `start` up to `stop`, within the object: a view if they lie in one piece, else a copy."""
+        """The bytes from `start` up to `stop`, within the object.
+
+        A view if they lie in one piece, else a copy. MissingPieceError if a piece is not in memory.
+        """
         if start == stop:
             return memoryview(b"")
         size = self._piece_nbytes
@@ -156,7 +167,7 @@ class Pieces:
         if first == last:
             return self._piece(first)[start - first * size : stop - first * size]
         parts = [self._piece(number) for number in range(first, last + 1)]
-        return joined([parts[0][start - first * size :], *parts[1:-1], parts[-1][: stop - last * size]])
+        return join_views([parts[0][start - first * size :], *parts[1:-1], parts[-1][: stop - last * size]])
 
     def _piece(self, number: int) -> memoryview:
         data = self._found.get(number)

@@ -20,11 +20,11 @@ from feedline.errors import CacheWarning
 from feedline.stores.cache.entries import (
     DamagedEntryError,
     Key,
-    abandoned,
     checksum,
     checksum_of,
     file_nbytes,
-    opened,
+    is_abandoned,
+    open_entry,
     seal,
     temporary,
     write,
@@ -39,8 +39,9 @@ _LAYOUT = "v1"
 
 
 _MAPPED, _MAPPED_NBYTES, _MAPPED_SHARE = 4096, 4 << 30, 4
-"""Pieces that stay mapped, at most so many, so many bytes, and this part of the limit: what is evicted takes room on
-the disk for as long as anybody has it mapped."""
+"""Bounds of the pieces that stay mapped: their number, their bytes, and the divisor of the limit that bounds them.
+
+An evicted piece takes room on the disk for as long as any process has it mapped."""
 
 
 _TOUCHED_EVERY_S = 60.0
@@ -53,15 +54,15 @@ _CLOCKS_DIFFER_NS = 3600 * 10**9
 
 
 _SPARE = 16
-"""When room is made, one part in so many is made beyond what is needed: counting the files is not done for each."""
+"""A share of the limit (its divisor) is freed beyond what is needed: not every write should count all files."""
 
 
 Fill = Callable[[Callable[[int, memoryview], None]], int | None]
-"""Writes all bytes of a piece by calls of `write_at(place, data)`, from any thread; gives their checksum if known."""
+"""Writes all bytes of a piece by calls of `write_at(place, data)`, from any thread; returns their checksum if known."""
 
 
 class _NoRoomError(OSError):
-    """More is being written at this moment than may be kept at all."""
+    """Concurrent writes exceed the limit of the cache."""
 
 
 class _MappedEntry(NamedTuple):
@@ -76,11 +77,12 @@ class _File(NamedTuple):
 
 
 class Folder:
-    """Pieces by key. Safe to use from several threads; others may use the folder at the same time, and die in it.
+    """Pieces by key, in a folder that other processes share.
 
-    A piece is written beside the others, under a lock that tells a living writer from a dead one, and renamed into its
-    place when it is whole: what has a name is complete. Removing a piece takes only its name; who has it mapped keeps
-    the data. So eviction asks nobody, and nothing that is being read can change.
+    Safe to use from several threads; any process may die while it uses the folder. A piece is written to a temporary
+    file, under a lock that tells a living writer from a dead one, and renamed to its place when it is complete: a file
+    with its final name is complete. Removing a piece removes only its name; a process that has it mapped keeps the
+    data. So eviction needs no coordination, and nothing that is being read can change.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -90,7 +92,7 @@ class Folder:
         self._piece_nbytes, self._limit_nbytes = cache.piece_nbytes, 0
         self._writable = True
         self._trusted: LRUCache[str, int] = LRUCache(_TRUSTED)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         try:
             self._prepare()
             self._limit_nbytes = cache.limit_nbytes()
@@ -114,13 +116,13 @@ class Folder:
                 if held > self._limit_nbytes:
                     held = account.nbytes = self._sweep() + sum(file.nbytes for file in self._files())
         except LedgerHeldError as error:
-            self._tell_held(error)
+            self._warn_held(error)
             return
         if held > self._limit_nbytes:
             self._warn(
                 f"the cache in {self._root} holds {held:,} bytes, more than this limit of "
-                f"{self._limit_nbytes:,}: what was not used for longest goes, whoever else counts on it. Jobs that "
-                "share a folder should agree on its limit"
+                f"{self._limit_nbytes:,}: what was not used for longest is evicted, even if another job needs it. Jobs "
+                "that share a folder should agree on its limit"
             )
 
     def claims(self) -> Claims:
@@ -128,15 +130,18 @@ class Folder:
         return Claims(self._root / "claims")
 
     def has(self, key: Key) -> bool:
-        """Whether there is a file for a piece: not opened, not checked."""
+        """Tell whether a piece has a file, without opening it."""
         return self._path(key.name()).exists()
 
     def get(self, key: Key) -> memoryview | None:
-        """The data of a piece, or None; a damaged one is removed, and counted."""
-        at_hand = self.at_hand(key)
-        return self._open(key.name()) if at_hand is None else at_hand
+        """The data of a piece, or None.
 
-    def at_hand(self, key: Key) -> memoryview | None:
+        A damaged piece is removed, and counted.
+        """
+        in_memory = self.in_memory(key)
+        return self._open(key.name()) if in_memory is None else in_memory
+
+    def in_memory(self, key: Key) -> memoryview | None:
         """The data of a piece, if this process has it mapped."""
         name = key.name()
         mapped = self._maps.get(name)
@@ -149,8 +154,8 @@ class Folder:
     def put(self, key: Key, data: memoryview) -> None:
         """Keep a piece.
 
-        What cannot be kept is not, and a CacheWarning says so once. When the disk is full or cannot be written to,
-        nothing more is written by this process.
+        If it cannot be kept, it is not, and a CacheWarning says so once. When the disk is full or cannot be written to,
+        this process writes nothing more.
         """
         if not self._writable:
             return
@@ -165,19 +170,22 @@ class Folder:
         except _NoRoomError:
             return
         except LedgerHeldError as error:
-            self._tell_held(error)
+            self._warn_held(error)
         except OSError as error:
             self._stop_writing(error)
 
     def file(self, key: Key) -> str | None:
-        """The path of a file with a piece, or None; it was checked when this process first came across it."""
+        """The path of a piece's file, or None.
+
+        It was checked when this process first opened it.
+        """
         name = key.name()
         return str(self._path(name)) if self._open(name) is not None else None
 
     def put_file(self, key: Key, nbytes: int, fill: Fill) -> str:
-        """Keep a piece of so many bytes that `fill` writes where it is told to; gives the path of its file.
+        """Keep a piece that `fill` writes; returns the path of its file.
 
-        OSError where it cannot be kept: unlike `put`, which is free not to keep what it is given.
+        OSError if it cannot be kept, unlike `put`, which may drop pieces.
         """
         name = key.name()
         self._write(name, nbytes, fill)
@@ -190,8 +198,9 @@ class Folder:
         path = self._path(name)
         try:
             with open(path, "rb") as file:
+                # A file that was evicted and fetched again has another inode, and its checksum is not known yet.
                 inode = os.fstat(file.fileno()).st_ino
-                data = opened(file, trusted=self._trusted.get(name) == inode)
+                data = open_entry(file, trusted=self._trusted.get(name) == inode)
         except FileNotFoundError:
             return None
         except DamagedEntryError:
@@ -208,7 +217,7 @@ class Folder:
         return data
 
     def _touch(self, name: str, data: memoryview) -> None:
-        """Note that the piece was used just now."""
+        """Record that the piece was used just now."""
         with suppress(OSError):  # evicted meanwhile, or a folder that cannot be written to
             os.utime(self._path(name))
         self._maps.put(name, _MappedEntry(data, monotonic()))
@@ -219,7 +228,7 @@ class Folder:
         except FileNotFoundError:
             if self._temporary.is_dir():
                 raise
-            self._prepare()  # somebody has removed the folder
+            self._prepare()  # the folder was removed
             self._write_now(name, nbytes, fill)
 
     def _write_now(self, name: str, nbytes: int, fill: Fill) -> None:
@@ -229,16 +238,22 @@ class Folder:
             with self._ledger.locked() as account:
                 if not account.known or account.nbytes + needed > self._limit_nbytes:
                     self._make_room(account, needed)
+                # Booked before the file exists: dying in between leaves the number too large, never too small.
                 account.nbytes += needed
-                # Made under the lock, and with its final size: a count by others finds it.
+                # Created under the lock, and with its final size, so that a count by another process includes it.
                 fd = stack.enter_context(temporary(temp, needed))
             known = fill(partial(write, fd))
             seal(fd, nbytes, checksum_of(fd, nbytes) if known is None else known)
+            # Renamed when sealed, so that a final name means a complete file. Not synced: after a power loss the
+            # checksum tells.
             temp.replace(self._path(name))
             self._trusted.put(name, os.fstat(fd).st_ino)
 
     def _make_room(self, account: Account, needed: int) -> None:
-        """Count what is there, and remove what was not used for longest, until there is room to spare."""
+        """Count the files, and evict the least recently used.
+
+        Until there is room to spare.
+        """
         taken, files = self._sweep(), sorted(self._files())
         taken += sum(file.nbytes for file in files)
         if taken + needed > self._limit_nbytes:
@@ -255,10 +270,10 @@ class Folder:
             raise _NoRoomError
 
     def _sweep(self) -> int:
-        """Remove what dead writers left; the bytes that living ones are writing."""
+        """Remove files of dead writers; return the bytes of living ones."""
         living = 0
         for path in self._temporary.iterdir():
-            if abandoned(path):
+            if is_abandoned(path):
                 path.unlink(missing_ok=True)
             else:
                 living += _nbytes(path)
@@ -270,7 +285,7 @@ class Folder:
             for entry in os.scandir(folder.path):
                 with suppress(FileNotFoundError):
                     status = entry.stat()
-                    # What was used by a clock that was ahead would else be the last to go, for years.
+                    # A file touched under a clock that was ahead would stay for years: it goes first instead.
                     used_ns = status.st_mtime_ns if status.st_mtime_ns <= latest_ns else 0
                     yield _File(used_ns, status.st_size, entry.path)
 
@@ -284,15 +299,15 @@ class Folder:
             f"{remedy} and start again"
         )
 
-    def _tell_held(self, error: LedgerHeldError) -> None:
+    def _warn_held(self, error: LedgerHeldError) -> None:
         self._warn(
             f"the cache in {self._root} keeps nothing new for now: {error.strerror}, and is probably stopped. What is "
             "there is still used"
         )
 
     def _warn(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             warnings.warn(text, CacheWarning, stacklevel=2)
 
 

@@ -1,8 +1,7 @@
-"""Who fetches what: a claim is a lock on one byte of a file, which the system takes back when its holder dies.
+"""Locks of the cache: fetch claims and the size account.
 
-Descriptors for locks: no forked process inherits one, or the lock would outlive the process that took it.
-
-How much room is taken: one number that all processes share, never too small, and now and then counted anew.
+Both are file locks that the system releases when their holder dies, on descriptors that no forked process inherits: the
+lock would outlive the process that took it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _ours: set[int] = set()
 
 
 def open_own(path: str | os.PathLike[str], flags: int) -> int:
-    """A descriptor that is closed in every process forked from this one; given back with `close_own`."""
+    """Open a descriptor that forked processes close; see `close_own`."""
     with _fork_lock:
         fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
         _ours.add(fd)
@@ -38,7 +37,7 @@ def open_own(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def close_own(fd: int) -> None:
-    """Close a descriptor of `open_own`, if it is still this process's."""
+    """Close a descriptor of `open_own`, if this process still owns it."""
     with _fork_lock:
         if fd in _ours:
             _ours.remove(fd)
@@ -46,6 +45,7 @@ def close_own(fd: int) -> None:
 
 
 def _forget() -> None:
+    # In a forked child: a file lock lasts for as long as any process has its descriptor open.
     for fd in _ours:
         os.close(fd)
     _ours.clear()
@@ -53,6 +53,7 @@ def _forget() -> None:
 
 
 if hasattr(os, "register_at_fork"):
+    # Held during the fork: no other thread is then between opening a descriptor and noting it.
     os.register_at_fork(before=_fork_lock.acquire, after_in_parent=_fork_lock.release, after_in_child=_forget)
 
 
@@ -65,10 +66,11 @@ _FLOCK = struct.Struct("hhqqi")
 
 
 class Claims:
-    """The claims of one thread, given back when the block is left. Where the system lacks such locks, all succeed.
+    """The fetch claims of one thread, released when the block ends.
 
-    Locks of open file descriptions, not of processes: threads exclude each other, too, and no `close` elsewhere in the
-    process drops them.
+    A claim is a lock on one byte of a file. Where the system lacks such locks, all claims succeed. They are locks of
+    open file descriptions, not of processes: threads exclude each other, too, and no `close` elsewhere in the process
+    drops them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +81,7 @@ class Claims:
         if hasattr(fcntl, "F_OFD_SETLK"):
             try:
                 self._fd = open_own(self._path, os.O_RDWR | os.O_CREAT)
-            except OSError:  # a folder that cannot be written to: nobody else fetches into it either
+            except OSError:  # a folder that cannot be written to: no other process fetches into it either
                 self._fd = None
         return self
 
@@ -90,7 +92,7 @@ class Claims:
             close_own(self._fd)
 
     def take(self, name: str) -> bool:
-        """Whether the piece of this name is ours to fetch; else somebody fetches it right now."""
+        """Claim a piece for fetching; False while another process fetches it."""
         if self._fd is None:
             return True
         try:
@@ -102,11 +104,14 @@ class Claims:
         return True
 
     def wait(self, name: str, timeout_s: float) -> None:
-        """Return when the one who fetches the piece has done so, or is gone, or has taken too long."""
+        """Wait until the fetcher of a piece is done or gone.
+
+        Or until the timeout.
+        """
         over = threading.Event()
 
         def lock() -> None:
-            with suppress(OSError):  # a folder that was removed meanwhile: there is nobody to wait for
+            with suppress(OSError):  # the folder was removed meanwhile: there is no fetch to wait for
                 fd = open_own(self._path, os.O_RDWR)
                 try:
                     fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _flock(name))
@@ -114,7 +119,7 @@ class Claims:
                     close_own(fd)
             over.set()
 
-        # The system's wait has no time limit, and somebody stopped by a debugger holds on to its claims.
+        # In a thread: the system's wait has no timeout, and a process stopped by a debugger keeps its claims.
         threading.Thread(target=lock, name="feedline-claim", daemon=True).start()
         threads.wait(over, timeout_s)
 
@@ -127,17 +132,17 @@ _NUMBER = struct.Struct("<Q")
 
 
 _PATIENCE_S = 10.0
-"""Longer than counting and removing the files of any cache takes."""
+"""Longer than counting and evicting the files of any cache takes."""
 
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
 
 
 class Account:
-    """The bytes taken, while nobody else may change them. Every change is written down at once.
+    """The bytes taken, locked against other processes.
 
-    Room is booked before it is taken and given back after it is free: whoever dies in between leaves the number too
-    large, which the next count puts right, and never too small.
+    Every change is written at once. Room is booked before it is taken and released after it is free: a process that
+    dies in between leaves the number too large, which the next count corrects, and never too small.
     """
 
     def __init__(self, fd: int) -> None:
@@ -157,24 +162,30 @@ class Account:
 
 
 class LedgerHeldError(TimeoutError):
-    """Another process has held the ledger for too long: stopped by a debugger, for instance."""
+    """Another process has held the ledger too long: in a debugger, say."""
 
 
 class Ledger:
-    """The account in a file, for one thread of one process at a time; a lock on it goes with its holder."""
+    """The account in a file, for one thread at a time.
+
+    Its lock is released when its holder dies.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._within = threading.Lock()
-        self._given_up = False
+        self._thread_lock = threading.Lock()
+        self._gave_up = False
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Account]:
-        """The account. LedgerHeldError after `_PATIENCE_S`, and from then on at once, until it can be had again."""
-        patience_s = 0.0 if self._given_up else _PATIENCE_S
+        """Lock the account for a block.
+
+        LedgerHeldError after `_PATIENCE_S`, and from then on at once, until it can be locked again.
+        """
+        patience_s = 0.0 if self._gave_up else _PATIENCE_S
         end_s = monotonic() + patience_s
-        if not self._within.acquire(timeout=patience_s):
-            raise self._held()
+        if not self._thread_lock.acquire(timeout=patience_s):
+            raise self._held_error()
         try:
             fd = open_own(self._path, os.O_RDWR | os.O_CREAT)
             try:
@@ -183,25 +194,25 @@ class Ledger:
             finally:
                 close_own(fd)
         finally:
-            self._within.release()
+            self._thread_lock.release()
 
     def _wait(self, fd: int, end_s: float) -> None:
         pause_s = _PAUSE_S
-        while not _taken(fd):
+        while not _try_lock(fd):  # polled, because flock waits without a timeout
             if monotonic() >= end_s:
-                raise self._held()
+                raise self._held_error()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        self._given_up = False
+        self._gave_up = False
 
-    def _held(self) -> LedgerHeldError:
-        self._given_up = True
+    def _held_error(self) -> LedgerHeldError:
+        self._gave_up = True
         return LedgerHeldError(
             errno.ETIMEDOUT, f"another process has held the ledger for {_PATIENCE_S:.0f} s", str(self._path)
         )
 
 
-def _taken(fd: int) -> bool:
+def _try_lock(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

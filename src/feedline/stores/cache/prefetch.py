@@ -1,7 +1,4 @@
-"""Reading ahead as a block, for readers that know what they will read.
-
-What will be wanted soon, order by order, fetched piece by piece.
-"""
+"""Prefetching into caches, for readers that know what they will read."""
 
 from __future__ import annotations
 
@@ -19,16 +16,18 @@ from feedline.errors import ArgumentError
 from feedline.stores.cache.store import CachedStore
 
 _SEEN = 1 << 16
-"""Pieces that are not looked for on the disk once more: an order mostly wants pieces of which the one before wanted
-other bytes."""
+"""Pieces that are not checked on the disk again: an item mostly needs pieces that the one before needed, too."""
 
 
 _MOST = 1024
-"""Orders that lie ahead of the reader, however little they want."""
+"""Items ahead of the reader, however small they are."""
 
 
 class ObjectRange(NamedTuple):
-    """Bytes of an object that will be read; without `stop`, to its end."""
+    """Bytes of an object that will be read.
+
+    Without `stop`, to its end.
+    """
 
     path: str
     start: int = 0
@@ -36,23 +35,23 @@ class ObjectRange(NamedTuple):
 
 
 PrefetchItem = Sequence[tuple[CachedStore, ObjectRange]]
-"""Wants that are read together: those of a batch."""
+"""Ranges that are read together: those of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefetchStatistics:
-    """How far a prefetch is."""
+    """The progress of a prefetch."""
 
     fetched: int
-    """Orders that lie in the cache because of it, or lay there already."""
+    """Items whose data are in the cache, by prefetching or from before."""
     passed: int
-    """Orders that the reader was done with before they were begun."""
+    """Items that the reader passed before they were started."""
     failed: int
-    """Orders that could not be fetched; the reader meets the error itself."""
+    """Items that could not be fetched; the reader gets the error itself."""
     ahead_nbytes: int
-    """Bytes wanted by orders that the reader has not come to, and what had to be fetched beyond these."""
+    """Bytes needed by items ahead of the reader, or fetched for them, whichever is more."""
     peak_nbytes: int
-    """The most that `ahead_nbytes` ever was."""
+    """The highest value of `ahead_nbytes` so far."""
 
 
 class _Piece(NamedTuple):
@@ -63,7 +62,7 @@ class _Piece(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _LocatedRange:
-    """An order, of which so many fetches are still to end."""
+    """An item, and the number of its unfinished fetches."""
 
     position: int
     left: int = 0
@@ -72,31 +71,31 @@ class _LocatedRange:
 
 @dataclass(slots=True, eq=False)
 class _FetchTask:
-    """One fetch: pieces that follow one another, or something of an object that nobody knows yet, of any size."""
+    """One fetch: consecutive pieces, or a range of an unknown object."""
 
     run: Callable[[], None]
     pieces: Sequence[_Piece] = ()
-    orders: list[_LocatedRange] = field(default_factory=list)
+    items: list[_LocatedRange] = field(default_factory=list)
 
 
 class Prefetcher:
-    """Threads that fetch into caches, in order, what a reader will read, always as many pieces at a time.
+    """Threads that fetch into caches, in order, what will be read.
 
-    One of them draws from `orders`, no further one while `ahead_nbytes` or more lie ahead of the reader, in the cache
-    or on their way, and sees what is missing; `threads` others fetch that. `advance` may be called from any thread.
+    One of them takes items from `items`, none while `ahead_nbytes` or more lie ahead of the reader, in the cache or in
+    flight, and plans what is missing; `threads` others fetch that. `advance` may be called from any thread.
     """
 
-    def __init__(self, orders: Iterable[PrefetchItem], *, ahead_nbytes: int, threads: int) -> None:
-        self._orders = enumerate(orders)
+    def __init__(self, items: Iterable[PrefetchItem], *, ahead_nbytes: int, threads: int) -> None:
+        self._items = enumerate(items)
         self.limit_nbytes = ahead_nbytes
-        """What `ahead_nbytes` is from now on."""
+        """The current limit, which may be changed at any time."""
         self._changed = threading.Condition()
         self._reached = 0
         self._ahead: dict[int, int] = {}
         self._peak_nbytes = 0
         self._counts = {"fetched": 0, "passed": 0, "failed": 0}
         self.found = 0
-        """Orders in a row, up to now, of which nothing was missing."""
+        """Consecutive items, up to now, that were complete in the cache."""
         self._under_way: dict[_Piece, _FetchTask] = {}
         self._unknown = 0
         self._seen: LRUCache[_Piece, bool] = LRUCache(_SEEN)
@@ -110,25 +109,25 @@ class Prefetcher:
         ]
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         self._planner.start()
 
     def stop(self) -> None:
-        """Begin nothing more, and give up what is under way."""
+        """Start no further fetch, and cancel those in flight."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._scope.cancel()
 
     def join(self) -> None:
-        """Wait for the threads, which end after `stop`, and when there is nothing left to fetch."""
+        """Wait for the threads, which end after `stop` or the last fetch."""
         self._planner.join()
         for thread in self._fetchers:
-            if thread.ident is not None:  # it is started when there is something to fetch
+            if thread.ident is not None:  # a thread starts with the first fetch it is needed for
                 thread.join()
 
     def advance(self, count: int = 1) -> None:
-        """The reader is done with `count` more of the orders."""
+        """Record that the reader is done with `count` more items."""
         with self._changed:
             self._reached += count
             for position in [position for position in self._ahead if position < self._reached]:
@@ -136,7 +135,7 @@ class Prefetcher:
             self._changed.notify_all()
 
     def statistics(self) -> PrefetchStatistics:
-        """How far it is now."""
+        """The progress so far."""
         with self._changed:
             return PrefetchStatistics(
                 **self._counts, ahead_nbytes=sum(self._ahead.values()), peak_nbytes=self._peak_nbytes
@@ -145,8 +144,8 @@ class Prefetcher:
     def _plan(self) -> None:
         idle = iter(self._fetchers)
         try:
-            while (taken := self._take()) is not None:
-                for task in self._placed(*taken):
+            while (numbered := self._take()) is not None:
+                for task in self._plan_item(*numbered):
                     if (thread := next(idle, None)) is not None:
                         thread.start()
                     self._tasks.put(task)
@@ -155,33 +154,40 @@ class Prefetcher:
                 self._tasks.put(None)
 
     def _take(self) -> tuple[int, PrefetchItem] | None:
-        """The next order that the reader has not passed, once there is room for it; None at the end."""
+        """The next item ahead of the reader, once there is room.
+
+        None at the end.
+        """
         with self._changed:
             self._changed.wait_for(self._has_room)
-        while not self._closed and (taken := next(self._orders, None)) is not None:
+        while not self._closed and (numbered := next(self._items, None)) is not None:
             with self._changed:
-                if taken[0] >= self._reached:
-                    self._ahead[taken[0]] = 0
-                    return taken
+                if numbered[0] >= self._reached:
+                    self._ahead[numbered[0]] = 0
+                    return numbered
                 self._counts["passed"] += 1
         return None
 
     def _has_room(self) -> bool:
+        # The size of an unknown object shows when it is fetched: at most one per thread is started without it.
         known = sum(self._ahead.values()) < self.limit_nbytes and len(self._ahead) < _MOST
         return self._closed or (known and self._unknown < len(self._fetchers))
 
-    def _placed(self, position: int, order: PrefetchItem) -> list[_FetchTask]:
-        """The fetches of what is missing of an order, but for what is on its way already for another one."""
+    def _plan_item(self, position: int, item: PrefetchItem) -> list[_FetchTask]:
+        """Plan the fetches that an item lacks.
+
+        Pieces in flight for another item are not fetched twice.
+        """
         try:
-            known, unknown = _sorted_out(order)
+            known, unknown = _split_known(item)
             pieces = [piece for each in known for piece in _pieces(*each)]
             wanted = sum(stop - start for _, _, spans in known for start, stop in spans)
             missing = list(filter(self._is_missing, pieces))
-        except Exception:  # noqa: BLE001 - whoever reads it meets the error, and is told about it
+        except Exception:  # noqa: BLE001 - the reader gets the same error, with its context
             with self._changed:
                 self._counts["failed"] += 1
             return []
-        placed = _LocatedRange(position)
+        located = _LocatedRange(position)
         with self._changed:
             tasks = {self._under_way[piece] for piece in pieces if piece in self._under_way}
             fetches = [_fetch_of(run) for run in _runs([piece for piece in missing if piece not in self._under_way])]
@@ -192,8 +198,8 @@ class Prefetcher:
             self._unknown += len(unknown)
             tasks.update(fetches)
             for task in tasks:
-                task.orders.append(placed)
-            placed.left = len(tasks)
+                task.items.append(located)
+            located.left = len(tasks)
             self._counts["fetched"] += not tasks
             self.found = 0 if tasks else self.found + 1
         return fetches
@@ -222,7 +228,7 @@ class Prefetcher:
                 if not self._closed:
                     with self._scope.entered():
                         task.run()
-            except Exception:  # noqa: BLE001 - whoever reads it meets the error, and is told about it
+            except Exception:  # noqa: BLE001 - the reader gets the same error, with its context
                 failed = True
             with self._changed:
                 self._end(task, failed)
@@ -234,20 +240,23 @@ class Prefetcher:
             del self._under_way[piece]
             if failed:
                 self._seen.drop(piece)
-        for order in task.orders:
-            order.left -= 1
-            order.failed |= failed
-            if not order.left:
-                self._counts["failed" if order.failed else "fetched"] += 1
+        for item in task.items:
+            item.left -= 1
+            item.failed |= failed
+            if not item.left:
+                self._counts["failed" if item.failed else "fetched"] += 1
 
 
-def _sorted_out(
-    order: PrefetchItem,
+def _split_known(
+    item: PrefetchItem,
 ) -> tuple[list[tuple[CachedStore, str, list[tuple[int, int]]]], list[tuple[CachedStore, ObjectRange]]]:
-    """The spans that are wanted of each known object; and what is wanted of others, of which the store has to tell."""
+    """Split an item into spans of known objects and ranges of others.
+
+    The store has to be asked for the size of the others.
+    """
     spans: dict[tuple[CachedStore, str], list[tuple[int, int]]] = {}
     unknown = []
-    for store, want in order:
+    for store, want in item:
         if want.stop is None or not store.knows(want.path):
             unknown.append((store, want))
         else:
@@ -260,7 +269,7 @@ def _pieces(store: CachedStore, path: str, spans: Sequence[tuple[int, int]]) -> 
 
 
 def _runs(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces that are fetched together."""
+    """Group pieces that are fetched together."""
     numbers: dict[tuple[CachedStore, str], list[int]] = {}
     for store, path, number in pieces:
         numbers.setdefault((store, path), []).append(number)
@@ -275,15 +284,17 @@ def _fetch_of(run: Sequence[_Piece]) -> _FetchTask:
 
 
 class Prefetch:
-    """Fetches into a store's cache, in order, what a reader will read; a block at whose end nothing is left of it.
+    """A block that prefetches into a store's cache.
+
+    Ranges are fetched in the order in which the reader will read them. Nothing is left running at the end:
 
         with Prefetch(store, wants, ahead_nbytes=1 << 30) as ahead:
             for want in wants:
                 use(store.read(*want))
                 ahead.advance()
 
-    No further want is begun while `ahead_nbytes` or more lie ahead of the reader; so many `threads` fetch. `wants` is
-    drawn from as it goes, by one thread. A loader does this by itself for datasets that are read through a cache.
+    No further range is started while `ahead_nbytes` or more lie ahead of the reader; `threads` threads fetch. One more
+    takes from `wants` as it goes. A loader does this by itself for datasets that are read through a cache.
     """
 
     def __init__(
@@ -293,22 +304,25 @@ class Prefetch:
             raise ArgumentError("Prefetch fetches into a cache: open the store with open_store(address, cache=...)")
         if ahead_nbytes < 1 or threads < 1:
             raise ArgumentError("Prefetch: ahead_nbytes and threads are at least 1")
-        self._orders = Prefetcher(([(store, want)] for want in wants), ahead_nbytes=ahead_nbytes, threads=threads)
+        self._items = Prefetcher(([(store, want)] for want in wants), ahead_nbytes=ahead_nbytes, threads=threads)
 
     def __enter__(self) -> Self:
-        self._orders.start()
+        self._items.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._orders.stop()
-        self._orders.join()
+        self._items.stop()
+        self._items.join()
 
     def advance(self, count: int = 1) -> None:
-        """The reader is done with `count` more of the wants; any thread may say so."""
-        self._orders.advance(count)
+        """Record that the reader is done with `count` more ranges.
+
+        Any thread may call it.
+        """
+        self._items.advance(count)
 
     def statistics(self) -> PrefetchStatistics:
-        """How far it is now."""
-        return self._orders.statistics()
+        """The progress so far."""
+        return self._items.statistics()

@@ -1,4 +1,4 @@
-"""What a cache is to be."""
+"""The settings of a cache."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ _SHARE = re.compile(r"(\d+(?:\.\d+)?) *%")
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of this machine that keeps what was read, for all processes and jobs that name the same one."""
+    """A folder of this machine that keeps data read from stores.
+
+    All processes and jobs that name the same folder share it.
+    """
 
     folder: str | Path
     limit: int | str = "10%"
-    """The most it may take: bytes, "200 GB", "200GiB", or a share of the disk that it lies on, "10%"."""
+    """The maximum size: bytes, "200 GB", "200GiB", or a share of the disk it is on, "10%"."""
     piece_nbytes: int = 4 << 20
     """Objects are fetched and kept in pieces of this size, cut at its multiples: a read of one byte fetches one piece.
     Choose small pieces for scattered reads that do not come back, and one above the largest object to keep objects
     whole."""
     ahead_nbytes: int = 256 << 20
-    """A loader fetches so much of what its schedule wants next before it is read; 0: nothing."""
+    """Bytes that a loader fetches ahead of its workers, by its schedule; 0: none."""
 
     def __post_init__(self) -> None:
         if not str(self.folder) or _ADDRESS.match(str(self.folder)):
@@ -41,19 +44,19 @@ class Cache:
             raise ArgumentError(f"Cache(ahead_nbytes={self.ahead_nbytes}): bytes, or 0 to fetch nothing ahead")
         if self.piece_nbytes < 1:
             raise ArgumentError(f"Cache(piece_nbytes={self.piece_nbytes}): at least 1 byte is needed")
-        _checked(self.limit)
+        _parse_limit(self.limit)
 
     def limit_nbytes(self) -> int:
-        """The limit in bytes, on the disk as it is."""
-        share, nbytes = _checked(self.limit)
+        """The limit in bytes, given the size of the disk."""
+        share, nbytes = _parse_limit(self.limit)
         if share is None:
             return nbytes
         disk = os.statvfs(self.folder)
         return int(disk.f_frsize * disk.f_blocks * share)
 
 
-def _checked(limit: int | str) -> tuple[float | None, int]:
-    """The share of the disk, if it is one, and else the bytes."""
+def _parse_limit(limit: int | str) -> tuple[float | None, int]:
+    """The share of the disk, or None, and the bytes."""
     match = _SHARE.fullmatch(str(limit).strip())
     share = float(match[1]) / 100 if match else None
     nbytes = nbytes_of(str(limit)) if share is None else 0

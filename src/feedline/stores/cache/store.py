@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -10,23 +10,23 @@ from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.store_metrics import count
 from feedline.core.threads import DaemonPool
 from feedline.errors import ObjectChangedError, RangeError, StoreError
-from feedline.stores.base import ObjectInfo, Range, Store, Views
+from feedline.stores.base import ObjectInfo, Range, Store, Views, check_version
 from feedline.stores.cache.entries import Key, MissingPieceError, Pieces
 from feedline.stores.cache.folder import Folder
 from feedline.stores.cache.settings import Cache
-from feedline.stores.requests import joined, refuse_backwards
+from feedline.stores.requests import FetchedRanges, check_ranges
 from feedline.stores.urls import join
 
 _GROUP_NBYTES = 64 << 20
-"""So much is held at once: what a reader wants may be far more than fits into memory."""
+"""Bytes fetched at a time: one read may need far more than fits into memory."""
 
 
 _RUN_NBYTES = 4 << 20
-"""Missing pieces that follow one another are fetched together up to this size."""
+"""Consecutive missing pieces are fetched together up to this size."""
 
 
 _PART_NBYTES = 8 << 20
-"""An object that is wanted as a file is fetched in parts of this size, many at once."""
+"""An object that is needed as a file is fetched in concurrent parts of this size."""
 
 
 _FETCHERS = 16
@@ -40,11 +40,11 @@ _KNOWN = 100_000
 
 
 class CachedStore:
-    """The same objects as in `store`, kept in pieces in a folder of this machine.
+    """The objects of `store`, kept in pieces in a local folder.
 
-    An object is looked up once per process and then taken for unchanged; if it does change, reading what is not in the
-    cache yet is an ObjectChangedError, and the next read finds the new version. Where the store tells no versions,
-    what is kept is kept for this CachedStore alone, and for what unpickles as it.
+    An object is looked up once per process and then assumed to be unchanged; if it does change, reading what is not in
+    the cache yet is an ObjectChangedError, and the next read finds the new version. Where the store reports no
+    versions, pieces are kept for this CachedStore alone, and for what unpickles as it.
     """
 
     def __init__(self, store: Store, cache: Cache, own: str | None = None) -> None:
@@ -69,108 +69,125 @@ class CachedStore:
         return self._shared().infos.put(path, self.store.info(path))
 
     def know(self, info: ObjectInfo) -> None:
-        """Take an object for what was learned of it elsewhere, so that nobody need ask the store once more."""
+        """Record the size and version of an object.
+
+        This saves a request for them.
+        """
         self._shared().infos.put(info.path, info)
 
     def size(self, path: str) -> int:
-        """The bytes of one object."""
+        """The size of one object in bytes."""
         return self._known(path, None).size
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Every object whose path begins with `prefix`, in the order of their paths."""
+        """List every object whose path begins with `prefix`, sorted by path."""
         for info in self.store.list(prefix):
             yield self._shared().infos.put(info.path, info)
 
     def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
-        """The bytes from `start` up to `stop`, or to the end."""
+        """Read the bytes from `start` up to `stop`, or to the end."""
         stop = max(start, self._known(path, version).size) if stop is None else stop
         return self.read_many(path, [(start, stop)], version=version)[0]
 
     def read_many(self, path: str, ranges: Sequence[Range], *, version: str | None = None) -> Views:
         """One view for each range."""
-        refuse_backwards(ranges, join(self.url, path))
+        check_ranges(ranges, join(self.url, path))
         object_ = self._object(path, version)
-        object_.refuse_beyond(ranges)
-        wanted = _by_piece(ranges, self.cache.piece_nbytes)
-        return _cut(ranges, wanted, object_.pieces(sorted(wanted)), self.cache.piece_nbytes)
+        object_.check_within(ranges)
+        numbers = _pieces_of(ranges, self.cache.piece_nbytes)
+        fetched = FetchedRanges([object_.span(number) for number in numbers], list(object_.pieces(numbers)))
+        return [fetched.cut(start, stop) for start, stop in ranges]
 
-    def at_hand(self, path: str, ranges: Sequence[Range], *, version: str) -> Views | None:
-        """What `read_many` gives, if all of it is in this process's memory already, so that it takes no waiting."""
-        known, pieces = self._shared().infos.get(path), self.held(path, version=version)
+    def in_memory(self, path: str, ranges: Sequence[Range], *, version: str) -> Views | None:
+        """Read ranges if all are in this process's memory; else None.
+
+        So it never waits.
+        """
+        known, pieces = self._shared().infos.get(path), self.cached_pieces(path, version=version)
         if known is None or not all(0 <= start <= stop <= known.size for start, stop in ranges):
-            return None  # reading says what is wrong
+            return None  # `read_many` raises the error
         try:
             return [pieces.cut(start, stop) for start, stop in ranges]
         except MissingPieceError:
             return None
 
-    def held(self, path: str, *, version: str) -> Pieces:
-        """The pieces of an object that are in this process's memory: none, if it does not know that version."""
+    def cached_pieces(self, path: str, *, version: str) -> Pieces:
+        """The pieces of an object in this process's memory.
+
+        None of them if another version is known.
+        """
         known = self._shared().infos.get(path)
         if known is None or known.version != version:
             return Pieces(lambda _: None, self.cache.piece_nbytes)
         return Pieces(self._object(path, version).mapped, self.cache.piece_nbytes)
 
     def fill(self, path: str, start: int = 0, stop: int | None = None) -> int:
-        """Fetch what is missing of a range, and keep none of it in memory; gives the bytes of the range."""
+        """Fetch missing pieces of a range; return the range's size.
+
+        None of it is kept in memory.
+        """
         stop = self._known(path, None).size if stop is None else stop
         self._object(path, None).fill(self.pieces(path, [(start, stop)]))
         return max(0, stop - start)
 
     def knows(self, path: str) -> bool:
-        """Whether this process has come across an object, so that nothing need be asked to say where its pieces end."""
+        """Tell whether the size of an object is known without a request."""
         return self._shared().infos.get(path) is not None
 
     def pieces(self, path: str, ranges: Sequence[Range]) -> Sequence[int]:
-        """The numbers of the pieces in which these ranges of an object lie, each of them once, in ascending order."""
-        self._object(path, None).refuse_beyond(ranges)
-        return sorted(_by_piece(ranges, self.cache.piece_nbytes))
+        """The numbers of the pieces that ranges touch, in ascending order."""
+        self._object(path, None).check_within(ranges)
+        return _pieces_of(ranges, self.cache.piece_nbytes)
 
     def piece_nbytes(self, path: str, number: int) -> int:
-        """The bytes of one piece: the last one of an object is smaller."""
+        """The size of one piece in bytes: the last is smaller."""
         start, stop = self._object(path, None).span(number)
         return stop - start
 
     def has(self, path: str, number: int) -> bool:
-        """Whether there is a file for one piece: neither opened nor checked."""
+        """Tell whether a piece has a file, without opening it."""
         return self._object(path, None).has(number)
 
     def runs(self, numbers: Sequence[int]) -> Sequence[Sequence[int]]:
-        """Pieces of an object by the requests that fetch them."""
+        """Group pieces of an object by the requests that fetch them."""
         return list(_runs(numbers, self.cache.piece_nbytes))
 
     def bring(self, path: str, numbers: Sequence[int]) -> None:
-        """Fetch what is missing of these pieces of an object, and keep none of it in memory."""
+        """Fetch missing pieces of an object, and keep none in memory."""
         self._object(path, None).fill(numbers)
 
     def file(self, info: ObjectInfo) -> str:
-        """The path of a file of this machine that begins with all bytes of an object, fetched if it is not there yet.
+        """The path of a local file that begins with the object's bytes.
 
-        For libraries that open nothing but files; a few bytes of the cache's own follow. The file may be evicted at any
-        moment after it was named; whoever has it open keeps what is in it. StoreError if it cannot be kept.
+        Fetched if it is missing. For libraries that only open files; a few bytes of the cache's own follow. The file
+        may be evicted at any moment; a process that has it open keeps its data. StoreError if it cannot be kept.
         """
         self.know(info)
         return self._object(info.path, info.version).file()
 
     def _object(self, path: str, version: str | None) -> _Object:
         info = self._known(path, version)
-        known_as = info.version if info.is_versioned else f"{info.version} {self._own}"
-        return _Object(self.store, self._shared(), info, known_as, self.cache)
+        version_key = info.version if info.is_versioned else f"{info.version} {self._own}"
+        return _Object(self.store, self._shared(), info, version_key, self.cache)
 
     def _known(self, path: str, version: str | None) -> ObjectInfo:
         known = self._shared().infos.get(path)
         if known is None or version not in (None, known.version):
             known = self.info(path)
-        if version not in (None, known.version):
-            raise ObjectChangedError(
-                f"{join(self.url, path)} changed: version {version} was asked for, and the store has {known.version} "
-                "now. Make the dataset anew to read it"
-            )
+        check_version(version, known.version, join(self.url, path))
         return known
 
 
+def without_cache(store: Store) -> Store:
+    """The store behind a cache, or the store itself.
+
+    For small reads whose result is kept in another form: a piece of the cache is far larger.
+    """
+    return store.store if isinstance(store, CachedStore) else store
+
+
 class _Shared:
-    """What the objects of one store share in this process."""
+    """State that the objects of one store share in this process."""
 
     def __init__(self, cache: Cache) -> None:
         self.folder = Folder(cache)
@@ -181,35 +198,38 @@ class _Shared:
 class _Object:
     """One version of one object, piece by piece."""
 
-    def __init__(self, store: Store, shared: _Shared, info: ObjectInfo, known_as: str, cache: Cache) -> None:
+    def __init__(self, store: Store, shared: _Shared, info: ObjectInfo, version_key: str, cache: Cache) -> None:
         self._store = store
         self._folder = shared.folder
         self._infos = shared.infos
         self._fetchers = shared.fetchers
         self.info = info
-        self._known_as = known_as
+        self._version_key = version_key
         self._piece_nbytes = cache.piece_nbytes
         self._address = join(store.url, info.path)
 
-    def refuse_beyond(self, ranges: Sequence[Range]) -> None:
+    def check_within(self, ranges: Sequence[Range]) -> None:
         for start, stop in ranges:
             if stop > self.info.size:
                 raise RangeError(
                     f"{self._address}, bytes [{start}, {stop}): the object has only {self.info.size} bytes"
                 )
 
-    def pieces(self, numbers: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
-        """These pieces, in order; what is missing is fetched, several pieces at once, by one process for all."""
+    def pieces(self, numbers: Sequence[int]) -> Iterator[memoryview]:
+        """These pieces, in order; missing ones are fetched concurrently.
+
+        One process fetches for all.
+        """
         for group in self._groups(numbers):
-            found = self._looked_up(group)
-            count(cache_hits=len(found), cache_misses=len(group) - len(found))
-            fetched = self._fetched_by_one([number for number in group if number not in found])
-            found |= {number: self._kept(number, data) for number, data in fetched.items()}
-            yield from ((number, found[number]) for number in group)
+            data_by_number = self._look_up(group)
+            count(cache_hits=len(data_by_number), cache_misses=len(group) - len(data_by_number))
+            fetched = self._fetch_exclusively([number for number in group if number not in data_by_number])
+            data_by_number |= {number: self._reopen(number, data) for number, data in fetched.items()}
+            yield from (data_by_number[number] for number in group)
 
     def mapped(self, number: int) -> memoryview | None:
         """A piece, if this process has it mapped."""
-        data = self._folder.at_hand(self._key(number))
+        data = self._folder.in_memory(self._key(number))
         if data is not None:
             count(cache_hits=1)
         return data
@@ -218,7 +238,7 @@ class _Object:
         """Fetch those of these pieces that are missing."""
         for group in self._groups([number for number in numbers if not self.has(number)]):
             count(cache_misses=len(group))
-            self._fetched_by_one(group)
+            self._fetch_exclusively(group)
 
     def has(self, number: int) -> bool:
         return self._folder.has(self._key(number))
@@ -230,24 +250,24 @@ class _Object:
         at_once = max(1, _GROUP_NBYTES // self._piece_nbytes)
         return (numbers[first : first + at_once] for first in range(0, len(numbers), at_once))
 
-    def _kept(self, number: int, data: memoryview) -> memoryview:
-        """The data of a piece as the file's own: others may let go of them when memory gets short."""
-        kept = self._folder.get(self._key(number))
-        return data if kept is None else kept
+    def _reopen(self, number: int, data: memoryview) -> memoryview:
+        """The piece as mapped from its file, whose memory is reclaimable."""
+        mapped = self._folder.get(self._key(number))
+        return data if mapped is None else mapped
 
     def file(self) -> str:
         """The object as one file."""
-        key = Key(self._address, self._known_as, 0, 0)  # pieces have at least one byte: this is none of them
-        found = self._folder.file(key)
-        while found is None:
+        key = Key(self._address, self._version_key, 0, 0)  # pieces have at least one byte: this is none of them
+        path = self._folder.file(key)
+        while path is None:
             with self._folder.claims() as claims:
                 if claims.take(key.name()):
-                    return self._folder.file(key) or self._fetched_file(key)
+                    return self._folder.file(key) or self._fetch_file(key)
             claims.wait(key.name(), _WAITED_S)
-            found = self._folder.file(key)
-        return found
+            path = self._folder.file(key)
+        return path
 
-    def _fetched_file(self, key: Key) -> str:
+    def _fetch_file(self, key: Key) -> str:
         count(cache_misses=1)
         parts = range(0, self.info.size, _PART_NBYTES)
 
@@ -257,7 +277,7 @@ class _Object:
                 write_at(start, self._store.read_many(self.info.path, ranges, version=self.info.version)[0])
 
             for _ in self._fetchers.map(copy, parts):
-                pass  # what failed is raised here
+                pass  # raises the first failure
 
         try:
             return self._folder.put_file(key, self.info.size, fill)
@@ -268,28 +288,28 @@ class _Object:
             what = f"{self._address} ({self.info.size:,} bytes) is needed as a file"
             raise StoreError(f"{what}, and the cache cannot keep it: {reason}") from error
 
-    def _fetched_by_one(self, missing: Sequence[int]) -> dict[int, memoryview]:
+    def _fetch_exclusively(self, missing: Sequence[int]) -> dict[int, memoryview]:
         if not missing:
             return {}
         with self._folder.claims() as claims:
             mine = [number for number in missing if claims.take(self._key(number).name())]
-            found = self._looked_up(mine)  # fetched by another since the first look
-            found |= self._fetched([number for number in mine if number not in found])
-        # Nothing is claimed while waiting, so that two that wait for each other cannot be.
-        for number in set(missing).difference(found):
+            data_by_number = self._look_up(mine)  # another process may have fetched them since the first look
+            data_by_number |= self._fetch_all([number for number in mine if number not in data_by_number])
+        # All claims are released before waiting: two readers with claims could wait for each other forever.
+        for number in set(missing).difference(data_by_number):
             claims.wait(self._key(number).name(), _WAITED_S)
             count(cache_shared=1)
-            found |= self._looked_up([number]) or self._fetch([number])
-        return found
+            data_by_number |= self._look_up([number]) or self._fetch([number])
+        return data_by_number
 
     def _key(self, number: int) -> Key:
-        return Key(self._address, self._known_as, self._piece_nbytes, number)
+        return Key(self._address, self._version_key, self._piece_nbytes, number)
 
-    def _looked_up(self, numbers: Sequence[int]) -> dict[int, memoryview]:
-        looked = ((number, self._folder.get(self._key(number))) for number in numbers)
-        return {number: data for number, data in looked if data is not None}
+    def _look_up(self, numbers: Sequence[int]) -> dict[int, memoryview]:
+        pieces = ((number, self._folder.get(self._key(number))) for number in numbers)
+        return {number: data for number, data in pieces if data is not None}
 
-    def _fetched(self, numbers: Sequence[int]) -> dict[int, memoryview]:
+    def _fetch_all(self, numbers: Sequence[int]) -> dict[int, memoryview]:
         runs = list(_runs(numbers, self._piece_nbytes))
         if len(runs) == 1:
             return self._fetch(runs[0])
@@ -307,14 +327,14 @@ class _Object:
         except ObjectChangedError:
             self._infos.drop(self.info.path)
             raise
-        found = dict(zip(numbers, fetched, strict=True))
-        for number, data in found.items():
+        data_by_number = dict(zip(numbers, fetched, strict=True))
+        for number, data in data_by_number.items():
             self._folder.put(self._key(number), data)
-        return found
+        return data_by_number
 
 
 def _runs(numbers: Sequence[int], piece_nbytes: int) -> Iterator[list[int]]:
-    """Consecutive numbers together, as many as are fetched by one request."""
+    """Group consecutive numbers that one request fetches."""
     longest = max(1, _RUN_NBYTES // piece_nbytes)
     run: list[int] = []
     for number in numbers:
@@ -326,29 +346,7 @@ def _runs(numbers: Sequence[int], piece_nbytes: int) -> Iterator[list[int]]:
         yield run
 
 
-def _by_piece(ranges: Sequence[Range], piece_nbytes: int) -> dict[int, list[Range]]:
-    """For each piece that is needed, the ranges that need it, each of them once."""
-    wanted: dict[int, list[Range]] = {}
-    for start, stop in dict.fromkeys(ranges):
-        for number in range(start // piece_nbytes, -(-stop // piece_nbytes) if start < stop else 0):
-            wanted.setdefault(number, []).append((start, stop))
-    return wanted
-
-
-def _cut(
-    ranges: Sequence[Range],
-    wanted: Mapping[int, Sequence[Range]],
-    pieces: Iterable[tuple[int, memoryview]],
-    piece_nbytes: int,
-) -> Views:
-    """One view for each range, out of the pieces in ascending order."""
-    parts: dict[Range, list[memoryview]] = {each: [] for each in ranges}
-    for number, data in pieces:
-        first = number * piece_nbytes
-        for start, stop in wanted[number]:
-            parts[start, stop].append(data[max(start - first, 0) : stop - first])
-    return [_whole(parts[each]) for each in ranges]
-
-
-def _whole(parts: Sequence[memoryview]) -> memoryview:
-    return parts[0] if len(parts) == 1 else joined(parts)
+def _pieces_of(ranges: Sequence[Range], piece_nbytes: int) -> list[int]:
+    """The numbers of the pieces that ranges touch, in ascending order."""
+    spans = ((start // piece_nbytes, -(-stop // piece_nbytes)) for start, stop in set(ranges) if start < stop)
+    return sorted({number for first, last in spans for number in range(first, last)})

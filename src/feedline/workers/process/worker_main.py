@@ -122,7 +122,7 @@ def _answer_all(
 def _answer(build: Callable[..., Any], payload: bytes, arena: Arena) -> tuple[int, Message, int]:
     try:
         built = build(pickle.loads(payload), arena.empty)
-        if counted := store_metrics.taken():
+        if counted := store_metrics.take():
             built = built._replace(store_counts=counted)
         began_ns = monotonic_ns()
         return BUILT, arena.dumps(built), began_ns

@@ -1,7 +1,4 @@
-"""A worker pool from outside: `concurrent.futures`, written against the public protocols of `feedline.workers` only.
-
-Importing this module lets loaders choose it: `worker_method="executor"`.
-"""
+"""A worker pool from outside: the threads of `concurrent.futures`, chosen by `worker_method="executor"`."""
 
 from __future__ import annotations
 
@@ -9,30 +6,31 @@ from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Self
 
-from feedline.core.batch import BatchResult
-from feedline.errors import WorkerStalledError
+import feedline as fl
 from feedline.workers import Builder, PoolKind, PoolOptions, PoolStatistics, register_pool
 
 
 class ExecutorFuture:
-    def __init__(self, request: Any, future: Future[BatchResult], timeout_s: float | None) -> None:
+    """One batch in the making."""
+
+    def __init__(self, request: Any, future: Future[Any], timeout_s: float | None) -> None:
         self.request, self.future, self._timeout_s = request, future, timeout_s
 
     def done(self) -> bool:
         return self.future.done()
 
-    def result(self) -> BatchResult:
+    def result(self) -> Any:
         try:
             return self.future.result(self._timeout_s)
         except TimeoutError as error:
-            raise WorkerStalledError(f"no batch for {self._timeout_s} s") from error
+            raise fl.errors.WorkerStalledError(f"no batch for {self._timeout_s} s") from error
 
     def cancel(self) -> None:
         self.future.cancel()
 
 
 class ExecutorPool:
-    """Threads of `ThreadPoolExecutor`; with partitions one executor per thread, which keeps each partition in order."""
+    """One executor; with partitions one for each thread, so that the batches of a partition are built in order."""
 
     processes: list[Any] = []  # noqa: RUF012 - part of the protocol: there are none
 
@@ -50,7 +48,7 @@ class ExecutorPool:
         by_future = {mine.future: mine for mine in futures}
         done, _ = wait(by_future, self._options.timeout_s or None, FIRST_COMPLETED)
         if not done:
-            raise WorkerStalledError(f"no batch for {self._options.timeout_s} s")
+            raise fl.errors.WorkerStalledError(f"no batch for {self._options.timeout_s} s")
         return by_future[done.pop()]
 
     def resize(self, num_workers: int) -> None:

@@ -1,0 +1,96 @@
+"""Schemes: how addresses of each kind are written, and what opens them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from feedline.errors import ArgumentError
+from feedline.stores.base import Store
+from feedline.stores.options import StoreOptions
+from feedline.stores.requests import Requests
+from feedline.stores.retry import Retry
+
+_NAME = re.compile(r"[a-z][a-z0-9+.-]*")
+
+
+class StorePolicy(NamedTuple):
+    """The settings that apply to every kind of store."""
+
+    retry: Retry
+    requests: Requests
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """The properties of one scheme of addresses, `name://host/path`."""
+
+    open: Callable[[str, StoreOptions, StorePolicy], Store]
+    """`open(url, options, policy)` is the store at an address. It should ask for nothing yet.
+
+    To be known in worker processes it must be picklable: a function of a module, or of the main program.
+    """
+    host: Literal["required", "optional", "none"] = "required"
+    """The part before the first slash: a bucket or server, one if there is a slash at all, or none."""
+    user: Literal["refused", "name", "any"] = "name"
+    """The part before an @ in the host: refused, a name without a password, or any text, since it is no credential."""
+    lists: bool = True
+    """True if its stores can list objects."""
+    quoted: bool = False
+    """True if paths are percent-quoted, and end at a question mark, as in a browser."""
+    credentials: str = ""
+    """The environment variables with the credentials, named when there are none."""
+    install: str | None = None
+    """The argument of `pip install`, named when `open` raises ModuleNotFoundError."""
+
+
+SCHEMES: dict[str, Scheme] = {}
+"""The row of each scheme by its name in lower case; `stores.open` fills in those of feedline."""
+
+OTHERS = "*"
+"""The name of the row for schemes that have none of their own."""
+
+_added: dict[str, Scheme] = {}
+
+
+def register_scheme(name: str, scheme: Scheme) -> None:
+    """Make addresses `name://...` known to all stores and datasets.
+
+    In this process and in worker processes of its loaders. A scheme that was registered before is replaced;
+    ArgumentError for one of feedline's own.
+    """
+    if not _NAME.fullmatch(name):
+        raise ArgumentError(f"register_scheme({name!r}): a scheme has lower-case letters, digits, +, - and . only")
+    if not isinstance(scheme, Scheme):
+        raise ArgumentError(f"register_scheme({name!r}) takes a stores.Scheme(...), not {type(scheme).__name__}")
+    if name in SCHEMES and name not in _added:
+        raise ArgumentError(f"register_scheme({name!r}): feedline opens {name}:// itself; take another name")
+    SCHEMES[name] = _added[name] = scheme
+
+
+def unregister_scheme(name: str) -> None:
+    """Remove a scheme that was registered."""
+    del SCHEMES[name], _added[name]
+
+
+class RegisteredSchemes:
+    """The registered schemes; unpickling registers them in the other process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _register_all, (dict(_added),)
+
+
+def registered_schemes() -> RegisteredSchemes | None:
+    """The registered schemes for another process; None without any.
+
+    Pickle this value ahead of objects that open stores.
+    """
+    return RegisteredSchemes() if _added else None
+
+
+def _register_all(schemes: dict[str, Scheme]) -> RegisteredSchemes:
+    for name, scheme in schemes.items():
+        register_scheme(name, scheme)
+    return RegisteredSchemes()
