@@ -185,7 +185,7 @@ def test_a_dataset_may_bring_its_own() -> None:
     ids=lambda dataset: type(dataset).__name__,
 )
 def test_a_batch_is_refused_where_a_transform_sees_each_sample(dataset: Any) -> None:
-    with pytest.raises(TypeError, match=f"this {type(dataset).__name__} has to make its samples one by one"):
+    with pytest.raises(TypeError, match=f"this {type(dataset).__name__} reads its samples one by one"):
         dataset.read_batch(BatchRead(np.array([0]), Recorder()))
 
 

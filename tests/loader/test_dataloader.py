@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import pickle
 import threading
@@ -248,7 +249,7 @@ def test_distributed_sampler_is_followed_and_its_epoch_advances_by_itself() -> N
 
 def test_two_ways_to_split_the_data_contradict_each_other() -> None:
     sampler = DistributedSampler(range(10), num_replicas=2, rank=1)
-    with pytest.raises(fl.errors.ArgumentError, match="Leave one of them out"):
+    with pytest.raises(fl.errors.ArgumentError, match="Remove one of them"):
         iter(fl.DataLoader(list(range(10)), sampler=sampler, distributed=(0, 2)))
 
 
@@ -303,7 +304,7 @@ def test_a_pool_that_grows_and_shrinks_leaves_the_stream_alone() -> None:
         for number, batch in enumerate(loader):
             seen.append(batch.tolist())
             if number in (10, 30, 50):
-                loader._workforce._latest.resize({10: 4, 30: 1, 50: 2}[number])
+                loader._pools._latest.resize({10: 4, 30: 1, 50: 2}[number])
     assert seen == lists(fl.DataLoader(dataset, 2, shuffle=True, seed=2))
 
 
@@ -328,6 +329,39 @@ def test_an_index_that_the_dataset_does_not_have_is_named_with_the_length() -> N
     with pytest.raises(IndexError) as caught:
         list(fl.DataLoader([1, 2, 3], sampler=[0, 7]))
     assert any("sample 7" in note and "the dataset has 3 samples" in note for note in caught.value.__notes__)
+
+
+def public_attributes(loader: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(loader).items() if not name.startswith("_")}
+
+
+REBUILDS = [
+    {},
+    {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": True, "seed": 3, "shuffle": True},
+    {"num_workers": "auto", "on_error": "skip", "distributed": (0, 2), "device": "cpu"},
+    {"num_workers": 1, "worker_method": "thread", "in_order": False, "recovery": fl.Recovery()},
+]
+
+
+@pytest.mark.parametrize("arguments", REBUILDS)
+def test_public_attributes_are_arguments_or_torchs(arguments: dict[str, Any]) -> None:
+    loader = fl.DataLoader(Drawing(), 4, **arguments)
+    torchs = public_attributes(torch.utils.data.DataLoader(Drawing(), 4))
+    assert set(public_attributes(loader)) - set(torchs) <= set(inspect.signature(fl.DataLoader).parameters)
+    loader.close()
+
+
+@pytest.mark.parametrize("arguments", REBUILDS)
+def test_a_loader_can_be_rebuilt_from_its_public_attributes(arguments: dict[str, Any]) -> None:
+    loader = fl.DataLoader(Drawing(), 4, **arguments)
+    attributes = public_attributes(loader)
+    for name in ("batch_size", "drop_last", "sampler", "dataset_kind"):  # implied by batch_sampler, or torch's own
+        attributes.pop(name, None)
+    rebuilt = fl.DataLoader(**attributes)
+    assert {name: getattr(rebuilt, name) for name in attributes} == attributes
+    assert len(rebuilt) == len(loader)
+    loader.close()
+    rebuilt.close()
 
 
 def test_report_and_stats_speak_before_the_first_batch() -> None:
@@ -374,7 +408,7 @@ def test_a_timeout_loses_nothing(in_order: bool) -> None:
         with pytest.raises(fl.errors.WorkerStalledError, match=r"timed out after 0\.01 seconds"):
             next(batches)
         dataset.gate.set()
-        loader._workforce._latest._timeout_s = 0
+        loader._pools._latest._timeout_s = 0
         assert lists(batches) == [[0]]
 
 
@@ -382,7 +416,7 @@ def test_threads_that_were_told_to_go_do_not_keep_the_pool_from_closing(no_debri
     dataset = Gated()
     loader = fl.DataLoader(Subset(dataset, [0, 1, 2, 0, 3, 0]), 1, num_workers=2, worker_method="thread")
     iter(loader)
-    pool = loader._workforce._latest
+    pool = loader._pools._latest
     pool.resize(1)
     dataset.gate.set()
     loader.close()
@@ -396,7 +430,7 @@ def test_setting_the_epoch_of_a_loaded_state_keeps_it() -> None:
     second.load_state_dict(first.state_dict())
     second.set_epoch(0)
     assert lists(second) == lists(batches)
-    with pytest.raises(fl.errors.ArgumentError, match="from 0 on"):
+    with pytest.raises(fl.errors.ArgumentError, match="epoch must be >= 0"):
         second.set_epoch(-1)
 
 

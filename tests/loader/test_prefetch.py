@@ -162,8 +162,8 @@ def test_what_the_sampler_raises_comes_at_its_turn() -> None:
         raise RuntimeError("no more")
 
     lookahead = PeekableIterator(failing())
-    assert [lookahead.further().indices for _ in range(2)] == [[0], [1]]
-    assert lookahead.further() is None
+    assert [lookahead.peek_next().indices for _ in range(2)] == [[0], [1]]
+    assert lookahead.peek_next() is None
     assert [next(lookahead).indices for _ in range(2)] == [[0], [1]]
     with pytest.raises(RuntimeError, match="no more"):
         next(lookahead)

@@ -34,7 +34,7 @@ def reader_of(dataset: Any) -> BatchReader | None:
     """The reader of whole batches of `dataset`, or None without one.
 
     Tensors, arrays, TensorDataset, and wrappers whose parts all have a reader are known by their exact type, because a
-    subclass may do anything. Other datasets bring a method `read_batch`. None also when the user has registered
+    subclass may override anything. Other datasets have a method `read_batch`. None also if the user has registered
     collate functions with torch, which a reader would bypass.
     """
     if not collate.is_standard():
@@ -96,21 +96,21 @@ def subset_reader(dataset: Any) -> BatchReader | None:
     name = type(dataset).__name__
 
     def read(request: BatchRead) -> Batch:
-        chosen = _chosen(dataset.indices, within(request.indices, len(dataset), name))
+        chosen = _map_indices(dataset.indices, within(request.indices, len(dataset), name))
         return inner(replace(request, indices=chosen))
 
     return inner._replace(read=read)
 
 
-def _chosen(choice: Any, indices: Int64s) -> Int64s:
-    # Looked up for each batch, because the user may change the list.
+def _map_indices(choice: Any, indices: Int64s) -> Int64s:
+    # Converted for each batch, because the user may change the list.
     if isinstance(choice, (np.ndarray, torch.Tensor)):
         return np.asarray(choice)[indices].astype(np.int64, copy=False)
     return np.fromiter(map(choice.__getitem__, indices.tolist()), np.int64, len(indices))
 
 
 def stack_reader(dataset: StackDataset[Any]) -> BatchReader | None:
-    """The reader of a list of batches, or of a dict by name."""
+    """The reader of a StackDataset: a list or a dict of batches."""
     parts = dataset.datasets
     names = list(parts) if isinstance(parts, dict) else None
     readers = _all_readers(parts.values() if isinstance(parts, dict) else parts)
@@ -156,7 +156,7 @@ def _of_concat(dataset: ConcatDataset[Any]) -> BatchReader | None:
             for part, at in zip(parts, places, strict=True)
         ]
         if _are_alike(batches):
-            return _interleaved(batches, places, request.allocate)
+            return _interleave(batches, places, request.allocate)
         return collate.default(_one_by_one(dataset, request.indices, keys), empty=request.allocate)
 
     return BatchReader(read, *_needs(readers))
@@ -178,9 +178,8 @@ def _one_by_one(dataset: Any, indices: Int64s, keys: Keys | None) -> list[Any]:
 
 
 def _within_concat(indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    if (
-        len(indices) and indices.min() < -length
-    ):  # ConcatDataset raises ValueError here, and IndexError at the other end
+    # As in ConcatDataset: ValueError below the first index, IndexError above the last.
+    if len(indices) and indices.min() < -length:
         raise ValueError(
             f"index {indices.min()} of a ConcatDataset with {length} samples: absolute value exceeds length"
         )
@@ -203,14 +202,14 @@ def _are_alike(batches: Sequence[Any]) -> bool:
     return False
 
 
-def _interleaved(batches: Sequence[Any], places: Sequence[NDArray[np.int64]], empty: Allocator) -> Any:
+def _interleave(batches: Sequence[Any], places: Sequence[NDArray[np.int64]], allocate: Allocator) -> Any:
     """One batch whose rows `places[k]` are the rows of `batches[k]`."""
     first = batches[0]
     if type(first) is dict:
-        return {key: _interleaved([batch[key] for batch in batches], places, empty) for key in first}
+        return {key: _interleave([batch[key] for batch in batches], places, allocate) for key in first}
     if type(first) is list:
-        return [_interleaved(parts, places, empty) for parts in zip(*batches, strict=True)]
-    out = empty((sum(map(len, places)), *first.shape[1:]), first.dtype)
+        return [_interleave(parts, places, allocate) for parts in zip(*batches, strict=True)]
+    out = allocate((sum(map(len, places)), *first.shape[1:]), first.dtype)
     rows = numpy_view(out)
     for batch, at in zip(batches, places, strict=True):
         rows[at] = numpy_view(batch)

@@ -120,9 +120,9 @@ class Dataset(Protocol):
 
     @property
     def content_fingerprint(self) -> str:
-        """A digest of data that the pickle does not name. May be slow.
+        """A digest of data outside the pickle; may be slow.
 
-        Results kept on disk are computed again when it changes.
+        Results cached on disk are computed again when it changes.
         """
         ...
 
@@ -151,14 +151,14 @@ def check_reads_batches(dataset: Any) -> None:
     """Raise TypeError if samples have to be read one by one."""
     if not dataset.traits.reads_batches:
         raise TypeError(
-            f"this {type(dataset).__name__} has to make its samples one by one: call __getitems__ and collate them"
+            f"this {type(dataset).__name__} reads its samples one by one: call __getitems__ and collate them"
         )
 
 
 def ranges_of(dataset: Any) -> RangesOf | None:
     """The method `ranges` of a dataset, or None.
 
-    Torch's Subset, ConcatDataset and StackDataset have the ranges of the datasets within.
+    torch's Subset, ConcatDataset and StackDataset have the ranges of the datasets they wrap.
     """
     own: RangesOf | None = getattr(dataset, "ranges", None)
     if own is not None and has_traits(dataset):
@@ -177,8 +177,8 @@ def _parts(dataset: Any) -> Sequence[Any]:
 
 def _together(parts: Sequence[RangesOf | None]) -> RangesOf | None:
     """The ranges of several datasets for the same indices."""
-    asked = [part for part in parts if part is not None]
-    return (lambda indices: [each for part in asked for each in part(indices)]) if asked else None
+    present = [part for part in parts if part is not None]
+    return (lambda indices: [each for part in present for each in part(indices)]) if present else None
 
 
 def _of_subset(subset: Subset[Any]) -> RangesOf | None:
@@ -197,25 +197,25 @@ def _of_concatenated(whole: ConcatDataset[Any]) -> RangesOf | None:
     def ranges(indices: Int64s) -> Ranges:
         inside = np.where(indices < 0, indices + stops[-1], indices)
         which = stops.searchsorted(inside, side="right")
-        found: Ranges = []
+        wanted: Ranges = []
         for number in np.unique(which).tolist():
             part = parts[number]
             if part is not None:
-                found += part(inside[which == number] - (stops[number - 1] if number else 0))
-        return found
+                wanted += part(inside[which == number] - (stops[number - 1] if number else 0))
+        return wanted
 
     return ranges
 
 
 _SAMPLED = 4096
-"""Entries of a longer list that are hashed, evenly spread: any other order moves most of them."""
+"""Entries of a longer list that are hashed, evenly spread: a changed order moves most of them."""
 
 
 def digest_of(names: Sequence[str], counts: Sequence[int] | NDArray[np.int64] = ()) -> str:
-    """16 hexadecimal digits for files in their order.
+    """A digest of files in their order, 16 hexadecimal digits.
 
-    Names count by their last part, so that a copy elsewhere has the same digest. `counts` are the samples of each file,
-    or of each of its parts.
+    Only the last part of a name counts, so a copy in another folder has the same digest. `counts` are the numbers of
+    samples of each file, or of each of its parts.
     """
     last_names = [names[place].rstrip("/").rpartition("/")[2] for place in _spread(len(names))]
     numbers = [int(counts[place]) for place in _spread(len(counts))]
@@ -223,7 +223,7 @@ def digest_of(names: Sequence[str], counts: Sequence[int] | NDArray[np.int64] = 
 
 
 def listing_fingerprint_of(dataset: Any) -> str | None:
-    """`listing_fingerprint` of a dataset or of those within torch's wrappers, or None."""
+    """`listing_fingerprint` of a dataset, or of those in torch's wrappers, or None."""
     own = getattr(dataset, "listing_fingerprint", None)
     if isinstance(own, str) and has_traits(dataset):
         return own
@@ -266,14 +266,14 @@ _WITHOUT_REPLACEMENT = "all_exhausted_without_replacement"
 
 
 def is_table(dataset: Any) -> bool:
-    """Whether this is a `datasets.Dataset`, asked without importing `datasets`."""
+    """True for a `datasets.Dataset`; does not import `datasets`."""
     return any(
         cls.__module__ == "datasets.arrow_dataset" and cls.__name__ == "Dataset" for cls in type(dataset).__mro__
     )
 
 
 def is_stream(dataset: Any) -> bool:
-    """Whether this is a `datasets.IterableDataset`, asked without importing `datasets`."""
+    """True for a `datasets.IterableDataset`; does not import `datasets`."""
     return any(
         cls.__module__ == "datasets.iterable_dataset" and cls.__name__ == "IterableDataset"
         for cls in type(dataset).__mro__
@@ -281,14 +281,14 @@ def is_stream(dataset: Any) -> bool:
 
 
 def forgets(dataset: Any) -> bool:
-    """Whether the state of a `datasets.IterableDataset` lacks what it holds: the contents of a shuffle buffer."""
+    """True if the state of a `datasets.IterableDataset` lacks a shuffle buffer's contents."""
     return any(type(step).__name__ == _BUFFERED for step in steps(dataset))
 
 
 def counts(dataset: Any) -> bool:
-    """Whether the shards of a `datasets.IterableDataset`, each by itself, would give other examples than all together.
+    """True if shards of a `datasets.IterableDataset`, read separately, give other examples.
 
-    They do where something is counted over the shards.
+    They do if a step counts examples over all shards.
     """
     return any(_counts(step) for step in steps(dataset))
 
@@ -296,16 +296,19 @@ def counts(dataset: Any) -> bool:
 def _counts(step: Any) -> bool:
     if type(step).__name__ in _COUNTING or getattr(step, "with_indices", False):
         return True
-    # an incomplete batch would be dropped at the end of each shard, and sources cycled through until a shard has ended
+    # Each shard would drop its own incomplete batch, and repeat sources until its own end.
     strategy = getattr(step, "stopping_strategy", _WITHOUT_REPLACEMENT)
     return getattr(step, "drop_last_batch", False) or strategy != _WITHOUT_REPLACEMENT
 
 
 def steps(dataset: Any) -> Iterator[Any]:
-    """What a `datasets.IterableDataset` does, from its end to its sources; of others, nothing."""
-    todo = [dataset._ex_iterable] if hasattr(dataset, "_ex_iterable") else []
-    while todo:
-        step = todo.pop()
+    """The steps of a `datasets.IterableDataset`, from the last to its sources.
+
+    Nothing for other objects.
+    """
+    pending = [dataset._ex_iterable] if hasattr(dataset, "_ex_iterable") else []
+    while pending:
+        step = pending.pop()
         yield step
         inner = getattr(step, "ex_iterable", None)
-        todo += getattr(step, "ex_iterables", []) if inner is None else [inner]
+        pending += getattr(step, "ex_iterables", []) if inner is None else [inner]

@@ -19,13 +19,13 @@ def seed_globals(key: int) -> None:
 
 
 def global_states() -> bytes:
-    """States of `random`, `numpy.random` and torch's CPU generator, about 11 kB, for `restore_globals`."""
+    """Pickled states of `random`, `numpy.random` and torch's CPU generator."""
     numpy_state = np.random.get_state()  # noqa: NPY002 - as above
     return pickle.dumps((random.getstate(), numpy_state, torch.get_rng_state().numpy()), 5)
 
 
 def restore_globals(states: bytes) -> None:
-    """Put the generators of this process where they were when `global_states` was called."""
+    """Restore the generators of this process from `global_states()`."""
     python, numpy_state, torch_state = pickle.loads(states)
     random.setstate(python)
     np.random.set_state(numpy_state)  # noqa: NPY002 - as above

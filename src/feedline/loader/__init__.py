@@ -1,1 +1,1 @@
-"""The DataLoader: plan, loop, state, report."""
+"""The DataLoader: plan, loop, state and report."""

@@ -1,4 +1,7 @@
-"""`num_workers="auto"`: where to run, from a short measurement; how many workers, from what the loop experiences."""
+"""`num_workers="auto"`: choice of the pool kind and of the worker count.
+
+The kind follows from a short measurement before the first epoch, the count from the waiting time of the loop.
+"""
 
 from __future__ import annotations
 
@@ -17,29 +20,29 @@ from feedline.workers.base import PoolKind
 from feedline.workers.registry import INLINE, PROCESSES, THREADS
 
 INLINE_BELOW_NS = 300_000
-"""A batch cheaper than this is built in the training process: handing it over would cost a good part of it."""
+"""Batches that build faster stay in the training process: sending one would cost about as much."""
 
 
 PROBE_NS = 50_000_000
-"""How long the measurement may go on once it has seen one sample."""
+"""Time limit of the measurement after its first sample."""
 
 
 PARALLEL_ABOVE = 1.4
-"""Two threads that get this much more done than one are worth having: the work releases the GIL."""
+"""Speed-up of two threads over one from which the work counts as releasing the GIL."""
 
 
 EVERY = 32
-"""Batches between two looks at the worker count."""
+"""Batches between two decisions about the worker count."""
 
 
 def kind_by_measurement(builder: Any, batch_size: int, seed: int | None, thread_safe: bool) -> PoolKind:
-    """The kind of pool for this builder, from samples spread over its map-style dataset.
+    """Choose a pool kind by building samples of a map-style dataset.
 
-    Nothing of the measurement is delivered, and the process's random generators are put back.
+    They are spread over the dataset. The samples are discarded, and the random generators of the process are restored.
     """
     try:
         return _measure(builder, batch_size, seed, thread_safe)
-    except Exception:  # noqa: BLE001 - a sample that the order may never ask for; if it does, it is raised there
+    except Exception:  # noqa: BLE001 - the order may not contain the sample; if it does, the error is raised there
         return PROCESSES
 
 
@@ -50,7 +53,7 @@ def _measure(builder: Any, batch_size: int, seed: int | None, thread_safe: bool)
     rows = range(min(batch_size, length))
     request = BatchRequest(0, 0, 0, len(rows), [row * length // len(rows) for row in rows], rows, seed)
     with restored_globals():
-        if builder.vectorized:  # as it would run: whole batches at once
+        if builder.vectorized:  # measured as it runs: whole batches
             part = request._replace(indices=np.array(request.indices))
             done, elapsed_ns = _probe(lambda _: builder(part), range(8))
         else:
@@ -58,7 +61,7 @@ def _measure(builder: Any, batch_size: int, seed: int | None, thread_safe: bool)
             part, elapsed_ns = _rows(request, rows[:done], builder.batched), elapsed_ns * batch_size
         if elapsed_ns // done < INLINE_BELOW_NS:
             return INLINE
-        # Native code that several threads share: nothing crosses a process border.
+        # Native code uses several threads without Python; threads spare the cost of crossing processes.
         if thread_safe and builder.supports_threads:
             return THREADS
         if thread_safe and _gain_of_two_threads(builder, part) > PARALLEL_ABOVE:
@@ -67,13 +70,13 @@ def _measure(builder: Any, batch_size: int, seed: int | None, thread_safe: bool)
 
 
 def _rows(request: BatchRequest, rows: Sequence[int], batched: bool) -> BatchRequest:
-    """Some rows of the request; one bare index for a builder of single samples."""
+    """Rows of a request; a bare index if not batched."""
     part = request.part(rows)
     return part if batched else part._replace(indices=part.indices[0])
 
 
 def _probe(build: Callable[[int], Any], rows: Sequence[int]) -> tuple[int, int]:
-    """How many rows were built, and in how many nanoseconds; the first one counts only if there is no other."""
+    """Number of rows built after a warm-up, and their nanoseconds."""
     build(rows[0])
     start, done = perf_counter_ns(), 0
     while done < len(rows) and perf_counter_ns() - start < PROBE_NS:
@@ -95,9 +98,10 @@ def _gain_of_two_threads(builder: Any, part: BatchRequest) -> float:
 
 @dataclass(slots=True)
 class Autoscale:
-    """Follows the wait of the loop: one worker more while it waits, one less while workers idle. Pure of clocks.
+    """Worker count that follows the waiting time of the loop.
 
-    `ceiling` bounds the workers; `observe` is given the spans of every delivered batch.
+    One worker is added while the loop waits, one removed while workers idle. `ceiling` is the most workers. Reads no
+    clock: all times come from the spans given to `observe`.
     """
 
     workers: int
@@ -108,7 +112,10 @@ class Autoscale:
     _batches: int = field(init=False, default=0)
 
     def observe(self, spans: Sequence[SpanTuple]) -> int | None:
-        """The worker count to change to, or None to leave it."""
+        """Add the spans of a delivered batch.
+
+        Returns the new worker count, or None for no change.
+        """
         for stage, start_ns, stop_ns, _ in spans:
             if stage in ("fetch", "collate", "encode"):
                 self._work_ns += stop_ns - start_ns

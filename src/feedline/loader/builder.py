@@ -1,4 +1,4 @@
-"""From a batch request to a batch: fetch, transform, collate, as one picklable value."""
+"""`BatchBuilder`: fetches, transforms and collates the batch of a request."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import SampleIndexError, note
 
 NEIGHBORS = 8
-"""How many following indices `on_error="replace"` tries before it skips the sample instead."""
+"""Number of following indices that `on_error="replace"` tries before it skips the sample."""
 
 
-def collated(collate_fn: Callable[[Any], Any], samples: Any, empty: Allocator) -> Any:
-    """`collate_fn(samples)`; one of feedline's own writes into memory from `empty`."""
+def run_collate(collate_fn: Callable[[Any], Any], samples: Any, allocate: Allocator) -> Any:
+    """`collate_fn(samples)`; feedline's own collators allocate by `allocate`."""
     if isinstance(collate_fn, collate.Collator):
-        return collate_fn(samples, empty=None if empty is allocate_tensor else empty)
+        return collate_fn(samples, empty=None if allocate is allocate_tensor else allocate)
     return collate_fn(samples)
 
 
 def traveling_schemes() -> object:
-    """The schemes that were registered in this process; a worker that unpickles them knows them too.
+    """The store schemes registered in this process; unpickling registers them.
 
     They precede the dataset in a builder's state, because unpickling a dataset may open stores.
     """
@@ -46,7 +46,7 @@ def traveling_schemes() -> object:
 
 
 class _Keys(Sequence[int]):
-    """The random key of each row, made when asked for: most samples draw nothing."""
+    """Random keys of the rows, computed on access: most samples draw nothing."""
 
     __slots__ = ("_epoch", "_positions", "_seed")
 
@@ -61,7 +61,7 @@ class _Keys(Sequence[int]):
 
 
 def _keys(request: BatchRequest) -> Keys | None:
-    """The same keys, all at once."""
+    """The keys of `_Keys` as one array; None without a seed."""
     if request.seed is None:
         return None
     return derive_each((request.seed, request.epoch), np.asarray(request.positions))
@@ -69,12 +69,12 @@ def _keys(request: BatchRequest) -> Keys | None:
 
 @dataclass(slots=True)
 class BatchBuilder:
-    """`builder(request)` fetches, transforms and collates one batch of a map-style dataset; pure in the request.
+    """Builds batches of a map-style dataset; picklable.
 
-    `collate_fn=None` is feedline's own default collate (torch's results). `action` is what happens to a sample that
-    raises: "raise", "skip" or "replace". `reseeds` says that the workers own their process, so that `random`,
-    `numpy.random` and torch may be seeded per sample when the request has a seed. `threads` may work on one batch,
-    where the dataset's `read_batch` supports it.
+    With a seed, `builder(request)` depends on the request only. `collate_fn=None` is feedline's default collate, with
+    torch's results. `action` on a sample that raises is "raise", "skip" or "replace". With `reseeds`, requests with a
+    seed seed `random`, `numpy.random` and torch for each sample; only for workers that do not share their process. Up
+    to `threads` native threads work on one batch if the dataset's `read_batch` supports it.
     """
 
     dataset: Any
@@ -87,7 +87,6 @@ class BatchBuilder:
     resumed_generators: bytes | None = field(default=None, compare=False)
     _reader: BatchReader | None = field(init=False, default=None, compare=False)
     _many: Callable[..., Any] | None = field(init=False, default=None, compare=False)
-    _size: int | None = field(init=False, default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.batched and self.collate_fn is None:
@@ -104,62 +103,65 @@ class BatchBuilder:
 
     @property
     def draws(self) -> bool:
-        """Whether anything may draw from a generator: the dataset, by its traits, or a user's collate."""
+        """True if the dataset or the collate function may draw random numbers."""
         return traits_of(self.dataset).is_random or not _is_builtin(self.collate_fn)
 
     @property
     def vectorized(self) -> bool:
-        """Whether whole batches are read without a Python call per sample."""
+        """True if whole batches are read without a Python call per sample."""
         return self._reader is not None
 
     @property
     def supports_threads(self) -> bool:
-        """Whether several native threads can work on one batch."""
+        """True if several native threads can work on one batch."""
         return self._reader is not None and self._reader.supports_threads
 
-    def __call__(self, request: BatchRequest, empty: Allocator = allocate_tensor) -> BatchResult:
-        """The batch of `request`, its tensors from `empty` where collate is ours."""
+    def __call__(self, request: BatchRequest, allocate: Allocator = allocate_tensor) -> BatchResult:
+        """The batch of `request`; feedline's collators allocate by `allocate`."""
         with recording() as spans:
-            begun_ns = monotonic_ns()
+            start_ns = monotonic_ns()
             if self._reader is not None and isinstance(request.indices, np.ndarray):
-                batch = self._read(self._reader, request, empty)
+                batch = self._read(self._reader, request, allocate)
                 if batch is not EMPTY_BATCH:
-                    spans.append(spent("fetch", begun_ns, monotonic_ns()))
+                    spans.append(spent("fetch", start_ns, monotonic_ns()))
                     return BatchResult(batch, spans)
             skipped: list[SkippedSample] = []
             with addressed(None if request.seed is None else _Keys(request)) as address:
                 samples = self._fetch(request, skipped, address)
                 fetched_ns = monotonic_ns()
-                batch = self._collate_good(samples, request, skipped, empty)
-            spans.append(spent("fetch", begun_ns, fetched_ns))
+                batch = self._collate_good(samples, request, skipped, allocate)
+            spans.append(spent("fetch", start_ns, fetched_ns))
             spans.append(spent("collate", fetched_ns, monotonic_ns()))
             return BatchResult(batch, spans, tuple(skipped))
 
     def part(self, request: BatchRequest, rows: Sequence[int]) -> BatchRequest:
-        """The request with these rows only: for narrowing down which sample kills a worker."""
+        """The request with these rows only, to find a deadly sample."""
         return request.part(rows)
 
     def without(self, request: BatchRequest, rows: Sequence[int]) -> BatchRequest:
-        """The request with these rows left out."""
+        """The request without these rows."""
         return request.without(frozenset(rows))
 
-    def _read(self, reader: BatchReader, request: BatchRequest, empty: Allocator) -> Any:
-        """The whole batch at once; EMPTY_BATCH if samples must be fetched one by one, to leave out the bad ones."""
+    def _read(self, reader: BatchReader, request: BatchRequest, allocate: Allocator) -> Any:
+        """The whole batch at once; EMPTY_BATCH to fetch samples one by one.
+
+        That is needed after an error, where `action` leaves out the failed samples.
+        """
         try:
             keys = _keys(request) if reader.uses_keys else None
-            return reader.read(BatchRead(request.indices, empty, keys, self.threads))
+            return reader.read(BatchRead(request.indices, allocate, keys, self.threads))
         except Exception as error:
             if self.action != "raise":
                 return EMPTY_BATCH
             with addressed(None if request.seed is None else _Keys(request)) as address:
-                self._address(error, request, self._culprit(error, request, address), "fetch")
+                self._address(error, request, self._failing_row(error, request, address), "fetch")
             raise
 
     def _fetch(self, request: BatchRequest, skipped: list[SkippedSample], address: Address) -> Any:
         indices = request.indices
         if not self.batched:
-            found = self._fetch_each(request, [indices], skipped, address)
-            return found[0] if found else EMPTY_BATCH
+            samples = self._fetch_each(request, [indices], skipped, address)
+            return samples[0] if samples else EMPTY_BATCH
         if isinstance(indices, np.ndarray):
             indices = indices.tolist()
         if self._many is not None:
@@ -189,11 +191,11 @@ class BatchBuilder:
         try:
             return self._many(indices)
         except Exception as error:
-            self._address(error, request, self._culprit(error, request, address), "fetch")
+            self._address(error, request, self._failing_row(error, request, address), "fetch")
             raise
 
-    def _culprit(self, error: Exception, request: BatchRequest, address: Address) -> int | None:
-        """The first row that fails when it is fetched by itself, if it fails as the whole batch did."""
+    def _failing_row(self, error: Exception, request: BatchRequest, address: Address) -> int | None:
+        """The first row that fails alone; None if with another error."""
         for row, index in enumerate(map(_plain, request.indices)):
             address.row = row
             if self.progress is not None:
@@ -218,62 +220,67 @@ class BatchBuilder:
                 samples.append(self.dataset[index])
             except Exception as error:
                 self._address(error, request, row, "fetch")
-                if self.action == "raise" or isinstance(error, ImportError):  # which is no fault of the sample
+                if self.action == "raise" or isinstance(error, ImportError):  # a missing package is not a bad sample
                     raise
-                samples += self._instead(request, row, index, error, skipped)
+                samples += self._replace_failed(request, row, index, error, skipped)
         return samples
 
-    def _instead(
+    def _replace_failed(
         self, request: BatchRequest, row: int, index: Any, error: Exception, skipped: list[SkippedSample]
     ) -> list[Any]:
-        """The deterministic stand-in for a failed sample: the next index that works, or nothing."""
+        """Record a failed sample; return its replacement, or nothing.
+
+        The replacement is the sample at the next index that works, so it is the same in every run.
+        """
         text = f"{type(error).__name__}: {error}"
-        found: list[Any] = []
+        replacement: list[Any] = []
         neighbor = None
         if self.action == "replace" and isinstance(index, int):
             for step in range(1, NEIGHBORS + 1):
                 neighbor = (index + step) % len(self.dataset)
                 try:
-                    found = [self.dataset[neighbor]]
+                    replacement = [self.dataset[neighbor]]
                     if self.collate_fn is None and self.batched:
-                        collate.default(found)
+                        collate.default(replacement)
                     break
-                except Exception as another:  # noqa: BLE001 - the neighbor is just as bad: its own turn will report it
-                    found = []
+                except Exception as another:  # noqa: BLE001 - its own turn reports the error
+                    replacement = []
                     text += f"; neighbor {neighbor}: {type(another).__name__}"
         position = int(request.positions[row])
-        skipped.append(SkippedSample(request.epoch, position, index, text, neighbor if found else None))
-        return found
+        skipped.append(SkippedSample(request.epoch, position, index, text, neighbor if replacement else None))
+        return replacement
 
-    def _collate_good(self, samples: Any, request: BatchRequest, skipped: list[SkippedSample], empty: Allocator) -> Any:
-        """The batch; samples of which default collation can make nothing are bad as those that cannot be fetched."""
+    def _collate_good(
+        self, samples: Any, request: BatchRequest, skipped: list[SkippedSample], allocate: Allocator
+    ) -> Any:
+        """Collate the batch; samples that default collate rejects count as failed."""
         if skipped and _all_left_out(request, skipped):
             return EMPTY_BATCH
         try:
-            return self._collate(samples, request, empty)
+            return self._collate(samples, request, allocate)
         except Exception:
             if self.action == "raise" or self.collate_fn is not None or not self.batched:
                 raise
             good: list[Any] = []
             for row, sample in zip(_rows_left(request, skipped), list(samples), strict=True):
-                error = _uncollated([sample])
+                error = _collate_error([sample])
                 index = _plain(request.indices[row])
-                good += [sample] if error is None else self._instead(request, row, index, error, skipped)
+                good += [sample] if error is None else self._replace_failed(request, row, index, error, skipped)
             if len(good) == len(samples) and all(map(operator.is_, good, samples)):
-                raise  # each is good by itself
-        return self._collate(good, request, empty) if good else EMPTY_BATCH
+                raise  # each sample is good alone; they only do not fit together
+        return self._collate(good, request, allocate) if good else EMPTY_BATCH
 
-    def _collate(self, samples: Any, request: BatchRequest, empty: Allocator) -> Any:
+    def _collate(self, samples: Any, request: BatchRequest, allocate: Allocator) -> Any:
         try:
             if self.collate_fn is not None:
                 self._reseed(request, "collate")
-                return collated(self.collate_fn, samples, empty)
+                return run_collate(self.collate_fn, samples, allocate)
             if not self.batched:
                 return collate.convert(samples)  # type: ignore[no-untyped-call]
-            return collate.default(samples, empty=None if empty is allocate_tensor else empty)
+            return collate.default(samples, empty=None if allocate is allocate_tensor else allocate)
         except Exception as error:
             alone = self.collate_fn is None and self.action == "raise" and self.batched
-            self._address(error, request, _odd(samples) if alone else None, "collate")
+            self._address(error, request, _uncollatable_row(samples) if alone else None, "collate")
             raise
 
     def _reseed(self, request: BatchRequest, row: int | str) -> None:
@@ -286,7 +293,7 @@ class BatchBuilder:
         seed_globals(key)
 
     def _address(self, error: Exception, request: BatchRequest, row: int | None, stage: str) -> None:
-        """Say on the error which sample of which batch it comes from."""
+        """Add a note to the error with sample, dataset, epoch and position."""
         name = type(self.dataset).__name__
         if row is None:
             note(error, f"feedline: while the {stage} stage worked on {request} of {name}")
@@ -296,7 +303,7 @@ class BatchBuilder:
         note(error, f"feedline: {where}{self._place(index)}; {self._remedy(error, index)}")
 
     def _place(self, index: Any) -> str:
-        """Where a sample lies, if the dataset tells."""
+        """File and position of a sample, if the dataset has `address`."""
         with suppress(Exception):
             file, place = self.dataset.address(index)
             return f", {place} of {file}"
@@ -309,7 +316,7 @@ class BatchBuilder:
             except TypeError:
                 length = None
             if length is not None and not -length <= index < length:
-                return f"the sampler gave an index out of range: the dataset has {length} samples"
+                return f"the index from the sampler is out of range: the dataset has {length} samples"
         return "on_error='skip' counts and leaves out such samples"
 
 
@@ -318,12 +325,15 @@ def _plain(index: Any) -> Any:
 
 
 def _is_builtin(collate_fn: Callable[[Any], Any] | None) -> bool:
-    """Whether it is our own, or a type or function of Python's, such as `list`: these draw nothing."""
+    """True for default collate and builtins such as `list`, which draw nothing."""
     return collate_fn is None or getattr(collate_fn, "__module__", None) == "builtins"
 
 
 def many_at_once(dataset: Any) -> Callable[..., Any] | None:
-    """The dataset's `__getitems__`, if it does more than call one by one: torch's Subset and StackDataset have one."""
+    """The dataset's `__getitems__`, or None if it only calls `__getitem__`.
+
+    torch's Subset and StackDataset have such a method, whatever they wrap.
+    """
     return getattr(dataset, "__getitems__", None) if _fetches_many(dataset) else None
 
 
@@ -336,19 +346,19 @@ def _fetches_many(dataset: Any) -> bool:
     return hasattr(dataset, "__getitems__")
 
 
-def _uncollated(samples: Sequence[Any]) -> Exception | None:
-    """What keeps default collation from making a batch of these."""
+def _collate_error(samples: Sequence[Any]) -> Exception | None:
+    """The exception of default collate for these samples, or None."""
     try:
         collate.default(samples)
-    except Exception as error:  # noqa: BLE001 - it is what was asked for
+    except Exception as error:  # noqa: BLE001 - the exception is the result
         return error
     return None
 
 
-def _odd(samples: Sequence[Any]) -> int | None:
-    """The first sample that makes no batch by itself, or else together with the first one."""
-    alone = (row for row, sample in enumerate(samples) if _uncollated([sample]))
-    paired = (row for row, sample in enumerate(samples) if _uncollated([samples[0], sample]))
+def _uncollatable_row(samples: Sequence[Any]) -> int | None:
+    """The first row not collatable alone, else with the first row."""
+    alone = (row for row, sample in enumerate(samples) if _collate_error([sample]))
+    paired = (row for row, sample in enumerate(samples) if _collate_error([samples[0], sample]))
     return next(chain(alone, paired), None)
 
 

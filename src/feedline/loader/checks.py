@@ -1,8 +1,6 @@
-"""Notices the classic mistake of iterable datasets: workers that all read the same samples.
+"""Checks of iterable datasets: duplicate streams and wrong lengths.
 
-Notices iterable datasets that give more than they said they would.
-
-torch's data pipes, for code that still has them: seeded and sharded as torch's own loader does it.
+Also the seeding and sharding of torch's data pipes, as in torch's own loader.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ DIGEST_CHARS = 16
 
 
 class DuplicateStreamCheck:
-    """Compares the first batches of the partitions; warns once if two partitions begin alike."""
+    """Warns once if two partitions begin with the same samples."""
 
     def __init__(self, dataset_name: str) -> None:
         self._name = dataset_name
@@ -34,7 +32,7 @@ class DuplicateStreamCheck:
             return
         self._seen[partition] = mine = self._seen.get(partition, "") + digest
         samples = {mine[i : i + DIGEST_CHARS] for i in range(0, len(mine), DIGEST_CHARS)}
-        if len(samples) > 1:  # a partition that repeats one constant tells nothing
+        if len(samples) > 1:  # equal constants do not mean equal streams
             self._compare(partition, mine)
 
     def _compare(self, partition: int, mine: str) -> None:
@@ -43,7 +41,7 @@ class DuplicateStreamCheck:
                 self._warned = True
                 warnings.warn(
                     f"workers {other} and {partition} read the same samples from {self._name}: every sample would be "
-                    "seen once per worker. Give each worker its own part in __iter__ "
+                    "delivered once per worker. Give each worker its own part in __iter__ "
                     "(torch.utils.data.get_worker_info() gives id and num_workers), or use num_workers=0 or 1.",
                     stacklevel=4,
                 )
@@ -51,31 +49,31 @@ class DuplicateStreamCheck:
 
 
 class LengthCheck:
-    """Counts what an iterator yields against the length that `len(loader)` was told, and warns as torch does."""
+    """Warns, as torch does, of more batches than `len(loader)` reported."""
 
-    def __init__(self, dataset: object, told: int, num_workers: int) -> None:
-        self._dataset, self._told, self._num_workers = dataset, told, num_workers
+    def __init__(self, dataset: object, length: int, num_workers: int) -> None:
+        self._dataset, self._length, self._num_workers = dataset, length, num_workers
         self._yielded = 0
 
     def count(self) -> None:
-        """One more batch was yielded."""
+        """Count one delivered batch."""
         self._yielded += 1
-        if self._yielded <= self._told:
+        if self._yielded <= self._length:
             return
         text = (
-            f"Length of IterableDataset {self._dataset} was reported to be {self._told} (when accessing "
+            f"Length of IterableDataset {self._dataset} was reported to be {self._length} (when accessing "
             f"len(dataloader)), but {self._yielded} samples have been fetched. "
         )
         if self._num_workers > 0:
             text += (
                 "For multiprocessing data-loading, this may come from workers that all read the same samples: give "
-                "each its own part in __iter__ (torch.utils.data.get_worker_info() tells id and num_workers)."
+                "each its own part in __iter__ (torch.utils.data.get_worker_info() gives id and num_workers)."
             )
         warnings.warn(text, stacklevel=4)
 
 
 def seed(dataset: Any, generator: torch.Generator | None) -> None:
-    """Seed the random parts of an iterable pipe for the next epoch, alike on all ranks and workers."""
+    """Seed an iterable data pipe for an epoch, equally on all ranks."""
     if not isinstance(dataset, IterDataPipe):
         return
     group = dist.new_group(backend="gloo") if dist.is_available() and dist.is_initialized() else None
@@ -85,13 +83,13 @@ def seed(dataset: Any, generator: torch.Generator | None) -> None:
 
 
 def shard_inline(dataset: Any) -> None:
-    """Give a pipe that is read in the training process this rank's part."""
+    """Shard a data pipe by rank for reading in the training process."""
     if isinstance(dataset, (IterDataPipe, MapDataPipe)):
         graph_settings.apply_sharding(dataset, *torchs._get_distributed_settings())  # type: ignore[no-untyped-call]
 
 
 def sharding_init_fn(dataset: Any, init_fn: Callable[[int], Any] | None) -> Callable[[int], Any] | None:
-    """A `worker_init_fn` that gives a pipe its rank's and worker's part, then does what the user's does."""
+    """A `worker_init_fn` that shards a data pipe, then calls the user's."""
     if not isinstance(dataset, (IterDataPipe, MapDataPipe)):
         return init_fn
     return partial(torchs._sharding_worker_init_fn, init_fn, *torchs._get_distributed_settings())  # type: ignore[no-untyped-call]

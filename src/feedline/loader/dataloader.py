@@ -1,4 +1,4 @@
-"""`DataLoader`: torch's arguments become a schedule, a builder and a worker pool for the engine."""
+"""`DataLoader`, the replacement of torch's."""
 
 from __future__ import annotations
 
@@ -36,30 +36,31 @@ from feedline.workers.base import Recovery
 T_co = TypeVar("T_co", covariant=True)
 
 
-_RUNNING = ("_workforce", "_progress", "_plan", "_live")
+_RUNNING = ("_pools", "_progress", "_plan", "_live")
 
 
 _TORCH_ARGUMENTS = frozenset(inspect.signature(TorchDataLoader.__init__).parameters)
 
 
 class DataLoader(TorchDataLoader[T_co]):
-    """torch's DataLoader with exact resume, workers that may die, and batches that cross no /dev/shm.
+    """torch's DataLoader with exact resume and worker restarts.
 
-    Every argument of `torch.utils.data.DataLoader` keeps its meaning, its checks and its results; `num_workers` may
-    also be "auto". Each iteration of the loader is the next epoch. feedline's own arguments:
+    Every argument of `torch.utils.data.DataLoader` keeps its meaning, checks and results; `num_workers` may also be
+    "auto". Each iteration is the next epoch. feedline's own arguments:
 
-    - `seed`: None lets torch's global generator decide the order, as torch does. With a number, order and
-      augmentation are functions of (seed, epoch, position), whatever the workers.
-    - `worker_method`: "process", "thread", a kind of `feedline.workers.register_pool`, or "auto": threads for datasets
-      that say they are thread-safe, else processes.
-    - `distributed`: None for one stream; "auto" takes rank and world size from torch.distributed or the environment;
-      or (rank, world_size). Each rank gets its rows of every global batch of `batch_size * world_size`.
+    - `seed`: with a number, order and augmentation are functions of (seed, epoch, position), for any workers. With
+      None, torch's generators decide, and batches equal torch's for the same random state. That includes random values
+      drawn in samples, except with `num_workers="auto"` and in thread workers.
+    - `worker_method`: "process", "thread", a name given to `feedline.workers.register_pool`, or "auto": threads for
+      thread-safe datasets and for those read in whole batches, else processes.
+    - `distributed`: None for one rank; "auto" reads rank and world size from torch.distributed or the environment; or
+      (rank, world_size). Each rank gets its rows of every global batch of `batch_size * world_size` samples.
     - `on_error`: "raise", "skip", "replace" or an `ErrorPolicy`, for samples that raise.
-    - `device`: batches arrive there, copied on a side stream while the loop computes.
-    - `recovery`: how many dead workers an epoch survives, and when a stall is reported.
+    - `device`: the device of delivered batches; copies run on a side stream while the loop computes.
+    - `recovery`: limit of worker restarts per epoch, and time until a stall is reported.
     """
 
-    _workforce: LoaderPools
+    _pools: LoaderPools
     _progress: Progress | None
     _plan: Plan | None
     _live: weakref.WeakSet[Iteration]
@@ -91,15 +92,15 @@ class DataLoader(TorchDataLoader[T_co]):
         device: str | torch.device | None = None,
         recovery: Recovery | None = None,
     ) -> None:
-        self.seed = _checked_seed(seed)
+        self.seed = _to_seed(seed)
         self.worker_method = worker_method
         self.distributed = distributed
         self.on_error = on_error
         self.device = device
         self.recovery = recovery or Recovery()
-        self.policy = ErrorPolicy.of(on_error)
+        self._policy = ErrorPolicy.of(on_error)
         self._rank, self._world_size = rank_and_world_size(distributed)
-        self.adapts = num_workers == "auto"
+        self._adapts = num_workers == "auto"
         if num_workers == "auto":
             num_workers = usable_cpus()
         if shuffle and seed is None and self._world_size > 1:
@@ -122,18 +123,18 @@ class DataLoader(TorchDataLoader[T_co]):
             target(device)
         self._resume: dict[str, Any] | None = None
         self._epoch = 0
-        self._begin_afresh()
-        self._workforce.prepare(self)
+        self._reset()
+        self._pools.prepare(self)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """The next epoch, or the rest of the one that a loaded state was taken in."""
-        if self.num_workers == 0 and self.timeout:  # an AssertionError, because torch's is
+        """Iterate over the next epoch, or the rest of a loaded one."""
+        if self.num_workers == 0 and self.timeout:  # AssertionError, as in torch
             raise AssertionError(f"timeout={self.timeout} needs num_workers > 0: there is no worker to wait for")
         if self._iterator is not None:
             self._iterator.close()  # type: ignore[attr-defined]
         state, former = self._resume, self._progress
-        plan = self._plan_now(state)
-        quarantine = Quarantine(self.policy)
+        plan = self._make_plan(state)
+        quarantine = Quarantine(self._policy)
         if former is not None:
             quarantine.count, quarantine.latest = former.quarantine.count, former.quarantine.latest
         cursor = plan.fresh(plan.upcoming(self._epoch)) if state is None else plan.unpack(state)
@@ -144,11 +145,11 @@ class DataLoader(TorchDataLoader[T_co]):
         progress = Progress(cursor, quarantine, Totals(), DuplicateStreamCheck(type(self.dataset).__name__))
         if cursor == plan.fresh(cursor.epoch):
             progress.samples = 0
-        told: int | None = self._IterableDataset_len_called
-        if told is not None:
-            progress.told_length = LengthCheck(self.dataset, told, self.num_workers)
-        iteration = self._workforce.iterate(self, plan, progress)
-        # only now: had anything failed, the loaded state would still be there for another try
+        length: int | None = self._IterableDataset_len_called
+        if length is not None:
+            progress.length_check = LengthCheck(self.dataset, length, self.num_workers)
+        iteration = self._pools.iterate(self, plan, progress)
+        # Only now: after an error above, the loaded state is still there for another try.
         self._plan, self._progress, self._resume, self._epoch = plan, progress, None, cursor.epoch + 1
         self._live.add(iteration)
         if self.persistent_workers:
@@ -156,75 +157,79 @@ class DataLoader(TorchDataLoader[T_co]):
         return iteration
 
     def __len__(self) -> int:
-        """Batches per epoch, on this rank; as torch counts them."""
+        """Batches per epoch on this rank, counted as in torch."""
         if self._world_size > 1 and not isinstance(self.dataset, IterableDataset):
-            return self._plan_now().length()
+            return self._make_plan().length()
         return super().__len__()
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be epoch `epoch`. Not needed: epochs advance by themselves.
+        """Set the epoch of the next iteration.
 
-        A loaded state of that very epoch stays loaded; one of another epoch is dropped.
+        Not needed: epochs advance by themselves. A loaded state of the same epoch stays loaded; a state of another
+        epoch is dropped.
         """
         epoch = operator.index(epoch)
         if epoch < 0:
-            raise ArgumentError(f"an epoch is a number from 0 on; got {epoch}")
+            raise ArgumentError(f"epoch must be >= 0; got {epoch}")
         self._epoch = epoch
         if self._resume is not None and self._resume["epoch"] != epoch:
             self._resume = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What the loop has received, as JSON values; inside the loop that includes the batch in hand.
+        """The position of the loop, as JSON values.
 
-        Under 1 KiB for map-style datasets, unless the order is drawn from a random generator of the user's or of a
-        foreign sampler: the state of that generator, a Mersenne twister, takes another 3.4 KiB.
+        Inside the loop, the current batch counts as received. Under 1 KiB for map-style datasets, unless the order is
+        drawn from a generator of the user or of a foreign sampler: the state of a Mersenne twister takes 3.4 KiB more.
         """
         if self._resume is not None:
             return dict(self._resume)
         if self._progress is None or self._plan is None:
-            plan = self._plan_now()
-            return plan.pack(plan.fresh(plan.upcoming(self._epoch)), Quarantine(self.policy))
+            plan = self._make_plan()
+            return plan.pack(plan.fresh(plan.upcoming(self._epoch)), Quarantine(self._policy))
         return self._plan.pack(self._progress.cursor, self._progress.quarantine, over=self._progress.over)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on exactly where `state` was taken.
+        """Let the next iteration continue exactly at the position of `state`.
 
-        Worker count, worker method and prefetch may differ, as may rank and world size, and the batch size.
-        Raises `StateError` where dataset length, order or seed differ, or where the state is damaged.
+        Worker count, worker method, prefetch, rank, world size and batch size may differ. Raises `StateError` if the
+        dataset's length or files, the order or the seed differ, or if the state is damaged.
         """
         check_version(state)
-        plan = self._plan_now(state)
+        plan = self._make_plan(state)
         plan.unpack(state)
         plan.check_order(state)
-        unpack_quarantine(state, Quarantine(self.policy))
+        unpack_quarantine(state, Quarantine(self._policy))
         self._resume = dict(state)
 
     def stats(self) -> Stats:
-        """Samples per second, wait share, time per stage, bytes in flight, restarts and skips, so far."""
+        """Throughput, waiting time, stage times, memory, restarts and skips so far."""
         progress = self._progress
         if progress is None:
             return Stats()
         stores = store_metrics.statistics().since(progress.stores_before)
-        return self._workforce.complete(replace(progress.totals.stats(), stores=stores), progress.quarantine.count)
+        return self._pools.complete(replace(progress.totals.stats(), stores=stores), progress.quarantine.count)
 
     def report(self) -> Verdict:
-        """What limits the loop and what to change, in words: print it."""
-        return diagnose(self.stats(), self._workforce.context(self))
+        """The limit of the loop and advice, in words; to be printed."""
+        return diagnose(self.stats(), self._pools.context(self))
 
     def trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the stages of the latest batches as a Chrome trace, for Perfetto: a row per worker, a block per stage.
+        """Write the latest batches' stages as a Chrome trace, for Perfetto.
 
-        The rows of one rank stand together under its number, so traces of several ranks can be laid side by side.
+        Each worker is a row, each stage a block. Rows are grouped by rank, so traces of several ranks can be merged.
         """
         spans = [] if self._progress is None else chain.from_iterable(self._progress.totals.recent)
         Path(path).write_text(json.dumps({"traceEvents": trace_events(spans, process=self._rank)}))
 
     def close(self) -> None:
-        """Cancel what is in flight and end every worker. The loader may be iterated again afterwards."""
+        """Cancel requests in flight and stop all workers.
+
+        The loader may be iterated again.
+        """
         for iteration in list(self._live):
             iteration.close()
         self._iterator = None
-        self._workforce.close()
+        self._pools.close()
 
     def __enter__(self) -> Self:
         return self
@@ -233,25 +238,25 @@ class DataLoader(TorchDataLoader[T_co]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: the arguments, and the place in the data; no workers."""
-        kept = {name: value for name, value in vars(self).items() if name not in _RUNNING}
-        return {**kept, "_iterator": None, "_resume": self.state_dict()}
+        """Arguments and position, without workers."""
+        arguments = {name: value for name, value in vars(self).items() if name not in _RUNNING}
+        return {**arguments, "_iterator": None, "_resume": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._begin_afresh()
+        self._reset()
 
-    def _begin_afresh(self) -> None:
-        self._workforce = LoaderPools()
+    def _reset(self) -> None:
+        self._pools = LoaderPools()
         self._progress = None
         self._plan = None
         self._live = weakref.WeakSet()
 
-    def _plan_now(self, state: Mapping[str, Any] | None = None) -> Plan:
+    def _make_plan(self, state: Mapping[str, Any] | None = None) -> Plan:
         return plan_of(self, self._rank, self._world_size, self._plan, partitions_of(state))
 
 
-def _checked_seed(seed: Any) -> int | None:
+def _to_seed(seed: Any) -> int | None:
     if seed is None:
         return None
     try:

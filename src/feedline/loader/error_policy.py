@@ -1,4 +1,4 @@
-"""What happens to samples that fail: the policy, the count, and the file that lists them."""
+"""Policy and log of failed samples."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Action = Literal["raise", "skip", "replace"]
 
 
 REMEMBERED = 8
-"""How many of the latest skips a state carries, so that it stays small."""
+"""Number of the latest skipped samples in a state, which bounds its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorPolicy:
-    """What to do with a sample that raises.
+    """Action on a sample that raises, error limit and quarantine file.
 
-    "raise" ends the loop with the error; "skip" leaves the sample out, so that its batch is smaller; "replace" takes
-    the sample at the next index that works. More than `limit` failures in one epoch (None: any number) raise
-    `ErrorLimitError`. `quarantine` is a file to which each failure is appended as one JSON line. A sample that kills
-    its worker process is left out by "replace" too.
+    "raise" raises the error in the loop. "skip" leaves the sample out, so its batch is smaller. "replace" takes the
+    sample at the next index that works. More than `limit` failures in one epoch (None: no limit) raise
+    `ErrorLimitError`. Each failure is appended to the file `quarantine` as one JSON line. A sample that kills its
+    worker process is left out by "replace" too.
     """
 
     action: Action = "skip"
@@ -36,17 +36,17 @@ class ErrorPolicy:
         if self.action not in get_args(Action):
             raise ArgumentError(f"on_error must be one of {', '.join(get_args(Action))}; got {self.action!r}")
         if self.limit is not None and self.limit < 0:
-            raise ArgumentError(f"the limit of an ErrorPolicy must not be negative; got {self.limit}")
+            raise ArgumentError(f"ErrorPolicy.limit must not be negative; got {self.limit}")
 
     @classmethod
     def of(cls, on_error: Action | ErrorPolicy) -> ErrorPolicy:
-        """The policy that DataLoader's `on_error` argument means."""
+        """The policy for the `on_error` argument of a DataLoader."""
         return on_error if isinstance(on_error, ErrorPolicy) else cls(action=on_error)
 
 
 @dataclass(slots=True)
 class Quarantine:
-    """Counts and lists the samples of one loader that failed."""
+    """Count and list of the failed samples of one loader."""
 
     policy: ErrorPolicy
     count: int = 0
@@ -55,7 +55,7 @@ class Quarantine:
     _last: SkippedSample | None = None
 
     def add(self, skips: Iterable[SkippedSample]) -> None:
-        """Record failures of a batch that is about to be delivered; raises once there are too many."""
+        """Record failures of a batch before its delivery; ErrorLimitError above the limit."""
         for skip in skips:
             self.count += 1
             self.this_epoch += 1
@@ -66,16 +66,19 @@ class Quarantine:
                 raise ErrorLimitError(
                     f"{self.this_epoch} samples of epoch {skip.epoch} failed, more than ErrorPolicy.limit="
                     f"{self.policy.limit} allows; the last one, index {skip.index!r}: {skip.error}. "
-                    "Look at the data, or raise the limit (None: no limit)."
+                    "Check the data, or raise the limit (None: no limit)."
                 )
 
-    def refuse_empty_epoch(self) -> None:
-        """Raise if samples failed in an epoch of which nothing was delivered, whatever the limit."""
+    def check_not_empty(self) -> None:
+        """Raise ErrorLimitError, whatever the limit, if samples of this epoch failed.
+
+        To be called at the end of an epoch without a delivered sample.
+        """
         skip = self._last
         if self.this_epoch and skip is not None:
             raise ErrorLimitError(
-                f"all {self.this_epoch} samples of epoch {skip.epoch} failed, so nothing is left of it; the last one, "
-                f"index {skip.index!r}: {skip.error}. Read one sample by itself to see its error: dataset"
+                f"all {self.this_epoch} samples of epoch {skip.epoch} failed, so the epoch is empty; the last one, "
+                f"index {skip.index!r}: {skip.error}. Read one sample to see its error: dataset"
                 f"[{skip.index!r}]"
             )
 

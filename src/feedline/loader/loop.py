@@ -1,4 +1,4 @@
-"""The loop: requests to the pool, results in order, stages ahead of delivery, and the one cursor."""
+"""The iteration over one epoch: requests, results in order, and progress."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ _profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-define
 
 @dataclass(slots=True)
 class Progress:
-    """What the training loop has received. `advance` is the only place where that changes."""
+    """The batches received by the training loop; changed by `advance` only."""
 
     cursor: Cursor | PartitionCursor
     quarantine: Quarantine
     totals: Totals
-    twins: DuplicateStreamCheck | None = None
-    told_length: LengthCheck | None = None
+    duplicate_check: DuplicateStreamCheck | None = None
+    length_check: LengthCheck | None = None
     over: bool = False
     samples: int | None = None
-    """How many of this epoch were delivered; None in an epoch that was taken up in its midst, where nobody knows."""
+    """Samples delivered in this epoch; None after a mid-epoch resume, where the count is unknown."""
     stores_before: store_metrics.StoreStatistics = field(default_factory=store_metrics.statistics)
 
-    def advance(self, request: Any, built: BatchResult) -> int:
-        """Record one batch as delivered; how many samples it has."""
-        if built.digest is not None and self.twins is not None:
-            self.twins.add(request.partition, built.digest)
-        if self.told_length is not None and built.batch is not EMPTY_BATCH:
-            self.told_length.count()
-        if built.store_counts:
-            store_metrics.count(**built.store_counts)
+    def advance(self, request: Any, result: BatchResult) -> int:
+        """Record one batch as delivered and return its number of samples."""
+        if result.digest is not None and self.duplicate_check is not None:
+            self.duplicate_check.add(request.partition, result.digest)
+        if self.length_check is not None and result.batch is not EMPTY_BATCH:
+            self.length_check.count()
+        if result.store_counts:
+            store_metrics.count(**result.store_counts)
         left_out = 0
-        if built.skipped:
-            self.quarantine.add(built.skipped)
-            left_out = sum(skip.replaced_by is None for skip in built.skipped)
-        self.cursor, samples = request.advance(self.cursor, built.mark)
+        if result.skipped:
+            self.quarantine.add(result.skipped)
+            left_out = sum(skip.replaced_by is None for skip in result.skipped)
+        self.cursor, samples = request.advance(self.cursor, result.mark)
         delivered = int(samples) - left_out
         if self.samples is not None:
             self.samples += delivered
         return delivered
 
     def end_epoch(self) -> None:
-        """Record that the loop has seen the end of the epoch; raises if every sample of it failed."""
+        """Record the end of the epoch; ErrorLimitError if all its samples failed."""
         if self.samples == 0:
-            self.quarantine.refuse_empty_epoch()
+            self.quarantine.check_not_empty()
         self.cursor = self.cursor.next_epoch()
         self.quarantine.this_epoch = 0
         self.over = True
@@ -72,10 +72,10 @@ _Entry = tuple[Any, BatchResult, Any]
 
 @dataclass(slots=True)
 class Flow:
-    """How far the engine works ahead of the loop.
+    """Order of delivery, and number of requests in flight.
 
-    `ahead` requests are kept in flight while the loop computes; 0 asks for each batch only when it is due. With a
-    `tuner` that number follows its worker count, `ahead_each` per worker.
+    `ahead` requests are in flight while the loop computes; with 0, a batch is requested when it is due. With a `tuner`,
+    `ahead` is `ahead_each` times its worker count.
     """
 
     ahead: int = 0
@@ -85,10 +85,10 @@ class Flow:
 
 
 class Iteration:
-    """One pass over the rest of an epoch: the iterator that a loader gives.
+    """Iterator over the rest of an epoch.
 
-    An exception from a batch leaves the iterator usable: the next call goes on with the next batch, and the batch
-    that failed stays undelivered in the state.
+    It stays usable after the exception of a batch: the next call returns the next batch, and the failed batch stays
+    undelivered in the state.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Iteration:
         self._broken: Exception | None = None
         self._closed = False
         self._left_ns = monotonic_ns()
-        # Not __del__: an iterator that an exception's traceback holds dies in a cycle, together with all it refers to.
-        self._finalizer = weakref.finalize(self, _let_go, self._window, self._staged, stage, on_close)
+        # Not __del__: an iterator held by a traceback dies in a cycle, maybe after the objects it refers to.
+        self._finalizer = weakref.finalize(self, _release, self._window, self._staged, stage, on_close)
 
     def __iter__(self) -> Self:
         return self
@@ -129,14 +129,14 @@ class Iteration:
             if due is None:
                 self._end()
                 raise StopIteration
-            request, built, moving = due
-            if built.batch is not EMPTY_BATCH:
+            request, result, moving = due
+            if result.batch is not EMPTY_BATCH:
                 break
-            progress.advance(request, built)
-        batch = built.batch if self._stage is None else self._stage.finish(moving)
-        samples = progress.advance(request, built)
+            progress.advance(request, result)
+        batch = result.batch if self._stage is None else self._stage.finish(moving)
+        samples = progress.advance(request, result)
         now = monotonic_ns()
-        spans = built.spans
+        spans = result.spans
         spans.append(("step", self._left_ns, called_ns, MAIN))
         spans.append(("wait", called_ns, now, MAIN))
         progress.totals.add(spans, samples)
@@ -150,15 +150,15 @@ class Iteration:
 
     @property
     def _workers(self) -> list[Any]:
-        """The worker processes, under the name by which tools know them from torch."""
+        """The worker processes, under torch's name for them, which other tools read."""
         return self._pool.processes
 
     def start(self) -> None:
-        """Submit the first requests now, before the loop asks for a batch."""
+        """Submit the first requests before the loop asks for a batch."""
         self._fill(self._flow.ahead)
 
     def close(self) -> None:
-        """Cancel what is in flight; the state stays where the loop was."""
+        """Cancel requests in flight; the position in the state does not change."""
         self._closed = True
         self._requests = iter(())
         self._finalizer()
@@ -167,7 +167,7 @@ class Iteration:
         error, self._broken = self._broken, None
         if error is not None:
             raise error
-        if not self._closed:  # else it has ended before, or was cancelled: the state stays
+        if not self._closed:  # an iterator asked again after its end, or closed by the user, must not end another epoch
             self._progress.end_epoch()
             self.close()
 
@@ -178,7 +178,7 @@ class Iteration:
             self._flow.ahead = workers * self._flow.ahead_each
 
     def _fill(self, depth: int) -> None:
-        """Submit until `depth` requests are in flight. An error of the sampler waits for its turn."""
+        """Submit requests until `depth` are in flight; keep a sampler's error."""
         window = self._window
         while len(window) < depth:
             try:
@@ -191,7 +191,7 @@ class Iteration:
             window.append(self._pool.submit(request))
 
     def _due(self) -> _Entry | None:
-        """The next batch for the loop, waiting for it; None at the end."""
+        """Wait for the next batch; None at the end."""
         stage = self._stage
         if stage is None:
             return self._result()
@@ -205,16 +205,16 @@ class Iteration:
         return entry
 
     def _stage_one(self, stage: Stage) -> bool:
-        """Start the stage for the next result; what fails ahead of its turn is kept until then."""
+        """Start the stage for the next result; keep its error until due."""
         try:
             entry = self._result()
             if entry is None:
                 return False
-            request, built, _ = entry
-            if built.batch is not EMPTY_BATCH:  # from here on the stage decides how long the host's memory is needed
-                moving = stage.start(built.batch)
-                built = built._replace(batch=None)
-                self._staged.append((request, built, moving))
+            request, result, _ = entry
+            if result.batch is not EMPTY_BATCH:  # from here on the stage owns the host memory
+                moving = stage.start(result.batch)
+                result = result._replace(batch=None)
+                self._staged.append((request, result, moving))
             else:
                 self._staged.append(entry)
         except Exception as error:  # noqa: BLE001 - raised when its turn comes
@@ -223,7 +223,7 @@ class Iteration:
 
     def _next_is_done(self) -> bool:
         window = self._window
-        return bool(window) and (window[0].done() if self._flow.in_order else any(ticket.done() for ticket in window))
+        return bool(window) and (window[0].done() if self._flow.in_order else any(future.done() for future in window))
 
     def _result(self) -> _Entry | None:
         window = self._window
@@ -231,26 +231,26 @@ class Iteration:
             self._fill(self._flow.ahead + 1)
         if not window:
             return None
-        ticket = window[0] if self._flow.in_order else self._pool.wait_any(window)
+        future = window[0] if self._flow.in_order else self._pool.wait_any(window)
         try:
-            built = ticket.result()
+            result = future.result()
         except (WorkerStalledError, KeyboardInterrupt):
-            raise  # the batch is still due: the next call goes on waiting for it
+            raise  # the batch is still due: the next call continues to wait
         except BaseException:
-            window.remove(ticket)
+            window.remove(future)
             raise
-        window.remove(ticket)
-        return ticket.request, built, None
+        window.remove(future)
+        return future.request, result, None
 
 
-def _let_go(
+def _release(
     window: deque[BatchFuture],
     staged: deque[_Entry | Exception],
     stage: Stage | None,
     on_close: Callable[[], None] | None,
 ) -> None:
-    for ticket in window:
-        ticket.cancel()
+    for future in window:
+        future.cancel()
     window.clear()
     staged.clear()
     if stage is not None:

@@ -1,4 +1,7 @@
-"""Batches of iterable datasets: forward-only partitions that can be opened anywhere from a mark."""
+"""Batches of iterable datasets, read as partitions.
+
+A partition is a forward-only stream of samples. It can be opened at any batch from a `PartitionOffset`.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +26,25 @@ from feedline.core.schedule import PartitionRequest
 from feedline.core.telemetry import SpanTuple, recording, span
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import note
-from feedline.loader.builder import collated, traveling_schemes
+from feedline.loader.builder import run_collate, traveling_schemes
 
 _DIGEST_BATCHES = 2
 
 
 @runtime_checkable
 class PartitionedDataset(Protocol):
-    """An iterable dataset that shards itself: a fixed number of partitions, whatever the workers and ranks.
+    """An iterable dataset with a fixed number of partitions.
 
-    Rank r of w reads the partitions r, r + w, ...; a saved state fits any number of workers and ranks. Each
-    partition must give the same samples every time it is opened for an epoch. The iterator may offer `state_dict()` and
-    `load_state_dict(state)` (JSON values) to be opened in the middle without reading what came before.
+    The number does not depend on workers and ranks: rank r of w reads the partitions r, r + w, ..., and a saved state
+    fits any number of workers and ranks. A partition must give the same samples each time it is opened for an epoch.
+    If its iterator has `state_dict()` and `load_state_dict(state)` (JSON values), a resume does not read the samples
+    before the saved position.
     """
 
     num_partitions: int
 
     def partition(self, partition: int, epoch: int) -> Iterator[Any]:
-        """The samples of partition `partition` (0 <= partition < num_partitions) in `epoch`."""
+        """The samples of one partition, 0 <= partition < num_partitions, in `epoch`."""
 
 
 @dataclass(slots=True)
@@ -52,10 +56,10 @@ class _OpenPartition:
 
 @dataclass(slots=True)
 class PartitionBuilder:
-    """Builds the next batch of a partition, which it opens at the request's mark where needed.
+    """Builds the next batch of a partition, opened where needed.
 
-    torch's semantics: `batch_size=None` gives single samples, `drop_last` drops a partition's incomplete last batch.
-    Open partitions live in the worker only; a pickled builder has none.
+    As in torch, `batch_size=None` gives single samples, and `drop_last` drops the incomplete last batch of a
+    partition. Open partitions exist in the worker only; a pickled builder has none.
     """
 
     dataset: Any
@@ -65,7 +69,7 @@ class PartitionBuilder:
     reseeds: bool = True
     progress: Callable[[int], None] | None = field(default=None, compare=False)
     resumed_generators: bytes | None = field(default=None, compare=False)
-    """States of the process's generators behind the last batch of the worker whose place this one takes."""
+    """Generator states after the last batch of the dead worker that this one replaces."""
     _hosts: bool = field(init=False, default=False, compare=False)
     _open: dict[tuple[int, int], _OpenPartition] = field(init=False, default_factory=dict, compare=False)
 
@@ -79,40 +83,40 @@ class PartitionBuilder:
         _, *arguments = state
         self.__init__(*arguments)  # type: ignore[misc]
 
-    def __call__(self, request: PartitionRequest, empty: Allocator = allocate_tensor) -> BatchResult:
-        """The batch of `request` and the mark behind it; NOTHING once the partition has ended."""
+    def __call__(self, request: PartitionRequest, allocate: Allocator = allocate_tensor) -> BatchResult:
+        """The batch of `request` with its mark; EMPTY_BATCH at the end."""
         self._hosts = _is_hosted(request) and not isinstance(self.dataset, PartitionedDataset)
         with recording() as spans, addressed(None) as address, self._as_partition(request):
             try:
-                return self._build(request, empty, spans, address)
+                return self._build(request, allocate, spans, address)
             except Exception as error:
                 note(error, f"feedline: while working on {request} of {type(self.dataset).__name__}")
                 raise
 
     def _build(
-        self, request: PartitionRequest, empty: Allocator, spans: list[SpanTuple], address: Address
+        self, request: PartitionRequest, allocate: Allocator, spans: list[SpanTuple], address: Address
     ) -> BatchResult:
         with span("fetch"):
             partition = self._partition(request, address)
             samples = self._draw(partition, request, address, self.batch_size or 1)
         if samples is EMPTY_BATCH:
-            partition.samples = iter(())  # stays open: requests for what lies behind its end are in flight
+            partition.samples = iter(())  # stays open: requests past its end may be in flight
             return BatchResult(EMPTY_BATCH, spans, mark=replace(partition.mark, ended=True))
         if self.batch_size is None:
             samples = samples[0]
         with span("collate"):
-            batch = self._collate(samples, empty)
+            batch = self._collate(samples, allocate)
         return BatchResult(batch, spans, mark=partition.mark, digest=self._digest(request, samples))
 
     def _partition(self, request: PartitionRequest, address: Address) -> _OpenPartition:
-        """The open partition, positioned just before batch `request.number`."""
+        """The open partition, positioned before batch `request.number`."""
         key = request.epoch, request.partition
         partition = self._open.get(key)
         if partition is None or partition.mark.batches > request.number:
             for old in [other for other in list(self._open) if other[1] == request.partition]:
                 del self._open[old]
-            partition = self._open[key] = self._opened(request, address)
-        # batches between the mark and the request: built before a worker was replaced, and not needed again
+            partition = self._open[key] = self._open_at_mark(request, address)
+        # A replaced worker had built the batches between the mark and the request; skip them.
         while partition.mark.batches < request.number:
             if self._replay(partition, request, address, self.batch_size or 1) is EMPTY_BATCH:
                 break
@@ -121,8 +125,11 @@ class PartitionBuilder:
             self.resumed_generators = None
         return partition
 
-    def _opened(self, request: PartitionRequest, address: Address) -> _OpenPartition:
-        """The partition at the request's mark: by the dataset's own state, else drawn again from its beginning."""
+    def _open_at_mark(self, request: PartitionRequest, address: Address) -> _OpenPartition:
+        """Open the partition of a request at its mark.
+
+        A stateful dataset is restored; any other is read again from its beginning.
+        """
         self._reseed(request, 0)
         if isinstance(self.dataset, PartitionedDataset):
             samples: Any = iter(self.dataset.partition(request.partition, request.epoch))
@@ -130,7 +137,7 @@ class PartitionBuilder:
             if stateful is not None and request.mark.state is not None:
                 stateful.load_state_dict(request.mark.state)
         else:
-            # a state is the dataset's: partitions that share a worker each need a dataset of their own
+            # The dataset holds the state, so each partition in a shared worker needs its own copy.
             dataset = copy.deepcopy(self.dataset) if self._hosts else self.dataset
             stateful = dataset if _is_stateful(dataset) else None
             if stateful is not None and request.mark.state is not None:
@@ -140,14 +147,14 @@ class PartitionBuilder:
             return _OpenPartition(iter(()) if request.mark.ended else samples, stateful, request.mark)
         partition = _OpenPartition(samples, stateful, PartitionOffset())
         while (left := request.mark.samples - partition.mark.samples) > 0:
-            with suppress(Exception):  # raised in the first run as well, and told there
+            with suppress(Exception):  # the first run raised it as well
                 if self._replay(partition, request, address, min(left, self.batch_size or 1)) is EMPTY_BATCH:
                     break
         partition.mark = replace(partition.mark, batches=request.mark.batches)
         return partition
 
     def _draw(self, partition: _OpenPartition, request: PartitionRequest, address: Address, size: int) -> Any:
-        """The next samples, or NOTHING at the end of the partition; moves the partition's mark."""
+        """The next samples, or EMPTY_BATCH at the end; advances the mark."""
         number = partition.mark.batches
         address.keys = None if request.seed is None else _PartitionKeys(request, number)
         self._reseed(request, number)
@@ -160,24 +167,27 @@ class PartitionBuilder:
             except StopIteration:
                 break
             except Exception:
-                # the batch is lost to the loop, which is told; what comes after it is the next batch
+                # The loop gets the error in place of this batch; the next batch begins after the failed sample.
                 partition.mark = PartitionOffset(
                     number + 1, partition.mark.samples + len(drawn) + 1, self._state(partition)
                 )
                 raise
         if not drawn or (self.drop_last and len(drawn) < size):
             return EMPTY_BATCH
-        # a short batch has met the end, where a dataset may have put its state back to the beginning
+        # A short batch means the end. The mark says so, because the dataset may have reset its state there.
         partition.mark = PartitionOffset(
             number + 1, partition.mark.samples + len(drawn), self._state(partition), ended=len(drawn) < size
         )
         return drawn
 
     def _replay(self, partition: _OpenPartition, request: PartitionRequest, address: Address, size: int) -> Any:
-        """Draw samples again, and collate them where the collate function may draw from the same generators."""
+        """Draw samples again, to advance the iterator and the random generators.
+
+        They are collated too if a collate function may draw from the same generators.
+        """
         samples = self._draw(partition, request, address, size)
         if samples is not EMPTY_BATCH and self.resumed_generators is not None and self.collate_fn is not None:
-            with suppress(Exception):  # raised in the first run as well
+            with suppress(Exception):  # the first run raised it as well
                 self._collate(samples if self.batch_size is not None else samples[0], allocate_tensor)
         return samples
 
@@ -185,12 +195,12 @@ class PartitionBuilder:
     def _state(partition: _OpenPartition) -> Any:
         return partition.stateful.state_dict() if partition.stateful is not None else None
 
-    def _collate(self, samples: Any, empty: Allocator) -> Any:
+    def _collate(self, samples: Any, allocate: Allocator) -> Any:
         if self.collate_fn is not None:
-            return collated(self.collate_fn, samples, empty)
+            return run_collate(self.collate_fn, samples, allocate)
         if self.batch_size is None:
             return collate.convert(samples)  # type: ignore[no-untyped-call]
-        return collate.default(samples, empty=None if empty is allocate_tensor else empty)
+        return collate.default(samples, empty=None if allocate is allocate_tensor else allocate)
 
     def _reseed(self, request: PartitionRequest, number: int) -> None:
         if request.seed is not None and self.reseeds:
@@ -198,7 +208,7 @@ class PartitionBuilder:
 
     @contextmanager
     def _as_partition(self, request: PartitionRequest) -> Iterator[None]:
-        """Let torch's `get_worker_info()` tell a hosted partition, where it otherwise tells the worker."""
+        """Let torch's `get_worker_info()` describe a hosted partition instead of the worker."""
         if not self._hosts:
             yield
             return
@@ -213,19 +223,22 @@ class PartitionBuilder:
             torch_worker._worker_info = info
 
     def _digest(self, request: PartitionRequest, samples: Any) -> str | None:
-        """Fingerprint of a partition's first batches, to notice repeated partitions; None without use."""
+        """Digests of a first batch's samples, to detect duplicate partitions; or None."""
         if request.partitions == 1 or request.number >= _DIGEST_BATCHES or isinstance(self.dataset, PartitionedDataset):
             return None
         parts = samples if self.batch_size is not None else [samples]
         try:
             prints = [hashlib.blake2b(pickle.dumps(part), digest_size=8).hexdigest() for part in parts]
-        except Exception:  # noqa: BLE001 - what cannot be pickled cannot be compared: there is nothing to warn of
+        except Exception:  # noqa: BLE001 - samples that cannot be pickled are not compared
             return None
         return "".join(prints)
 
 
 class _PartitionKeys(Sequence[int]):
-    """Random keys by row for the samples of a partition: fixed by (seed, epoch, partition, batch number, row)."""
+    """Random keys of the samples of a partition, by row.
+
+    A key is fixed by (seed, epoch, partition, batch number, row).
+    """
 
     __slots__ = ("_number", "_request")
 
@@ -241,12 +254,15 @@ class _PartitionKeys(Sequence[int]):
 
 
 def _is_stateful(thing: Any) -> bool:
-    """Whether it can be put where it was; what loses samples on the way is replayed from its beginning instead."""
+    """True if its state restores its position without losing samples."""
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict") and not forgets(thing)
 
 
 def _is_hosted(request: PartitionRequest) -> bool:
-    """Whether a worker hosts several partitions: a resumed run keeps them, and may have fewer workers."""
+    """True if the partitions are not the workers.
+
+    A resumed run keeps its partitions, whatever its number of workers.
+    """
     info = torch_worker._worker_info
     workers = 1 if info is None else info.num_workers
     return request.partitions != workers

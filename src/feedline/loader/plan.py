@@ -1,4 +1,4 @@
-"""One loader's order: its sampler, schedule and fingerprint, and how they turn into a state and back."""
+"""Plan of a loader: sampler, schedule and fingerprint; conversion to states."""
 
 from __future__ import annotations
 
@@ -25,16 +25,19 @@ from feedline.workers.registry import POOLS
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A schedule with what it was made from. `sampler` is None for iterable datasets."""
+    """A schedule with its sampler and fingerprint.
+
+    `sampler` is None for iterable datasets.
+    """
 
     schedule: Schedule | BatchSchedule | PartitionSchedule
     sampler: Any
     fingerprint: Fingerprint
     lists_at_once: bool = False
-    """Whether torch would call `iter(sampler)` with `iter(loader)` and not with the first batch."""
+    """True if torch calls `iter(sampler)` in `iter(loader)`, not with the first batch."""
 
     def begin(self, epoch: int, state: Mapping[str, Any] | None) -> None:
-        """Start listing a foreign sampler, from `state` if given."""
+        """Start an epoch of the sampler, from `state` if given."""
         if isinstance(self.sampler, MaterializedSampler):
             if state is not None and "order" in state:
                 self.sampler.restore(state["order"])
@@ -43,42 +46,45 @@ class Plan:
             self.sampler.begin(epoch)
 
     def base_seed(self, epoch: int, generator: torch.Generator | None) -> int:
-        """What new workers seed their generators from; without a seed it is drawn as torch draws it."""
+        """The base seed of new workers; without `seed`, drawn as torch does."""
         if self.schedule.seed is not None:
             return derive(self.schedule.seed, epoch, "workers") >> 1
         return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
     def requests(self, cursor: Any, delivered: Callable[[], Any]) -> Iterator[Any]:
-        """The requests that remain of the cursor's epoch; `delivered()` is the cursor as it moves."""
+        """The requests after `cursor`; `delivered()` returns the current cursor."""
         if isinstance(self.schedule, PartitionSchedule):
             return self.schedule.requests(cursor, delivered)
         return self.schedule.requests(cursor)
 
     @property
-    def foresees(self) -> bool:
-        """Whether requests may be drawn long before they are due: a foreign sampler may decide from batch to batch."""
+    def allows_lookahead(self) -> bool:
+        """True if requests may be drawn long before they are due.
+
+        A foreign sampler may decide from batch to batch, so most of them may not.
+        """
         if isinstance(self.sampler, MaterializedSampler):
             sampler = self.sampler.sampler
-            # All of it is drawn at once, and nobody else draws from its generator.
+            # It draws the whole order at once, from a generator of its own.
             return type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is None
         return self.sampler is not None
 
     def length(self) -> int:
-        """Batches per epoch and rank of a map-style dataset; TypeError for an iterable one."""
+        """Batches per epoch and rank; TypeError for an iterable dataset."""
         if isinstance(self.schedule, PartitionSchedule):
-            raise TypeError("the number of batches of an iterable dataset is not known before it has ended")
+            raise TypeError("the number of batches of an iterable dataset is unknown before its end")
         return self.schedule.length(len(self.sampler))
 
     def fresh(self, epoch: int) -> Cursor | PartitionCursor:
-        """The cursor at the start of `epoch`."""
+        """The cursor at the start of an epoch."""
         return PartitionCursor(epoch) if isinstance(self.schedule, PartitionSchedule) else Cursor(epoch)
 
     def upcoming(self, following: int) -> int:
-        """The epoch to iterate: `following`, unless the user has set one on the sampler."""
+        """The epoch set on the sampler by the user, else `following`."""
         return self.sampler.upcoming(following) if isinstance(self.sampler, _WITH_EPOCHS) else following
 
     def check_order(self, state: Mapping[str, Any]) -> None:
-        """Raise `StateError` where a foreign sampler cannot repeat the listing that the state was taken in."""
+        """Raise `StateError` if a foreign sampler cannot repeat its saved order."""
         if not isinstance(self.sampler, MaterializedSampler):
             return
         if "order" in state:
@@ -86,10 +92,15 @@ class Plan:
             return
         sampler = self.sampler.sampler
         if state.get("position") and type(sampler) is RandomSampler and sampler.generator is None:
-            raise StateError("the field 'order' is missing from this state: without it the shuffled order is lost")
+            raise StateError(
+                "the field 'order' is missing from this state: without it the shuffled order cannot be repeated"
+            )
 
     def pack(self, cursor: Any, quarantine: Quarantine, *, over: bool = True) -> dict[str, Any]:
-        """The state; `over` says that no epoch is under way, so that there is no listing to repeat."""
+        """The state at `cursor`.
+
+        With `over`, no epoch is under way, and the order of a foreign sampler is left out.
+        """
         order = None if over or not isinstance(self.sampler, MaterializedSampler) else self.sampler.recorded()
         state = states.pack(cursor, self.fingerprint, quarantine, order)
         if isinstance(self.schedule, PartitionSchedule) and not over:
@@ -97,7 +108,7 @@ class Plan:
         return state
 
     def unpack(self, state: Mapping[str, Any]) -> Cursor | PartitionCursor:
-        """The cursor of a state that belongs to this loader; raises `StateError` for any other."""
+        """The cursor of a state; `StateError` if it belongs to another loader."""
         self.fingerprint.check(states.fingerprint_of(state))
         cursor = states.unpack_cursor(state, self.fingerprint.kind)
         if isinstance(self.sampler, _WITH_EPOCHS):
@@ -109,13 +120,13 @@ _WITH_EPOCHS = (IndexSampler, BatchIndexSampler)
 
 
 def warn_of_uneven_ranks(dataset: Any, world_size: int) -> None:
-    """Say that the ranks of a stream will have unequal numbers of batches, where its partitions tell that."""
+    """Warn if ranks cannot have equal numbers of partitions."""
     partitions = dataset.num_partitions if isinstance(dataset, PartitionedDataset) else 0
     if partitions > world_size and partitions % world_size:
         warnings.warn(
             f"{type(dataset).__name__} has {partitions} partitions, which {world_size} ranks cannot share equally: some"
-            " have more batches than others, and wait forever for these where each step is taken together, as in"
-            " DistributedDataParallel. Make it of shards whose number is a multiple of the ranks, loop within"
+            " get more batches than others, and wait forever where all ranks step together, as in"
+            " DistributedDataParallel. Use a number of shards that is a multiple of the ranks, loop within"
             " torch.distributed.algorithms.Join([model]), or stop all ranks with the first that ends, as in"
             " docs/how-to/distributed.md",
             stacklevel=3,
@@ -123,7 +134,10 @@ def warn_of_uneven_ranks(dataset: Any, world_size: int) -> None:
 
 
 def partitions_of(state: Mapping[str, Any] | None) -> int | None:
-    """How many partitions the saved run had: a resumed run keeps them, whatever its workers."""
+    """The number of partitions of a saved run, or None.
+
+    A resumed run keeps it, whatever its number of workers.
+    """
     if state is None or not state.get("partitions"):
         return None
     partitions = state.get("num_partitions")
@@ -133,17 +147,17 @@ def partitions_of(state: Mapping[str, Any] | None) -> int | None:
 
 
 def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None, partitions: int | None = None) -> Plan:
-    """The plan that a loader's arguments mean now.
+    """The plan for the current arguments of a loader.
 
-    `former` is the plan of an earlier epoch, whose DistributedSampler continues; `partitions` overrides the number
-    of partitions of an iterable dataset.
+    `former` is the plan of an earlier epoch; its DistributedSampler is continued. `partitions` overrides the number of
+    partitions of an iterable dataset.
     """
     if isinstance(loader.dataset, IterableDataset):
         return _partition_plan(loader, rank, world_size, partitions)
     inner = loader.batch_sampler
     if inner is not None and type(inner) is not BatchSampler:
         return _batch_plan(loader, rank, world_size)
-    source = _recognized(loader.sampler if inner is None else inner.sampler, former)
+    source = _adapt_sampler(loader.sampler if inner is None else inner.sampler, former)
     lookahead = 0 if isinstance(source, MaterializedSampler) else LOOKAHEAD
     if inner is None:
         share = _share(source, rank, world_size, pad=True)
@@ -154,7 +168,7 @@ def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None,
     return Plan(schedule, source, _fingerprint(loader, "samples", source), lists_at_once=inner is None)
 
 
-def _recognized(sampler: Any, former: Plan | None) -> Any:
+def _adapt_sampler(sampler: Any, former: Plan | None) -> Any:
     if former is not None and isinstance(former.sampler, TorchDistributed) and former.sampler.sampler is sampler:
         return former.sampler
     return as_index_sampler(sampler)
@@ -165,8 +179,8 @@ def _share(source: Any, rank: int, world_size: int, *, pad: bool) -> Share:
         return Share(rank, world_size, pad=pad)
     if world_size > 1:
         raise ArgumentError(
-            "the sampler is a DistributedSampler and distributed= was given as well: both would split the data. "
-            "Leave one of them out."
+            "the sampler is a DistributedSampler, and distributed= is set: both would split the data. "
+            "Remove one of them."
         )
     return Share(source.rank, source.num_replicas, strided=True, pad=not source.drop_last)
 
@@ -191,8 +205,8 @@ def _partition_plan(loader: Any, rank: int, world_size: int, partitions: int | N
     elif world_size > 1:
         raise ArgumentError(
             f"{type(dataset).__name__} is an IterableDataset without partitions: every rank would read all of it. "
-            "Give it num_partitions and partition(number, epoch) (feedline.PartitionedDataset), or shard it in "
-            "__iter__ and leave out distributed="
+            "Define num_partitions and partition(number, epoch) (feedline.PartitionedDataset), or shard it in "
+            "__iter__ and remove distributed="
         )
     else:
         kind = POOLS.get(loader.worker_method)  # None for "auto", which gives such a stream processes

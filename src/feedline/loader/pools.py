@@ -1,4 +1,4 @@
-"""The workers of one loader: chosen from its arguments, opened for an epoch or kept, and closed."""
+"""Choice, opening and closing of the worker pools of a loader."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from feedline.workers.transport import BufferPool
 
 
 def check_method(loader: Any) -> None:
-    """Raise `ArgumentError` where arguments of feedline's own contradict others."""
+    """Raise `ArgumentError` if feedline's own arguments contradict others."""
     kind = None if loader.worker_method == AUTO else find_pool(loader.worker_method)
-    if loader.policy.action != "raise" and isinstance(loader.dataset, IterableDataset):
+    if loader._policy.action != "raise" and isinstance(loader.dataset, IterableDataset):
         raise ArgumentError(
-            f"on_error={loader.policy.action!r} is for map-style datasets: an iterator that has raised cannot be asked "
-            "again for what it owes. Catch the error in __iter__ and go on there."
+            f"on_error={loader._policy.action!r} is for map-style datasets: an iterator cannot continue after it has "
+            "raised. Catch the error in __iter__ and continue there."
         )
     for name in ("multiprocessing_context", "worker_init_fn"):
         if kind is not None and name not in kind.accepts and getattr(loader, name) is not None:
@@ -43,7 +43,10 @@ def check_method(loader: Any) -> None:
 
 
 def kind_of(loader: Any, builder: Any, *, measure: bool = True) -> PoolKind:
-    """The kind of pool for this loader's builder; a guess if it may not be measured."""
+    """The kind of pool for this loader.
+
+    With `measure=False` the kind of `num_workers="auto"` is guessed from the traits of the dataset.
+    """
     if loader.num_workers == 0:
         return INLINE
     if loader.worker_method != AUTO:
@@ -51,7 +54,7 @@ def kind_of(loader: Any, builder: Any, *, measure: bool = True) -> PoolKind:
     if loader.multiprocessing_context is not None or loader.worker_init_fn is not None:
         return PROCESSES
     safe = traits_of(loader.dataset).thread_safe
-    if loader.adapts and not isinstance(loader.dataset, IterableDataset):
+    if loader._adapts and not isinstance(loader.dataset, IterableDataset):
         if not measure:
             return THREADS if safe and builder.supports_threads else PROCESSES
         return kind_by_measurement(builder, loader.batch_size or 1, loader.seed, safe or builder.vectorized)
@@ -61,48 +64,54 @@ def kind_of(loader: Any, builder: Any, *, measure: bool = True) -> PoolKind:
 
 
 def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
-    """The builder that the loader's arguments mean; torch's default collate functions become feedline's own."""
+    """The batch builder for the arguments of a loader.
+
+    torch's default collate functions are replaced by feedline's.
+    """
     collate_fn = None if loader.collate_fn in (default_collate, default_convert) else loader.collate_fn
     if isinstance(loader.dataset, IterableDataset):
         return PartitionBuilder(loader.dataset, collate_fn, loader.batch_size, loader.drop_last)
     batched = loader.batch_sampler is not None
-    return BatchBuilder(loader.dataset, collate_fn, batched, loader.policy.action)
+    return BatchBuilder(loader.dataset, collate_fn, batched, loader._policy.action)
 
 
 class LoaderPools:
-    """Lends a pool to each iteration of one loader. With persistent workers it is always the same pool."""
+    """The worker pools of one loader.
+
+    Each iteration gets a new pool. With persistent workers, all iterations share one.
+    """
 
     def __init__(self) -> None:
         self._kept: WorkerPool | None = None
         self._latest: WorkerPool | None = None
         self._stage: Stage | None = None
-        self._recycled = BufferPool()
+        self._buffers = BufferPool()
         self._kind = INLINE
         self._together = False
         self._retained = Retained()
         weakref.finalize(self, self._retained.close)
 
     def iterate(self, loader: Any, plan: Plan, progress: Progress) -> Iteration:
-        """Start the iteration of what remains of the progress's epoch."""
+        """Start an iteration over the rest of the epoch of `progress`."""
         pool = self._kept
         if pool is None:
             builder = builder_of(loader)
             self._kind = kind = _hosting(kind_of(loader, builder), builder, plan)
-            # A builder that seeds shared generators would change the draws of another worker in mid-sample.
+            # Threads share the generators: seeding them would change the draws of another thread's sample.
             builder.reseeds = loader.worker_init_fn is None and not kind.shares_rng and builder.draws
             self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)
             self._together = _work_together(loader, kind, builder)
-            # as torch, which draws for new workers only
+            # As in torch, the base seed is drawn only when workers start.
             pool = self._open(loader, builder, kind, plan.base_seed(progress.cursor.epoch, loader.generator))
         kind = self._kind
         self._latest = pool
-        # A data pipe is seeded anew for each epoch: kept workers would hold the seeds of the first one.
+        # A data pipe is seeded for each epoch: persistent workers would keep the seeds of the first one.
         keeps = loader.persistent_workers and not isinstance(loader.dataset, IterDataPipe)
         if keeps and pool is not self._kept:
             self._kept = pool
             self._closes_kept = weakref.finalize(self, pool.close)
         requests = plan.requests(progress.cursor, lambda: progress.cursor)
-        ranges = ranges_of(loader.dataset) if plan.foresees else None
+        ranges = ranges_of(loader.dataset) if plan.allows_lookahead else None
         ahead = None if ranges is None else PrefetchingRequests(requests, ranges)
         iteration = Iteration(
             ahead or requests, pool, progress, _flow(loader, kind, pool, self._together),
@@ -113,7 +122,7 @@ class LoaderPools:
         return iteration
 
     def prepare(self, loader: Any) -> None:
-        """Start in the background what the pools of this loader will need, such as the fork server."""
+        """Start the pools' resources in the background, such as the fork server."""
         if loader.num_workers == 0 or loader.multiprocessing_context is not None:
             return
         kind = kind_of(loader, builder_of(loader), measure=False)
@@ -121,13 +130,13 @@ class LoaderPools:
             kind.prepare()
 
     def complete(self, stats: Stats, skipped: int) -> Stats:
-        """The totals of the spans, with what pool and stage know."""
+        """`stats`, completed with the figures of the pool and the stage."""
         pool = PoolStatistics() if self._latest is None else self._latest.statistics()
         stage = StageStatistics() if self._stage is None else self._stage.statistics()
         return replace(
             stats,
-            in_flight_nbytes=pool.lent_nbytes + self._recycled.lent_nbytes + stage.in_flight_nbytes,
-            arena_nbytes=pool.arena_nbytes + self._recycled.nbytes,
+            in_flight_nbytes=pool.lent_nbytes + self._buffers.lent_nbytes + stage.in_flight_nbytes,
+            arena_nbytes=pool.arena_nbytes + self._buffers.nbytes,
             copied_nbytes=stage.copied_nbytes,
             staged_nbytes=stage.staged_nbytes,
             copy_s=stage.copy_s,
@@ -137,7 +146,7 @@ class LoaderPools:
         )
 
     def context(self, loader: Any) -> Context:
-        """What a remedy has to be phrased in."""
+        """The setup of the loader, for the advice of a verdict."""
         return Context(
             dataset=type(loader.dataset).__name__,
             pool=self._kind,
@@ -149,17 +158,20 @@ class LoaderPools:
         )
 
     def close(self) -> None:
-        """End every worker."""
+        """Stop all workers and release retained resources."""
         if self._kept is not None:
             self._closes_kept()
             self._kept = None
         if self._latest is not None:
             self._latest.close()
-        self._recycled = BufferPool()
+        self._buffers = BufferPool()
         self._retained.close()
 
     def _release(self, pool: WorkerPool, ahead: PrefetchingRequests | None) -> None:
-        """An iteration is over. That it holds this method keeps the launcher of its workers alive."""
+        """Close the pool of a finished iteration, unless it is persistent.
+
+        The iteration holds this bound method, which keeps the launcher of its workers alive.
+        """
         if ahead is not None:
             ahead.close()
         if pool is not self._kept:
@@ -170,7 +182,7 @@ class LoaderPools:
             checks.shard_inline(loader.dataset)
         seeded = loader.seed is not None
         workers, build = loader.num_workers, builder
-        if self._together:  # two batches at once, so that what one does in Python is no pause
+        if self._together:  # two batches at once: one computes while the other runs Python code
             builder.threads, workers = max(1, workers - 1), min(2, workers)
         if kind.shares_rng and seeded and not builder.vectorized:
             build = GlobalRngCheck(builder, loader.dataset)
@@ -179,15 +191,15 @@ class LoaderPools:
         options = PoolOptions(
             num_workers=workers,
             partitions=isinstance(loader.dataset, IterableDataset),
-            unseeded=not seeded and builder.draws and not loader.adapts,
+            unseeded=not seeded and builder.draws and not loader._adapts,
             timeout_s=loader.timeout,
             recovery=loader.recovery,
             base_seed=base_seed,
             worker_init_fn=init_fn if "worker_init_fn" in kind.accepts else None,
             multiprocessing_context=loader.multiprocessing_context,
-            allocate=self._recycled,
-            restores_rng=seeded and builder.reseeds and not (builder.vectorized and loader.policy.action == "raise"),
-            # the device stage locks memory that it registers, and copies from it as it is
+            allocate=self._buffers,
+            restores_rng=seeded and builder.reseeds and not (builder.vectorized and loader._policy.action == "raise"),
+            # The device stage page-locks registered memory, so copies from it need no staging.
             register_memory=None if stage is None else stage.register,
             unregister_memory=None if stage is None else stage.unregister,
             retained=self._retained,
@@ -196,8 +208,11 @@ class LoaderPools:
 
 
 def _work_together(loader: Any, kind: PoolKind, builder: Any) -> bool:
-    """Whether all threads work on two batches, then on the next two: they are there sooner, and few lie in memory."""
-    return kind.splits_batches and not loader.adapts and isinstance(builder, BatchBuilder) and builder.supports_threads
+    """True if all threads work on the same two batches.
+
+    Batches are complete sooner than with one thread per batch, and fewer are in memory.
+    """
+    return kind.splits_batches and not loader._adapts and isinstance(builder, BatchBuilder) and builder.supports_threads
 
 
 def _flow(loader: Any, kind: PoolKind, pool: WorkerPool, together: bool) -> Flow:
@@ -206,15 +221,18 @@ def _flow(loader: Any, kind: PoolKind, pool: WorkerPool, together: bool) -> Flow
     each = max(1, loader.prefetch_factor or 2)
     if together:
         return Flow(each, loader.in_order)
-    is_fixed = isinstance(loader.dataset, IterableDataset) or not kind.resizable  # partitions stay with their workers
-    if is_fixed or not loader.adapts:
+    is_fixed = isinstance(loader.dataset, IterableDataset) or not kind.resizable  # a partition stays with its worker
+    if is_fixed or not loader._adapts:
         return Flow(each * loader.num_workers, loader.in_order)
     workers = pool.statistics().workers or loader.num_workers
     return Flow(each * workers, loader.in_order, Autoscale(workers, usable_cpus()), each)
 
 
 def _hosting(kind: PoolKind, builder: BatchBuilder | PartitionBuilder, plan: Plan) -> PoolKind:
-    """The kind itself; inline where a stream that asks torch for its worker has more partitions than it can host."""
+    """`kind`, or inline if it cannot host the partitions of the stream.
+
+    A stream that shards itself by torch's `get_worker_info()` needs a pool that hosts partitions.
+    """
     several = isinstance(plan.schedule, PartitionSchedule) and plan.schedule.partitions > 1
     is_hosted = kind.hosts_partitions or not several or isinstance(builder.dataset, PartitionedDataset)
     return kind if is_hosted else INLINE

@@ -1,4 +1,4 @@
-"""Fetching ahead of the schedule: requests are looked at before they are due, and what they want is brought."""
+"""Prefetching of object ranges for requests that are not due yet."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy as np
 from feedline.core.dataset import RangesOf
 
 _TRIED = 8
-"""A dataset that wants nothing from a cache for so many batches has none."""
+"""Prefetching ends after this many batches without ranges of a cached store."""
 
 
 _FOUND, _SKIPPED = 4, 15
-"""Once nothing was missing for so many batches, so many are skipped between two that are looked at, until something is
-missing: batches that follow one another want mostly the same pieces."""
+"""After `_FOUND` batches with all ranges in the cache, only one batch in `_SKIPPED` + 1 is checked, until a range is
+missing. Consecutive batches need mostly the same blocks."""
 
 
 _THREADS = 16
 
 
 class PeekableIterator:
-    """The requests of an iterator, in order, some of which were seen before their turn. Thread-safe.
+    """Iterator whose items can be read before they are due. Thread-safe.
 
-    What the iterator raises is raised when its turn has come.
+    An exception of the wrapped iterator is raised when its turn comes.
     """
 
     def __init__(self, requests: Iterator[Any]) -> None:
@@ -40,10 +40,10 @@ class PeekableIterator:
         return self
 
     def __next__(self) -> Any:
-        return self.taken()[0]
+        return self.pop()[0]
 
-    def taken(self) -> tuple[Any, bool]:
-        """The next request, and whether it was seen before; StopIteration at the end."""
+    def pop(self) -> tuple[Any, bool]:
+        """The next request, and True if it was peeked before."""
         with self._lock:
             if self._seen:
                 return self._seen.popleft(), True
@@ -52,8 +52,8 @@ class PeekableIterator:
                 raise error
             return next(self._requests), False
 
-    def further(self) -> Any:
-        """The first request that nobody has seen, which stays due; None at the end."""
+    def peek_next(self) -> Any:
+        """The first request not peeked yet; None at the end."""
         with self._lock:
             if self._error is not None:
                 return None
@@ -69,51 +69,51 @@ class PeekableIterator:
 
 
 class PrefetchingRequests:
-    """An iterator of requests that has threads fetch, into the caches of the dataset, what later ones want.
+    """Iterator of requests that prefetches ranges of later ones in threads.
 
-    They begin once the first request was asked for.
+    The ranges go into the caches of the stores. The threads start with the first request.
     """
 
     def __init__(self, requests: Iterator[Any], ranges: RangesOf) -> None:
-        self._lookahead, self._ranges = PeekableIterator(requests), ranges
+        self._peekable, self._ranges = PeekableIterator(requests), ranges
         prefetch = import_module("feedline.stores.cache.prefetch")  # only datasets with stores come here
-        self._orders = prefetch.Prefetcher(self._drawn(), ahead_nbytes=1, threads=_THREADS)
+        self._prefetcher = prefetch.Prefetcher(self._items(), ahead_nbytes=1, threads=_THREADS)
         self._begun = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        request, seen = self._lookahead.taken()
-        if not self._begun:  # not before: the sampler draws its order with the first request, in the thread that asks
+        request, seen = self._peekable.pop()
+        if not self._begun:  # not earlier: the sampler must draw its order in the calling thread
             self._begun = True
-            self._orders.start()
+            self._prefetcher.start()
         if seen:
-            self._orders.advance()
+            self._prefetcher.advance()
         return request
 
     def close(self) -> None:
-        """Fetch nothing more."""
-        self._orders.stop()
+        """Stop prefetching."""
+        self._prefetcher.stop()
 
-    def _drawn(self) -> Iterator[list[tuple[Any, Any]]]:
-        """What each further request wants; ends where a dataset turns out to want nothing from any cache."""
+    def _items(self) -> Iterator[list[tuple[Any, Any]]]:
+        """Ranges of each later request; ends without a cached store."""
         idle = skipped = 0
-        while idle < _TRIED and (request := self._lookahead.further()) is not None:
-            if not idle and skipped < _SKIPPED and self._orders.found >= _FOUND:
+        while idle < _TRIED and (request := self._peekable.peek_next()) is not None:
+            if not idle and skipped < _SKIPPED and self._prefetcher.found >= _FOUND:
                 skipped += 1
                 yield []
                 continue
             skipped = 0
-            order = self._order(request.indices)
-            if order:
-                self._orders.limit_nbytes = max(store.cache.ahead_nbytes for store, _ in order)
-            idle = 0 if order else idle + 1
-            yield order
+            item = self._item(request.indices)
+            if item:
+                self._prefetcher.limit_nbytes = max(store.cache.ahead_nbytes for store, _ in item)
+            idle = 0 if item else idle + 1
+            yield item
 
-    def _order(self, indices: Any) -> list[tuple[Any, Any]]:
+    def _item(self, indices: Any) -> list[tuple[Any, Any]]:
         try:
-            wanted = self._ranges(np.atleast_1d(np.asarray(indices, np.int64)))
-        except Exception:  # noqa: BLE001 - whoever reads the sample meets the error, and is told about it
+            ranges = self._ranges(np.atleast_1d(np.asarray(indices, np.int64)))
+        except Exception:  # noqa: BLE001 - reading the sample raises the same error
             return []
-        return [(store, want) for store, want in wanted if store.cache.ahead_nbytes]
+        return [(store, part) for store, part in ranges if store.cache.ahead_nbytes]

@@ -1,6 +1,7 @@
-"""How many CPUs this process may really use: affinity and cgroup quota, not the machine's count.
+"""CPUs available to this process, and its rank among training processes.
 
-Which rank this process is: said by the user, by torch.distributed, or by the launcher's environment.
+Affinity and the cgroup quota count, not the CPUs of the machine. The rank comes from the `distributed` argument,
+torch.distributed or the launcher's environment variables.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cpus(cgroup: Path = CGROUP) -> int:
-    """CPUs that affinity and the cgroup's quota leave to this process; at least 1."""
+    """CPUs that affinity and the cgroup quota allow; at least 1."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # cgroup v2 first; v1 only where the file of v2 does not exist
     quota = _quota_v2(cgroup / "cpu.max")
     if quota is None:
         quota = _quota_v1(cgroup / "cpu" / "cpu.cfs_quota_us", cgroup / "cpu" / "cpu.cfs_period_us")
@@ -43,11 +45,11 @@ def _words(path: Path) -> list[str]:
 
 
 def rank_and_world_size(distributed: Any) -> tuple[int, int]:
-    """(rank, world_size) that DataLoader's `distributed` argument means."""
+    """(rank, world_size) for the `distributed` argument of a DataLoader."""
     if distributed is None:
         return 0, 1
     if distributed == "auto":
-        return _found()
+        return _rank_from_environment()
     try:
         rank, world_size = (int(part) for part in distributed)
     except (TypeError, ValueError):
@@ -57,7 +59,7 @@ def rank_and_world_size(distributed: Any) -> tuple[int, int]:
     return rank, world_size
 
 
-def _found() -> tuple[int, int]:
+def _rank_from_environment() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")

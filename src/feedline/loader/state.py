@@ -1,4 +1,4 @@
-"""A loader's state as plain JSON, and back: checked field by field, refused by name."""
+"""Loader state as JSON values: packing, checks and merging."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What must be the same where a state is taken up again: another dataset or order would silently lose samples."""
+    """Identity of dataset and order, equal where a state may be loaded.
+
+    With another dataset or order, a resumed run would repeat or lose samples silently.
+    """
 
     kind: str
     length: int | None
     order: str
     seed: int | None
     listing: str | None = None
-    """A digest of the files that a dataset has listed, if it tells one."""
+    """`listing_fingerprint` of the dataset, if it has one."""
 
     def check(self, saved: Mapping[str, Any]) -> None:
         """Raise `StateError` if the state comes from another dataset, order or seed."""
@@ -41,15 +44,15 @@ class Fingerprint:
         theirs = saved.get("listing")
         if None not in (self.listing, theirs) and self.listing != theirs:
             raise StateError(
-                "this state belongs to another loader: there its dataset listed as many samples, but other files, or "
-                "these in another order (os.listdir gives any: sort what it gives). If they are the same under other "
-                "names, take 'listing' out of the state's 'fingerprint'."
+                "this state belongs to another loader: its dataset had as many samples, but listed other files or the "
+                "same files in another order. os.listdir has no fixed order: sort its result. If only the names of the "
+                "files have changed, remove 'listing' from the 'fingerprint' of the state."
             )
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
-        told = {"kind": self.kind, "length": self.length, "order": self.order, "seed": self.seed}
-        return told if self.listing is None else {**told, "listing": self.listing}
+        fields = {"kind": self.kind, "length": self.length, "order": self.order, "seed": self.seed}
+        return fields if self.listing is None else {**fields, "listing": self.listing}
 
 
 _MEANING = {"kind": "kind of dataset", "length": "dataset length", "order": "sampler", "seed": "seed"}
@@ -58,7 +61,10 @@ _MEANING = {"kind": "kind of dataset", "length": "dataset length", "order": "sam
 def pack(
     cursor: Cursor | PartitionCursor, fingerprint: Fingerprint, quarantine: Quarantine, order: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """The state as JSON values. `order` is what a foreign sampler needs to repeat this epoch's listing."""
+    """The state as JSON values.
+
+    `order` is the data by which a foreign sampler repeats its order of this epoch.
+    """
     state: dict[str, Any] = {"feedline": VERSION, "epoch": cursor.epoch, "fingerprint": fingerprint.to_json()}
     if isinstance(cursor, Cursor):
         state["position"] = cursor.position
@@ -75,7 +81,7 @@ def pack(
 
 
 def unpack_cursor(state: Mapping[str, Any], kind: str) -> Cursor | PartitionCursor:
-    """The cursor in a state; raises `StateError` naming the field that is missing or damaged."""
+    """The cursor of a state; `StateError` names a missing or damaged field."""
     epoch = _natural(state, "epoch")
     if kind != "iterable":
         delivered_ahead = [_pair(entry) for entry in _field(state, "delivered_ahead", list)]
@@ -91,7 +97,7 @@ def unpack_cursor(state: Mapping[str, Any], kind: str) -> Cursor | PartitionCurs
 
 
 def unpack_quarantine(state: Mapping[str, Any], quarantine: Quarantine) -> None:
-    """Go on counting failed samples where the state left off."""
+    """Restore the counts and the latest failed samples of a state."""
     if "skipped" not in state:
         return
     skipped = _field(state, "skipped", dict)
@@ -102,7 +108,7 @@ def unpack_quarantine(state: Mapping[str, Any], quarantine: Quarantine) -> None:
 
 
 def check_position(cursor: Cursor | PartitionCursor, sampler: Sized) -> None:
-    """Raise `StateError` where the cursor lies behind the sampler's last position."""
+    """Raise `StateError` if the cursor is past the end of the sampler."""
     try:
         length = len(sampler)
     except TypeError:  # endless
@@ -114,24 +120,25 @@ def check_position(cursor: Cursor | PartitionCursor, sampler: Sized) -> None:
 
 
 def check_version(state: Any) -> Mapping[str, Any]:
-    """The state itself, if it is one that this version of feedline can read."""
+    """The state itself; `StateError` if this version cannot read it."""
     if not isinstance(state, Mapping) or "feedline" not in state:
-        raise StateError(f"not a feedline state: expected the dict that state_dict() gives, got {_short(state)}")
+        raise StateError(f"not a feedline state: expected the dict returned by state_dict(), got {_short(state)}")
     if state["feedline"] != VERSION:
         raise StateError(f"the field 'feedline' of this state is {state['feedline']!r}; this version reads {VERSION}")
     return state
 
 
 def fingerprint_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fingerprint that the state was saved with."""
+    """The fingerprint in a state."""
     fingerprint: Mapping[str, Any] = _field(state, "fingerprint", dict)
     return fingerprint
 
 
 def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """One state out of those that the ranks of one run saved at the same step, for any other number of ranks.
+    """Merge the states that all ranks saved at the same step.
 
-    States of map-style datasets are equal on all ranks; those of partition datasets each hold their rank's partitions.
+    The result loads on any number of ranks. States of map-style datasets are equal on all ranks; those of partitioned
+    datasets each hold the partitions of their rank.
     """
     if not states:
         raise StateError("merge_states() needs at least one state")
@@ -176,11 +183,11 @@ def _natural(state: Mapping[str, Any], name: str, prefix: str = "") -> int:
 
 
 def _triple(entry: Any) -> tuple[int, int, Any]:
-    return _checked(entry, lambda: (int(entry[0]), int(entry[1]), entry[2]), "skipped.latest")
+    return _read_entry(entry, lambda: (int(entry[0]), int(entry[1]), entry[2]), "skipped.latest")
 
 
 def _pair(entry: Any) -> tuple[int, int]:
-    return _checked(entry, lambda: (int(entry[0]), int(entry[1])), "delivered_ahead")
+    return _read_entry(entry, lambda: (int(entry[0]), int(entry[1])), "delivered_ahead")
 
 
 def _partition(entry: Any) -> tuple[int, PartitionOffset]:
@@ -188,10 +195,10 @@ def _partition(entry: Any) -> tuple[int, PartitionOffset]:
         partition, batches, samples, state, ended = entry
         return int(partition), PartitionOffset(int(batches), int(samples), state, bool(ended))
 
-    return _checked(entry, read, "partitions")
+    return _read_entry(entry, read, "partitions")
 
 
-def _checked(entry: Any, read: Callable[[], T], field: str) -> T:
+def _read_entry(entry: Any, read: Callable[[], T], field: str) -> T:
     try:
         return read()
     except (TypeError, ValueError, IndexError, KeyError) as error:

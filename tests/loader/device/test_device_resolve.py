@@ -34,7 +34,7 @@ def test_what_is_no_device(device: object) -> None:
 
 @pytest.mark.usefixtures("no_cuda_build")
 def test_a_build_without_cuda() -> None:
-    message = f"device='cuda' was asked for, but torch {torch.__version__} is built without CUDA. Install"
+    message = f"device='cuda': torch {torch.__version__} is built without CUDA. Install"
     with pytest.raises(ArgumentError, match=re.escape(message)):
         target("cuda")
 
@@ -51,7 +51,7 @@ def test_a_cuda_build_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two_cuda_devices")
 def test_an_index_past_the_last_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(ArgumentError, match=r"'cuda:2' .* finds 2 CUDA devices \(CUDA_VISIBLE_DEVICES is not set\)"):
+    with pytest.raises(ArgumentError, match=r"'cuda:2': .* finds 2 CUDA devices \(CUDA_VISIBLE_DEVICES is not set\)"):
         target("cuda:2")
 
 
@@ -62,7 +62,7 @@ def test_cuda_is_copied_ahead(device: str | torch.device) -> None:
 
 
 def test_a_device_that_torch_cannot_use_here() -> None:
-    with pytest.raises(ArgumentError, match=r"device='hpu' was asked for, but torch .* cannot use it here"):
+    with pytest.raises(ArgumentError, match=r"device='hpu': torch .* cannot use it here"):
         target("hpu")
 
 

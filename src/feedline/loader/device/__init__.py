@@ -1,4 +1,4 @@
-"""The stage between the workers and the loop: page-locked memory, or a copy to the device ahead of delivery."""
+"""Stages between workers and loop: page-locking, and copies to the device."""
 
 from feedline.loader.device.backend import Backend, CudaBackend, Event
 from feedline.loader.device.copy import DeviceStage, PlainStage

@@ -1,6 +1,6 @@
-"""The seam to the accelerator: streams, events, copies and page locks; torch.cuda behind it.
+"""Interface to accelerators: streams, events, copies and page locks.
 
-The accelerator of this machine, whatever its kind; before torch 2.6, which named it first, that is CUDA or none.
+`current`, `index` and `select` use torch.accelerator; torch before 2.6 lacks it, and they know CUDA only.
 """
 
 from __future__ import annotations
@@ -16,61 +16,73 @@ PORTABLE = 1
 
 
 UNLOADING = 4
-"""cudaErrorCudartUnloading: the process is ending, and the driver has let go of everything already."""
+"""cudaErrorCudartUnloading: the process is ending, and the driver has released everything."""
 
 
 class Event(Protocol):
-    """A mark in a stream; it passes once everything enqueued there before it is done."""
+    """A mark in a stream, passed after all earlier work there."""
 
     def query(self) -> bool:
-        """Whether it has passed."""
+        """True if it has passed."""
 
     def synchronize(self) -> None:
         """Wait on the host until it has passed."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds of the device from this event to a later one; both have passed."""
+        """Milliseconds on the device to a later event; both must have passed."""
 
 
 class Backend(Protocol):
-    """What a stage asks of an accelerator. Nothing here waits for the device, `pinned` for the host's copy only."""
+    """Operations of an accelerator. None waits for the device."""
 
     @property
     def device(self) -> torch.device:
-        """Where batches go."""
+        """The device of delivered batches."""
 
     def side_stream(self) -> Any:
-        """The stream for copies: always the same one, because the allocator keeps memory per stream."""
+        """The stream for copies.
+
+        Always the same one, because torch's allocator keeps memory per stream.
+        """
 
     def current_stream(self) -> Any:
-        """The stream on which the calling thread enqueues its work."""
+        """The current stream of the calling thread."""
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Within the block `stream` is the current one."""
+        """Make `stream` the current one within the block."""
 
     def record(self, stream: Any) -> Event:
-        """A new event at the end of what is enqueued on `stream`; it can measure time."""
+        """Enqueue a new event with a timestamp on `stream`."""
 
     def wait(self, stream: Any, event: Event) -> None:
-        """What is enqueued on `stream` from now on runs after `event`."""
+        """Let work enqueued on `stream` from now on run after `event`."""
 
     def copy(self, host: torch.Tensor) -> torch.Tensor:
-        """A copy enqueued on the current stream. Page-locked memory is read later, other memory before this returns."""
+        """Enqueue a copy on the current stream.
+
+        Page-locked memory is read later and must stay unchanged; other memory is read before this returns.
+        """
 
     def record_stream(self, tensor: Any, stream: Any) -> None:
-        """When `tensor` dies, its memory is reused only after what `stream` holds by then."""
+        """Delay the reuse of a tensor's memory until `stream` has finished.
+
+        Only work enqueued before the tensor is freed counts.
+        """
 
     def is_pinned(self, host: torch.Tensor) -> bool:
-        """Whether the tensor lies in page-locked memory, ours or torch's."""
+        """True if the tensor is in page-locked memory, registered or torch's."""
 
     def pinned(self, host: torch.Tensor) -> torch.Tensor:
-        """A copy in torch's page-locked memory, which torch reuses only after copies from it have ended."""
+        """Copy a tensor to torch's page-locked memory; waits for this copy.
+
+        torch reuses that memory only after copies from it have ended.
+        """
 
     def host_register(self, address: int, nbytes: int) -> None:
-        """Lock the pages. RuntimeError when the driver refuses."""
+        """Page-lock memory; RuntimeError if the driver refuses."""
 
     def host_unregister(self, address: int) -> None:
-        """Unlock what was registered at this address."""
+        """Unlock memory registered at this address."""
 
 
 class CudaBackend:
@@ -82,7 +94,7 @@ class CudaBackend:
         self.device = torch.device(device.type, index)
 
     def side_stream(self) -> torch.cuda.Stream:
-        """One stream per device of the process."""
+        """One stream per device and process."""
         return _side_stream(self.device)
 
     def current_stream(self) -> torch.cuda.Stream:
@@ -112,11 +124,12 @@ class CudaBackend:
         tensor.record_stream(stream)
 
     def is_pinned(self, host: torch.Tensor) -> bool:
-        """The driver's answer: memory that we registered and memory of torch's allocator alike."""
+        """The driver's answer, for registered memory and for torch's."""
         return host.is_pinned()
 
     def pinned(self, host: torch.Tensor) -> torch.Tensor:
-        """`empty_like` and not `Tensor.pin_memory`: that one fails on expanded tensors."""
+        """See `Backend`."""
+        # Not Tensor.pin_memory, which fails on expanded tensors.
         return torch.empty_like(host, pin_memory=True).copy_(host)
 
     def host_register(self, address: int, nbytes: int) -> None:
@@ -148,26 +161,26 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-_NAMED: Any = getattr(torch, "accelerator", None)
+_ACCELERATOR: Any = getattr(torch, "accelerator", None)
 
 
 def current() -> str | None:
-    """The type of the current accelerator ("cuda", "mps", "xpu", ...); None without one."""
-    if _NAMED is None:
+    """The type of the current accelerator ("cuda", "mps", "xpu", ...), or None."""
+    if _ACCELERATOR is None:
         return "cuda" if torch.cuda.is_available() else None
-    return _NAMED.current_accelerator().type if _NAMED.is_available() else None
+    return _ACCELERATOR.current_accelerator().type if _ACCELERATOR.is_available() else None
 
 
 def index() -> int | None:
     """The number of the current device; None without an accelerator."""
     if current() is None:
         return None
-    return int(torch.cuda.current_device() if _NAMED is None else _NAMED.current_device_index())
+    return int(torch.cuda.current_device() if _ACCELERATOR is None else _ACCELERATOR.current_device_index())
 
 
 def select(number: int) -> None:
     """Make this device the current one of the calling thread."""
-    if _NAMED is None:
+    if _ACCELERATOR is None:
         torch.cuda.set_device(number)
     else:
-        _NAMED.set_device_index(number)
+        _ACCELERATOR.set_device_index(number)

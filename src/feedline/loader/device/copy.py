@@ -1,4 +1,7 @@
-"""Batches to the device: on a side stream ahead of delivery where there are streams, else at delivery."""
+"""Stages that copy batches to a device.
+
+Accelerators with streams get copies on a side stream ahead of delivery, other devices at delivery.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,17 @@ from feedline.loader.device.stage import (
 
 @dataclass(slots=True)
 class _Cargo:
-    """What the device reads and what it writes for one batch."""
+    """Tensors of one batch: on the host, and on the device."""
 
     host: list[Any] = field(default_factory=list)
     moved: list[Any] = field(default_factory=list)
 
 
 class _Copy(NamedTuple):
-    """One batch on the side stream. Its host tensors stay referenced until `stopped` has passed."""
+    """The copy of one batch on the side stream.
+
+    Its host tensors stay referenced until `stopped` has passed, because the device reads them until then.
+    """
 
     nbytes: int
     started: Event
@@ -42,12 +48,12 @@ class _Copy(NamedTuple):
 
 
 class DeviceStage(Closing):
-    """Copies batches to an accelerator on a side stream while the loop computes. Containers are kept.
+    """Copies batches to an accelerator on a side stream, ahead of delivery.
 
-    CPU tensors are copied from page-locked memory, by way of a page-locked copy where they do not lie in such.
-    Objects with `to` and `record_stream` join them on the side stream; objects with `to` alone, sparse tensors and
-    tensor subclasses are copied on the loop's own stream when they are started; all else stays as it is.
-    A host tensor is let go when its copy has ended: looked after at each call, without a thread.
+    Containers keep their types. CPU tensors are copied from page-locked memory; others are first copied into it.
+    Objects with `to` and `record_stream` use the side stream too. Objects with `to` alone, sparse tensors and tensor
+    subclasses are copied on the loop's own stream at `start`. Other objects stay as they are. References to host
+    tensors are dropped at the first call after their copy has ended; there is no thread.
     """
 
     def __init__(self, backend: Backend, depth_nbytes: int | None = None) -> None:
@@ -60,7 +66,7 @@ class DeviceStage(Closing):
         self._copy_s = 0.0
 
     def start(self, batch: Any) -> InFlight[tuple[Any, _Copy]]:
-        """Enqueue the copies. Waits only if as many bytes as the depth allows are still being copied."""
+        """Enqueue the copies; waits only while the depth is used up."""
         nbytes = host_nbytes(batch)
         self._make_room(nbytes)
         backend = self._backend
@@ -70,13 +76,13 @@ class DeviceStage(Closing):
             started = backend.record(side)
             try:
                 moved = map_leaves(partial(self._move, cargo, loop), batch, moves_itself)
-            finally:  # also when a leaf cannot be moved: the copies before it are under way
+            finally:  # also if a leaf cannot be moved: earlier copies already run
                 copy = _Copy(nbytes, started, backend.record(side), cargo)
                 self._held.append(copy)
         return self._flights.enter((moved, copy), nbytes)
 
     def finish(self, moving: InFlight[tuple[Any, _Copy]]) -> Any:
-        """The batch on the device; the current stream waits for its copies, the host does not."""
+        """The batch on the device; only the current stream waits for it."""
         batch, copy = self._flights.leave(moving)
         backend = self._backend
         current = backend.current_stream()
@@ -87,22 +93,22 @@ class DeviceStage(Closing):
         return batch
 
     def has_room(self) -> bool:
-        """Whether the depth allows one more batch, both undelivered ones and unfinished copies considered."""
+        """True if undelivered batches and unfinished copies leave room for a batch."""
         self._release()
         flights = self._flights
         return flights.has_room() and self._depth.allows(len(self._held), self._held_nbytes, flights.last_nbytes)
 
     def register(self, address: int, nbytes: int) -> None:
-        """Page-lock transport memory, once, so that copies from it need no staging. From any thread.
+        """Page-lock transport memory, so that copies from it need no staging.
 
-        Where the driver refuses, a warning says so and the memory is staged like any other.
+        May be called from any thread. If the driver refuses, a warning is given and the memory is staged.
         """
         try:
             self._backend.host_register(address, nbytes)
         except RuntimeError as error:
             warnings.warn(
-                f"{nbytes} bytes of transport memory could not be page-locked ({error}); batches are copied once more "
-                "on the host instead. Raise the limit of locked memory: ulimit -l, docker run --ulimit memlock=-1",
+                f"{nbytes} bytes of transport memory could not be page-locked ({error}); batches need another copy on "
+                "the host. Raise the limit of locked memory: ulimit -l, docker run --ulimit memlock=-1",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -110,7 +116,7 @@ class DeviceStage(Closing):
             self._locked[address] = nbytes
 
     def unregister(self, address: int) -> None:
-        """Undo `register` before the memory is unmapped. From any thread, finalizers included."""
+        """Undo `register`, from any thread or finalizer, before the memory is unmapped."""
         if self._locked.pop(address, None) is not None:
             self._backend.host_unregister(address)
 
@@ -127,7 +133,10 @@ class DeviceStage(Closing):
         )
 
     def close(self) -> None:
-        """Wait for every copy; then no host memory is held. Registered memory stays so until it is unregistered."""
+        """Wait for all copies and drop the references to host memory.
+
+        Registered memory stays registered until `unregister`.
+        """
         while self._held:
             self._release_oldest()
 
@@ -138,7 +147,7 @@ class DeviceStage(Closing):
     def _move(self, cargo: _Cargo, loop: Any, leaf: Any) -> Any:
         backend = self._backend
         if is_plain(leaf):
-            source = leaf if leaf.nbytes == 0 or backend.is_pinned(leaf) else self._staged(leaf)
+            source = leaf if leaf.nbytes == 0 or backend.is_pinned(leaf) else self._stage(leaf)
             moved = backend.copy(source)
         elif not hasattr(leaf, "to"):
             return leaf
@@ -151,7 +160,7 @@ class DeviceStage(Closing):
         cargo.moved.append(moved)
         return moved
 
-    def _staged(self, host: torch.Tensor) -> torch.Tensor:
+    def _stage(self, host: torch.Tensor) -> torch.Tensor:
         self._staged_nbytes += host.nbytes
         return self._backend.pinned(host)
 
@@ -173,22 +182,22 @@ class DeviceStage(Closing):
 
 
 class PlainStage(Closing):
-    """`.to(device)` at delivery, for devices without streams of their own: CPU, MPS, XPU and others."""
+    """Copies at delivery by `to(device)`, for CPU, MPS, XPU and others."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._copied_nbytes = 0
 
     def start(self, batch: Any) -> Any:
-        """The batch itself."""
+        """Return the batch itself."""
         return batch
 
     def finish(self, moving: Any) -> Any:
-        """The batch with everything that has `to` on the device."""
+        """Move all objects with `to` to the device."""
         return map_leaves(self._to, moving, moves_itself)
 
     def has_room(self) -> bool:
-        """Never: nothing is gained by starting early."""
+        """False: starting early has no effect."""
         return False
 
     def statistics(self) -> StageStatistics:
@@ -196,7 +205,7 @@ class PlainStage(Closing):
         return StageStatistics(copied_nbytes=self._copied_nbytes)
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no copies are in flight."""
 
     def _to(self, leaf: Any) -> Any:
         if not hasattr(leaf, "to"):

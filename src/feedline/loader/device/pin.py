@@ -1,4 +1,4 @@
-"""torch's `pin_memory=True`: batches in page-locked memory of torch's own allocator."""
+"""Stage for torch's `pin_memory=True`: batches in torch's page-locked memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from feedline.loader.device.stage import Closing, Depth, Flights, InFlight, Stag
 
 
 class PinStage(Closing):
-    """Copies batches into page-locked memory on one background thread, by torch's own rules for nested batches.
+    """Copies batches into page-locked memory on a background thread.
 
-    Transport slots are never handed out page-locked here: torch's allocator knows when a copy that the loop
-    enqueued from its memory has ended, and of ours it would not. The thread lives from `start` to `close`.
+    Nested batches follow torch's rules. Transport slots are not page-locked in place: torch's allocator knows when
+    copies from its own memory have ended, but not when copies from a slot have.
+    The thread lives from `start` to `close`.
     """
 
     def __init__(self, depth_nbytes: int | None = None, pin: Callable[[Any], Any] = pin_memory) -> None:
@@ -30,18 +31,21 @@ class PinStage(Closing):
     def start(self, batch: Any) -> InFlight[Future[Any]]:
         """Hand the batch to the thread."""
         if self._thread is None:
-            self._thread = _pinning_thread()
+            self._thread = _start_thread()
         nbytes = host_nbytes(batch)
         self._copied_nbytes += nbytes
         return self._flights.enter(self._thread.submit(self._pin, batch), nbytes)
 
     def finish(self, moving: InFlight[Future[Any]]) -> Any:
-        """The page-locked batch; waits for the thread. Raises what `pin_memory` of a custom type raised."""
+        """Wait for the page-locked batch.
+
+        Raises the exceptions of `pin_memory` methods of custom types.
+        """
         future = self._flights.leave(moving)
         try:
             return future.result()
         except Exception as error:
-            error.add_note("feedline: while the batch was copied to page-locked memory (pin_memory=True)")
+            error.add_note("feedline: while copying the batch to page-locked memory (pin_memory=True)")
             raise
 
     def has_room(self) -> bool:
@@ -54,17 +58,20 @@ class PinStage(Closing):
         return StageStatistics(len(flights), flights.nbytes, flights.peak_nbytes, self._copied_nbytes)
 
     def close(self) -> None:
-        """Join the thread, after what it was given; another iterator may still wait for that."""
+        """Join the thread after its submitted work.
+
+        Another iterator may still wait for that work.
+        """
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown()
 
 
-def _pinning_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, "feedline-pin", initializer=partial(_enter, backend.index()))
+def _start_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "feedline-pin", initializer=partial(_init_thread, backend.index()))
 
 
-def _enter(index: int | None) -> None:
-    torch.set_num_threads(1)  # of this thread alone: copies of large tensors leave the other cores to the workers
+def _init_thread(index: int | None) -> None:
+    torch.set_num_threads(1)  # for this thread only: copies of large tensors must not take the workers' cores
     if index is not None:
         backend.select(index)

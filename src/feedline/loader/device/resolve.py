@@ -1,4 +1,4 @@
-"""From the arguments `device=` and `pin_memory=` to a stage."""
+"""Choice of a stage from the arguments `device` and `pin_memory`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Device = str | int | torch.device
 
 
 def target(device: Device) -> torch.device:
-    """The device, once it is known to be usable. ArgumentError says what was found and what to do."""
+    """Check that a device is usable and return it; ArgumentError otherwise."""
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -36,10 +36,10 @@ def target(device: Device) -> torch.device:
 def open_stage(
     device: Device | None = None, *, pin_memory: bool = False, depth_nbytes: int | None = None
 ) -> Stage | None:
-    """The stage that these arguments ask for; None where the loop gets batches as the workers made them.
+    """The stage for these arguments, or None without one.
 
-    `device` goes before `pin_memory`: batches that arrive on a device need no page-locked memory of their own.
-    As in torch, `pin_memory` without an accelerator is a warning and nothing else.
+    `device` takes precedence over `pin_memory`: delivered batches are on the device then. As in torch, `pin_memory`
+    without an accelerator only warns.
     """
     if device is not None:
         wanted = target(device)
@@ -48,14 +48,14 @@ def open_stage(
 
 
 def _can_pin() -> bool:
-    found = backend.current()
-    if found is None:
+    accelerator = backend.current()
+    if accelerator is None:
         reason = "no accelerator is found, then device pinned memory won't be used."
-    elif found == "mps":
+    elif accelerator == "mps":
         reason = "not supported on MPS now, device pinned memory won't be used."
     else:
         return True
-    # Word for word what torch says, for those who filter it.
+    # The same words as torch's, because users filter this warning.
     warnings.warn(f"'pin_memory' argument is set as true but {reason}", stacklevel=3)
     return False
 
@@ -63,16 +63,16 @@ def _can_pin() -> bool:
 def _check_cuda(wanted: torch.device) -> None:
     if torch.version.cuda is None and torch.version.hip is None:
         raise ArgumentError(
-            f"device='{wanted}' was asked for, but torch {torch.__version__} is built without CUDA. Install a CUDA "
+            f"device='{wanted}': torch {torch.__version__} is built without CUDA. Install a CUDA "
             "build of torch (https://pytorch.org/get-started/locally), or leave device=None."
         )
-    found = torch.cuda.device_count()
-    if not torch.cuda.is_available() or found <= (wanted.index or 0):
+    devices = torch.cuda.device_count()
+    if not torch.cuda.is_available() or devices <= (wanted.index or 0):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         seen = "is not set" if visible is None else f"is {visible!r}"
         raise ArgumentError(
-            f"device='{wanted}' was asked for, but torch {torch.__version__} finds {found} CUDA devices "
-            f"(CUDA_VISIBLE_DEVICES {seen}). Pass a device below that number, look at nvidia-smi, or leave device=None."
+            f"device='{wanted}': torch {torch.__version__} finds {devices} CUDA devices "
+            f"(CUDA_VISIBLE_DEVICES {seen}). Pass a device number below that, check nvidia-smi, or leave device=None."
         )
 
 
@@ -81,7 +81,7 @@ def _check_other(wanted: torch.device) -> None:
         torch.empty(0, device=wanted)
     except (RuntimeError, NotImplementedError, AssertionError, ModuleNotFoundError) as error:
         raise ArgumentError(
-            f"device='{wanted}' was asked for, but torch {torch.__version__} cannot use it here: "
+            f"device='{wanted}': torch {torch.__version__} cannot use it here: "
             f"{_first_line(error)}. Leave device=None to get batches in host memory."
         ) from error
 

@@ -1,4 +1,4 @@
-"""What every stage ahead of delivery has in common: two acts per batch, a bound, and numbers."""
+"""The stage protocol, and parts shared by all stages."""
 
 from __future__ import annotations
 
@@ -12,56 +12,62 @@ import torch
 from feedline.core.tree import leaves
 
 DEFAULT_BATCHES = 2
-"""Batches under way where no bound in bytes is given: one that is copied while the loop computes, and the one due."""
+"""Batches in flight without a limit in bytes: the one due, and one copied while the loop computes."""
 
 
 class Stage(Protocol):
-    """What happens to a finished batch before the loop gets it. For one thread; it may be used again after `close`."""
+    """A step between workers and loop, in two calls per batch.
+
+    To be used by one thread. It may be used again after `close`.
+    """
 
     def start(self, batch: Any) -> Any:
-        """Begin to move the batch, without waiting for the end of it; the caller may drop `batch`."""
+        """Start to move a batch without waiting; the caller may drop `batch`."""
 
     def finish(self, moving: Any) -> Any:
-        """The moved batch, ready for the work that the calling thread enqueues from now on."""
+        """The moved batch, ready for work enqueued by the calling thread."""
 
     def has_room(self) -> bool:
-        """Whether another batch may be started before the one that is due is delivered."""
+        """True if another batch may be started before the next delivery."""
 
     def statistics(self) -> StageStatistics:
-        """Batches and bytes, as of the last call; any thread may ask."""
+        """Batches and bytes as of the last call; callable from any thread."""
 
     def close(self) -> None:
-        """Wait for what is under way and let go of it. May be called more than once."""
+        """Wait for batches in flight and release them; may be called repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageStatistics:
-    """A moment's picture of a stage."""
+    """Current figures of a stage."""
 
     in_flight: int = 0
-    """Batches started and not delivered yet."""
+    """Batches started and not yet delivered."""
     in_flight_nbytes: int = 0
-    """Their bytes."""
+    """Bytes of them."""
     peak_nbytes: int = 0
-    """The most bytes that were ever in flight."""
+    """Maximum of `in_flight_nbytes` so far."""
     copied_nbytes: int = 0
-    """Bytes moved since the stage was made; on a device, those of copies that have ended."""
+    """Bytes moved so far; on a device, only those of finished copies."""
     staged_nbytes: int = 0
-    """Bytes that were not page-locked and had to be copied once more on the host."""
+    """Bytes first copied on the host, because they were not page-locked."""
     registered_nbytes: int = 0
-    """Transport memory that is page-locked at the moment."""
+    """Transport memory now page-locked."""
     copy_s: float = 0.0
-    """Seconds that the device spent on copies that have ended."""
+    """Seconds the device spent on finished copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How much may be under way at once: `nbytes`, or two batches where that is None; one batch always may."""
+    """Limit of batches in flight: `nbytes`, or two batches if None.
+
+    One batch is always allowed.
+    """
 
     nbytes: int | None = None
 
     def allows(self, batches: int, nbytes: int, more: int) -> bool:
-        """Whether `more` bytes may join `batches` batches of `nbytes` bytes together."""
+        """True if `more` bytes fit in after `batches` of `nbytes` in total."""
         if batches == 0:
             return True
         return batches < DEFAULT_BATCHES if self.nbytes is None else nbytes + more <= self.nbytes
@@ -72,14 +78,17 @@ Moving = TypeVar("Moving")
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class InFlight(Generic[Moving]):
-    """A batch between `start` and `finish`. Dropping it abandons the batch."""
+    """A batch between `start` and `finish`; dropping it abandons the batch."""
 
     moving: Moving
     nbytes: int
 
 
 class Flights(Generic[Moving]):
-    """The batches of one stage that are under way; one that is dropped before `finish` leaves by itself."""
+    """Batches in flight in one stage.
+
+    Held by weak references: a batch dropped before `finish` no longer counts.
+    """
 
     def __init__(self, depth: Depth) -> None:
         self._depth = depth
@@ -92,12 +101,12 @@ class Flights(Generic[Moving]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes under way."""
-        alive = (flight() for flight in self._flights.copy())  # a copy: other threads may ask
+        """Bytes in flight."""
+        alive = (flight() for flight in self._flights.copy())  # a copy: other threads read statistics
         return sum(flight.nbytes for flight in alive if flight is not None)
 
     def enter(self, moving: Moving, nbytes: int) -> InFlight[Moving]:
-        """Count a batch in."""
+        """Add a batch."""
         flight = InFlight(moving, nbytes)
         self._flights.add(ref(flight, self._flights.discard))
         self.last_nbytes = nbytes
@@ -105,12 +114,12 @@ class Flights(Generic[Moving]):
         return flight
 
     def leave(self, flight: InFlight[Moving]) -> Moving:
-        """Count it out."""
+        """Remove a batch and return its content."""
         self._flights.discard(ref(flight))
         return flight.moving
 
     def has_room(self) -> bool:
-        """Whether the depth allows one more batch, if it is as large as the last one."""
+        """True if the depth allows another batch as large as the last."""
         return self._depth.allows(len(self), self.nbytes, self.last_nbytes)
 
 
@@ -129,15 +138,16 @@ class Closing:
 
 
 def moves_itself(node: Any) -> bool:
-    """Whether this is to be moved by its own `to`, container or not: a PackedSequence, a TensorDict.
+    """True for objects moved as a whole by their own `to`.
 
-    Dictionaries with a `to`, such as the batches of Hugging Face's tokenizers, are walked like any other.
+    Examples are PackedSequence and TensorDict. Dictionaries with a `to` but no `record_stream`, such as batches of
+    Hugging Face's tokenizers, are traversed like any other.
     """
     return hasattr(node, "to") and (hasattr(node, "record_stream") or not isinstance(node, (dict, UserDict)))
 
 
 def is_plain(leaf: Any) -> bool:
-    """Whether this is a CPU tensor that is one block of memory: no subclass, not sparse, not nested."""
+    """True for plain strided CPU tensors: no subclass, not sparse, not nested."""
     return (
         type(leaf) in (torch.Tensor, torch.nn.Parameter)
         and leaf.is_cpu
@@ -147,5 +157,5 @@ def is_plain(leaf: Any) -> bool:
 
 
 def host_nbytes(batch: Any) -> int:
-    """Bytes of the plain CPU tensors of a batch."""
+    """Bytes of the plain CPU tensors in a batch."""
     return sum(leaf.nbytes for leaf in leaves(batch) if is_plain(leaf))

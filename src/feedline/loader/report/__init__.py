@@ -1,4 +1,7 @@
-"""What the spans mean: totals, a verdict in words, and exporters. Pure: nothing here reads, writes or waits."""
+"""Reports from spans: totals, a verdict in words, and exporters.
+
+All functions are pure.
+"""
 
 from feedline.loader.report.stats import Context, StageTimes, Stats, Totals
 from feedline.loader.report.verdict import Verdict, diagnose

@@ -1,4 +1,7 @@
-"""One function per cause of waiting: the first of `IN_ORDER` that recognizes itself in the figures explains them."""
+"""Causes of waiting, one function each.
+
+The first function of `IN_ORDER` that returns a cause explains the figures.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +11,43 @@ from dataclasses import dataclass
 from feedline.loader.report.stats import Figures, StageTimes, count, seconds, share, size
 
 WAITS = 0.05
-"""A loop that waits for less than this share of its time is not bound by its data."""
+"""Waiting share below which a loop is not bound by its data."""
 
 
 COPYING = 0.8
-"""A device that copies for this share of the time can hardly copy more."""
+"""Copying share from which a device can hardly copy more."""
 
 
 BUSY = 0.5
-"""Workers that are idle for more than half of the time are not what a loop waits for."""
+"""Busy share below which workers are not the cause of waiting."""
 
 
 STRAGGLING = 5.0
-"""How many times the median makes a batch a straggler."""
+"""Multiple of the median time from which a batch is a straggler."""
 
 
 STRAGGLER_BATCHES = 10
-"""Batches before which one slow one proves nothing."""
+"""Batches below which a single slow one proves nothing."""
 
 
 TINY_S = 2e-3
-"""A batch that is built faster than this is not worth sending between processes."""
+"""Building time below which sending a batch between processes does not pay."""
 
 
 SENDING = 0.4
-"""The share of a batch's building from which preparing it for the training process is what limits."""
+"""Share of "encode" in the building time from which it is the limit."""
 
 
 BARE = 0.01
-"""A step shorter than this share of the building is no training step."""
+"""Step time, as a share of the building time, below which the loop does not train."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a loop waits; `conclusion` completes the sentence that says for how long."""
+    """A cause of waiting, with advice.
+
+    `conclusion` completes the headline, the sentence with the waiting share.
+    """
 
     stage: str
     explanation: str
@@ -50,7 +56,7 @@ class Cause:
 
 
 def copy_bound(figures: Figures) -> Cause | None:
-    """The device is busy with copies all the time: the loop's own steps wait for them on the device."""
+    """The device copies all the time, and the steps wait there."""
     stats = figures.stats
     if figures.context.device is None or figures.copying_share < COPYING:
         return None
@@ -64,12 +70,12 @@ def copy_bound(figures: Figures) -> Cause | None:
 
 
 def not_data_bound(figures: Figures) -> Cause | None:
-    """The loop's own step takes the time."""
+    """The loop's own step takes most of the time."""
     if figures.stats.wait_share >= WAITS:
         return None
     explanation = (
         f"Its own step takes {seconds(figures.step_s)} per batch; building a batch takes {seconds(figures.work_s)}"
-        f"{_where(figures)}."
+        f"{_on_workers(figures)}."
     )
     advice = ["Make the step itself faster; faster data would not be noticed."]
     if 0 < figures.needed < figures.workers - 1:
@@ -78,7 +84,7 @@ def not_data_bound(figures: Figures) -> Cause | None:
 
 
 def startup(figures: Figures) -> Cause | None:
-    """What the loop waited for was mostly the first batch."""
+    """Most of the waiting was for the first batch."""
     stats = figures.stats
     lately = f"since then it has waited {share(figures.later_wait_share)} of the time"
     if figures.later_wait_share >= WAITS and (figures.later >= STRAGGLER_BATCHES or 2 * stats.startup_s < stats.wait_s):
@@ -91,12 +97,12 @@ def startup(figures: Figures) -> Cause | None:
         return Cause("startup", explanation, ("Open files and connections once, not per sample.",))
     advice = ["If there are several epochs: persistent_workers=True starts the workers once."]
     if figures.context.pool.needs_pickle:
-        advice.append("Let the dataset open and load late, in __getitem__: less travels to the workers.")
+        advice.append("Let the dataset open and load late, in __getitem__: less is sent to the workers.")
     return Cause("startup", explanation, tuple(advice))
 
 
 def transfer_bound(figures: Figures) -> Cause | None:
-    """The training process itself is busy with receiving."""
+    """The training process is busy with receiving."""
     if figures.inline or figures.main_s < BUSY * figures.period_s:
         return None
     stage = figures.main_stage
@@ -108,7 +114,7 @@ def transfer_bound(figures: Figures) -> Cause | None:
 
 
 def straggler(figures: Figures) -> Cause | None:
-    """The workers could keep up, but now and then one batch takes very long, and the others wait behind it."""
+    """The workers could keep up, but single slow batches delay the others."""
     slow = _slowest(figures)
     if figures.inline or slow is None or figures.stats.batches < STRAGGLER_BATCHES:
         return None
@@ -128,7 +134,7 @@ def straggler(figures: Figures) -> Cause | None:
 
 
 def process_overhead(figures: Figures) -> Cause | None:
-    """Batches are so cheap that crossing a process border costs more than building them."""
+    """Sending batches between processes costs more than building them."""
     if not figures.context.pool.needs_pickle or figures.inline or figures.work_s >= TINY_S:
         return None
     if figures.busy_share >= BUSY and figures.share_of_work("encode") < SENDING:
@@ -137,12 +143,12 @@ def process_overhead(figures: Figures) -> Cause | None:
         f"A batch takes only {seconds(figures.work_s)} to build, less than sending it from one process to another "
         f"costs; the workers are idle {share(1 - figures.busy_share)} of the time."
     )
-    advice = ["num_workers=0 or worker_method='thread' spares the crossing.", *_many_at_once(figures)]
+    advice = ["num_workers=0 or worker_method='thread' avoids that cost.", *_many_at_once(figures)]
     return Cause("overhead", explanation, tuple(advice))
 
 
 def encode_bound(figures: Figures) -> Cause | None:
-    """The workers spend their time on packing batches for the training process."""
+    """The workers spend most of their time on packing batches."""
     if figures.share_of_work("encode") < SENDING or figures.busy_share < BUSY:
         return None
     explanation = (
@@ -153,7 +159,7 @@ def encode_bound(figures: Figures) -> Cause | None:
 
 
 def too_many_workers(figures: Figures) -> Cause | None:
-    """More workers than CPUs take turns, and take time from the training process."""
+    """More workers than CPUs share the time with the training process."""
     context = figures.context
     if figures.workers <= context.cpus or figures.busy_share < BUSY:
         return None
@@ -166,7 +172,7 @@ def too_many_workers(figures: Figures) -> Cause | None:
 
 
 def built_inline(figures: Figures) -> Cause | None:
-    """The training process builds every batch itself, while the device has nothing to do."""
+    """The training process builds every batch itself."""
     if not figures.inline:
         return None
     stage = figures.building_stage
@@ -182,16 +188,16 @@ def built_inline(figures: Figures) -> Cause | None:
 
 
 def too_few_workers(figures: Figures) -> Cause | None:
-    """The workers are busy, and do not keep up."""
+    """The workers are busy and do not keep up."""
     if figures.busy_share < BUSY:
         return None
     stage = figures.building_stage
-    explanation = f"{_sentence(_cost(figures, stage))} on {count(figures.workers, 'worker')}; {_demand(figures)}."
+    explanation = f"{_capitalize(_cost(figures, stage))} on {count(figures.workers, 'worker')}; {_demand(figures)}."
     return Cause(stage, explanation, (_workers_hint(figures), *_cheaper(figures, stage)))
 
 
 def irregular(figures: Figures) -> Cause:
-    """The workers could keep up; what they deliver comes at the wrong time."""
+    """The workers could keep up, but batches or steps vary in length."""
     explanation = (
         f"The workers were busy only {share(figures.busy_share)} of the time, and still the loop waited: batches or "
         "steps of very different length, or other work on the same CPUs."
@@ -213,14 +219,14 @@ IN_ORDER: tuple[Callable[[Figures], Cause | None], ...] = (
     too_few_workers,
     irregular,
 )
-"""What excludes the others comes first; the last one always fits."""
+"""A cause that excludes others comes before them; the last one always fits."""
 
 
-def _where(figures: Figures) -> str:
+def _on_workers(figures: Figures) -> str:
     return "" if figures.inline else f" on {count(figures.workers, 'worker')}"
 
 
-def _sentence(text: str) -> str:
+def _capitalize(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
@@ -258,7 +264,7 @@ def _cheaper(figures: Figures, stage: str) -> tuple[str, ...]:
     if stage == "collate":
         hint = (
             "Let the dataset return arrays or tensors, and collate_fn only stack or pad them (feedline.collate); work "
-            "on single samples belongs into __getitem__."
+            "on single samples belongs in __getitem__."
         )
         return (hint,)
     if stage != "fetch":
@@ -289,21 +295,21 @@ def _fewer_bytes(figures: Figures) -> tuple[str, ...]:
 
 def _fewer_objects(figures: Figures) -> tuple[str, ...]:
     advice = [
-        "Return tensors or NumPy arrays, few and large: they cross without a copy, Python objects one by one.",
+        "Return tensors or NumPy arrays, few and large: they are sent without a copy, Python objects one by one.",
         "Send fewer bytes: uint8 instead of float32, and convert on the device.",
     ]
     if figures.context.pool.needs_pickle:
-        advice.append("worker_method='thread' crosses no border, if the dataset allows it.")
+        advice.append("worker_method='thread' sends nothing between processes, if the dataset is thread-safe.")
     return tuple(advice)
 
 
 def _slowest(figures: Figures) -> tuple[str, StageTimes] | None:
-    found = [
+    slow = [
         (stage, times)
         for stage, times in figures.stats.stages.items()
         if times.in_workers
         and times.max_s >= STRAGGLING * times.median_s > 0
-        # what does not even hold up one whole batch is no reason to wait
+        # A delay shorter than one batch holds up nothing.
         and times.max_s - times.median_s >= figures.work_s
     ]
-    return max(found, key=lambda item: item[1].max_s, default=None)
+    return max(slow, key=lambda item: item[1].max_s, default=None)

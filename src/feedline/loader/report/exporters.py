@@ -1,6 +1,6 @@
-"""`Stats` in Prometheus' text format: for whatever serves `/metrics`.
+"""Exporters: `Stats` as Prometheus text, spans as a Chrome trace.
 
-Spans as a Chrome trace: for chrome://tracing and Perfetto.
+The trace is read by chrome://tracing and Perfetto.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ class _Metric(NamedTuple):
 
 
 def exposition(stats: Stats, labels: Mapping[str, str] | None = None) -> str:
-    """The metrics of one loader, each sample with `labels` (say, rank and loader name).
+    """The metrics of one loader, with `labels` on each sample.
+
+    Labels are, for example, the rank and the loader's name.
 
     Source: https://prometheus.io/docs/instrumenting/exposition_formats (text format 0.0.4).
     """
@@ -36,15 +38,20 @@ def exposition(stats: Stats, labels: Mapping[str, str] | None = None) -> str:
 
 def _metrics(stats: Stats) -> Iterable[_Metric]:
     return (
-        _Metric("feedline_batches_total", "counter", "Batches that the loop has received.", stats.batches),
-        _Metric("feedline_samples_total", "counter", "Samples that the loop has received.", stats.samples),
-        _Metric("feedline_wait_seconds_total", "counter", "Time in which the loop waited for batches.", stats.wait_s),
-        _Metric("feedline_step_seconds_total", "counter", "Time that the loop took between batches.", stats.step_s),
+        _Metric("feedline_batches_total", "counter", "Batches received by the loop.", stats.batches),
+        _Metric("feedline_samples_total", "counter", "Samples received by the loop.", stats.samples),
+        _Metric("feedline_wait_seconds_total", "counter", "Time the loop waited for batches.", stats.wait_s),
+        _Metric("feedline_step_seconds_total", "counter", "Time the loop took between batches.", stats.step_s),
         _Metric("feedline_restarts_total", "counter", "Workers that died and were replaced.", stats.restarts),
         _Metric("feedline_skipped_total", "counter", "Samples left out or replaced after an error.", stats.skipped),
-        _Metric("feedline_workers", "gauge", "Workers that are alive.", stats.workers),
-        _Metric("feedline_in_flight_bytes", "gauge", "Batches on their way or kept.", stats.in_flight_nbytes),
-        _Metric("feedline_arena_bytes", "gauge", "Transport memory of the workers.", stats.arena_nbytes),
+        _Metric("feedline_workers", "gauge", "Live workers.", stats.workers),
+        _Metric(
+            "feedline_in_flight_bytes",
+            "gauge",
+            "Bytes of batches in flight or held by the loop.",
+            stats.in_flight_nbytes,
+        ),
+        _Metric("feedline_arena_bytes", "gauge", "Bytes of transport memory of the workers.", stats.arena_nbytes),
     )
 
 
@@ -57,25 +64,26 @@ def _head(name: str, kind: str, text: str) -> list[str]:
 
 
 def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
-    inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+    inner = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
     return f"{name}{{{inner}}} {value!r}" if inner else f"{name} {value!r}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def trace_events(spans: Iterable[Span], *, process: int = 0) -> list[dict[str, Any]]:
-    """Trace events, to be written as JSON: one row per worker, one block per span, microseconds since boot.
+    """Chrome trace events: a row per worker, a block per span.
 
-    `process` groups the rows: give each rank its own number to lay their traces side by side.
+    The events are JSON values; times are microseconds since boot. `process` groups the rows: with the rank as its
+    value, traces of several ranks can be merged.
     """
     spans = list(spans)
     workers = sorted({span.worker for span in spans})
-    return [_named(worker, process) for worker in workers] + [_block(span, process) for span in spans]
+    return [_row_name(worker, process) for worker in workers] + [_block(span, process) for span in spans]
 
 
-def _named(worker: int, process: int) -> dict[str, Any]:
+def _row_name(worker: int, process: int) -> dict[str, Any]:
     name = "training loop" if worker == MAIN else f"worker {worker}"
     return {"ph": "M", "name": "thread_name", "pid": process, "tid": worker + 1, "args": {"name": name}}
 

@@ -1,8 +1,6 @@
-"""Sums over the spans of many batches, cheap enough to be kept always.
+"""Statistics of a loader: totals of spans, derived figures, formatting.
 
-The few numbers that decide what limits a loop.
-
-Numbers as an engineer writes them down.
+Adding a span is cheap, so totals are always kept.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from feedline.workers.base import PoolKind
 from feedline.workers.registry import INLINE
 
 RECENT = 256
-"""Batches whose spans are kept, for medians and exporters."""
+"""Number of latest batches whose spans are kept, for medians and exporters."""
 
 
 _LOOP = ("wait", "step")
@@ -27,84 +25,87 @@ _LOOP = ("wait", "step")
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """How long one stage took."""
+    """Times of one stage."""
 
     count: int
-    """How often it was timed: once per batch, more often where a batch is built in parts."""
+    """Number of spans: one per batch, more where a batch is built in parts."""
     total_s: float
-    """Summed over all workers, so it may exceed the wall time."""
+    """Sum over all workers; may exceed the wall time."""
     median_s: float
-    """Of the recent times."""
+    """Median of the recent spans."""
     max_s: float
     workers: tuple[int, ...]
-    """Where it ran; -1 is the training process itself."""
+    """Numbers of the workers it ran on; -1 is the training process."""
 
     @property
     def mean_s(self) -> float:
-        """Seconds each time."""
+        """Mean seconds per span."""
         return self.total_s / self.count if self.count else 0.0
 
     @property
     def in_workers(self) -> bool:
-        """Whether it ran on workers, not in the training process alone."""
+        """True if the stage ran on workers."""
         return self.workers[-1:] > (MAIN,)
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a loader has done since its iteration began: what `loader.stats()` returns."""
+    """Statistics of the current iteration, returned by `loader.stats()`."""
 
     batches: int = 0
-    """Batches that the loop has received."""
+    """Batches received by the loop."""
     samples: int = 0
-    """Samples in them; 0 where their number is not known."""
+    """Samples in them; 0 where their number is unknown."""
     wall_s: float = 0.0
-    """Seconds that the loop spent waiting and computing; `wait_s + step_s`."""
+    """Seconds of waiting and computing, `wait_s + step_s`."""
     wait_s: float = 0.0
-    """Seconds of it in which the loop waited for a batch."""
+    """Seconds the loop waited for batches."""
     startup_s: float = 0.0
-    """Seconds of `wait_s` that were spent on the first batch."""
+    """Seconds of `wait_s` before the first batch."""
     step_s: float = 0.0
-    """Seconds that the loop itself took between batches."""
+    """Seconds of the loop's own work between batches."""
     stages: Mapping[str, StageTimes] = field(default_factory=dict)
-    """The times of "sample", "fetch", "collate", "encode", "decode" and other stages, as far as they ran."""
+    """Times of the stages that ran: "sample", "fetch", "collate", "encode", "decode" and others."""
     in_flight_nbytes: int = 0
-    """Bytes of batches that are on their way, or still kept by the loop."""
+    """Bytes of batches in flight, or still held by the loop."""
     arena_nbytes: int = 0
-    """Bytes of transport memory that the workers hold."""
+    """Bytes of transport memory of the workers."""
     copied_nbytes: int = 0
     """Bytes copied to the device, or to page-locked memory."""
     staged_nbytes: int = 0
-    """Those of them that were copied once more on the host, because they did not lie in page-locked memory."""
+    """Bytes of them first copied on the host, because they were not in page-locked memory."""
     copy_s: float = 0.0
-    """Seconds that the device spent on copies."""
+    """Seconds the device spent on copies."""
     restarts: int = 0
     """Workers that died and were replaced."""
     skipped: int = 0
     """Samples that failed and were left out or replaced."""
     workers: int = 0
-    """Workers that are alive."""
+    """Live workers."""
     stores: StoreStatistics = field(default_factory=StoreStatistics)
-    """Requests, retries, bytes and cache hits of all stores of this process and its workers meanwhile."""
+    """Requests, retries, bytes and cache hits of all stores of this process and its workers."""
 
     @property
     def samples_per_s(self) -> float:
-        """Samples that the loop received per second of wall time."""
+        """Samples per second of wall time."""
         return self.samples / self.wall_s if self.wall_s else 0.0
 
     @property
     def batches_per_s(self) -> float:
-        """Batches that the loop received per second of wall time."""
+        """Batches per second of wall time."""
         return self.batches / self.wall_s if self.wall_s else 0.0
 
     @property
     def wait_share(self) -> float:
-        """The share of the wall time in which the loop waited, 0 to 1."""
+        """Waiting time as a share of the wall time, 0 to 1."""
         return self.wait_s / self.wall_s if self.wall_s else 0.0
 
 
 class Totals:
-    """Count, sum and maximum of every stage on every worker. One thread adds; any thread may read."""
+    """Count, sum and maximum of spans, by stage and worker.
+
+    One thread adds; any thread may read.
+    """
 
     def __init__(self, recent: int = RECENT) -> None:
         self._cells: dict[tuple[str, int], list[int]] = {}
@@ -114,9 +115,9 @@ class Totals:
         self.samples = 0
 
     def add(self, spans: Sequence[SpanTuple], samples: int = 0) -> None:
-        """Count one delivered batch; `spans` is kept for a while and must not change."""
+        """Count one delivered batch; `spans` is kept and must not change."""
         if not self.batches:
-            spans = self._begun(spans)
+            spans = self._begin(spans)
         cells = self._cells
         for stage, start_ns, stop_ns, worker in spans:
             elapsed_ns = stop_ns - start_ns
@@ -139,7 +140,10 @@ class Totals:
         return [[Span(*timed) for timed in spans] for spans in self._recent.copy()]
 
     def stats(self) -> Stats:
-        """The totals so far. What others know (bytes, workers, skips) is put in with `dataclasses.replace`."""
+        """The totals so far.
+
+        Bytes, workers and skips are 0: their owners set them by `dataclasses.replace`.
+        """
         stages = self.stages()
         wait_s, step_s = (stages[stage].total_s if stage in stages else 0.0 for stage in _LOOP)
         return Stats(
@@ -153,15 +157,18 @@ class Totals:
         )
 
     def stages(self) -> dict[str, StageTimes]:
-        """The times of each stage over all workers, "wait" and "step" included."""
+        """The times of each stage over all workers, including "wait" and "step"."""
         cells: dict[str, list[tuple[int, list[int]]]] = {}
         for (stage, worker), cell in list(self._cells.copy().items()):
             cells.setdefault(stage, []).append((worker, cell))
         recent = _elapsed_ns(self._recent.copy())
-        return {stage: _times(found, recent.get(stage, ())) for stage, found in cells.items()}
+        return {stage: _times(parts, recent.get(stage, ())) for stage, parts in cells.items()}
 
-    def _begun(self, spans: Sequence[SpanTuple]) -> Sequence[SpanTuple]:
-        """The first batch: its wait is the start-up, and no step of the loop has gone before it."""
+    def _begin(self, spans: Sequence[SpanTuple]) -> Sequence[SpanTuple]:
+        """Count the wait for the first batch as start-up time.
+
+        Its step is dropped: no step of the loop precedes the first batch.
+        """
         self._startup_ns = sum(stop_ns - start_ns for stage, start_ns, stop_ns, _ in spans if stage == "wait")
         return [timed for timed in spans if timed[0] != "step"]
 
@@ -186,31 +193,34 @@ def _times(cells: list[tuple[int, list[int]]], recent_ns: Sequence[int]) -> Stag
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """How the loader was set up: what a remedy has to be phrased in."""
+    """Setup of the loader, for the advice of a verdict."""
 
     dataset: str = "the dataset"
-    """Its class."""
+    """Its class name."""
     pool: PoolKind = INLINE
     """The kind of pool that builds the batches."""
     num_workers: int = 0
     prefetch_factor: int = 2
     cpus: int = 1
-    """CPUs that this process may use."""
+    """CPUs available to this process."""
     many_at_once: bool = False
-    """Whether the dataset gives many samples per call (`__getitems__`, `read_batch`)."""
+    """True if the dataset returns many samples per call (`__getitems__`, `read_batch`)."""
     device: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What follows from the sums; every share lies between 0 and 1 and nothing divides by zero."""
+    """Figures derived from the totals, per batch or as shares.
+
+    Shares lie between 0 and 1. Where totals are zero, so are the figures.
+    """
 
     stats: Stats
     context: Context
 
     @property
     def later(self) -> int:
-        """Batches after the first, whose wait is the start-up."""
+        """Number of batches after the first, whose wait counts as start-up."""
         return max(self.stats.batches - 1, 0)
 
     @property
@@ -220,59 +230,59 @@ class Figures:
 
     @property
     def period_s(self) -> float:
-        """Seconds from batch to batch once the loader runs."""
+        """Seconds from batch to batch, after the first."""
         return _each(self.stats.wall_s - self.stats.startup_s, self.later)
 
     @property
     def later_wait_share(self) -> float:
-        """The share of the time after the first batch in which the loop waited."""
+        """Waiting time as a share of the time after the first batch."""
         return _share(self.stats.wait_s - self.stats.startup_s, self.stats.wall_s - self.stats.startup_s)
 
     @property
     def work_s(self) -> float:
-        """Seconds that building one batch takes, wherever it is built."""
+        """Seconds to build one batch, wherever it is built."""
         return _each(sum(times.total_s for times in self._building()), self.stats.batches)
 
     @property
     def main_s(self) -> float:
-        """Seconds per batch that the training process itself spends on the way, when it has workers."""
+        """Seconds per batch of the training process for receiving; 0 without workers."""
         ours = (times.total_s for times in self.stats.stages.values() if not times.in_workers)
         return 0.0 if self.inline else _each(sum(ours), self.stats.batches)
 
     @property
     def inline(self) -> bool:
-        """Whether the training process builds the batches itself."""
+        """True if the training process builds the batches itself."""
         return not any(times.in_workers for times in self.stats.stages.values())
 
     @property
     def workers(self) -> int:
-        """Workers that share the building: what was asked for, or what was seen at work."""
+        """Number of workers: `num_workers`, or those seen at work if more."""
         seen = {worker for times in self.stats.stages.values() for worker in times.workers if worker >= 0}
         return 0 if self.inline else max(self.context.num_workers, len(seen), 1)
 
     @property
     def busy_share(self) -> float:
-        """The share of their time that the workers spent on batches that were delivered."""
+        """Share of the workers' time spent on delivered batches."""
         return min(1.0, _share(self.work_s, self.workers * self.period_s))
 
     @property
     def copying_share(self) -> float:
-        """The share of the time in which the device copied."""
+        """Copying time of the device as a share of the wall time."""
         return _share(self.stats.copy_s, self.stats.wall_s)
 
     @property
     def needed(self) -> int:
-        """Workers that could keep up with the loop, at the present cost of a batch; 0: no number could."""
+        """Workers needed to keep up with the loop; 0 if none suffice."""
         return math.ceil(min(self.work_s / self.step_s, 1e9)) if self.step_s > 0 else 0
 
     @property
     def samples_each(self) -> float:
-        """Samples per batch; 0 where their number is not known."""
+        """Samples per batch; 0 where their number is unknown."""
         return _each(self.stats.samples, self.stats.batches)
 
     @property
     def main_stage(self) -> str:
-        """The stage that takes most of the training process's time on the way."""
+        """The stage of receiving with the most time in the training process."""
         return max(
             (name for name, times in self.stats.stages.items() if not times.in_workers),
             key=lambda name: self.stats.stages[name].total_s,
@@ -281,13 +291,13 @@ class Figures:
 
     @property
     def building_stage(self) -> str:
-        """The stage that takes most of the time of building a batch."""
+        """The stage with the most time in building batches."""
         stages = self.stats.stages
         names = [name for name, times in stages.items() if self.inline or times.in_workers]
         return max(names, key=lambda name: stages[name].total_s, default="fetch")
 
     def share_of_work(self, stage: str) -> float:
-        """The share of one stage in the building of a batch."""
+        """Time of one stage as a share of building a batch."""
         return _share(self.each_s(stage), self.work_s)
 
     def each_s(self, stage: str) -> float:
@@ -314,7 +324,7 @@ _SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def seconds(value: float) -> str:
-    """Two significant digits at least: "1.2 s", "80 ms", "5.1 ms", "350 µs"."""
+    """A duration with its unit: "1.2 s", "80 ms", "350 µs"."""
     for unit, name in _UNITS:
         if value >= 0.995 * unit:
             return f"{_digits(value / unit)} {name}"
@@ -322,13 +332,13 @@ def seconds(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """A share of 1 in per cent; small ones with a digit after the point."""
+    """A share in percent; below 10 % with one decimal."""
     percent = 100 * value
     return f"{percent:.1f} %" if 0 < percent < 9.95 else f"{percent:.0f} %"
 
 
 def size(nbytes: float) -> str:
-    """Bytes in the largest unit that leaves at least one of it."""
+    """Bytes in the largest unit of which there is at least one."""
     for unit, name in _SIZES:
         if nbytes >= unit:
             return f"{_digits(nbytes / unit)} {name}"
@@ -336,7 +346,7 @@ def size(nbytes: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """How many: "1 worker", "2,000 workers", "no worker"."""
+    """A number with its noun: "1 worker", "2,000 workers", "no worker"."""
     if number == 1:
         return f"1 {noun}"
     if not number:

@@ -1,4 +1,4 @@
-"""From the sums to one verdict: what limits the loop, and what to change."""
+"""Diagnosis of a loader: its limiting stage, with advice."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ WIDTH = 80
 
 
 FEW = 10
-"""Below so many batches a verdict is a first impression, and says so."""
+"""Batches below which a verdict calls itself a first impression."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What limits a loop; `str()` is a note of at most 80 columns."""
+    """The limit of a loop; `str()` wraps it at 80 columns."""
 
     limiting_stage: str
     """A stage ("fetch", "collate", "encode", "decode", "copy"), or "step", "startup", "straggler", "overhead",
     "prefetch"; "nothing" before the first batch."""
     wait_share: float
-    """The share of the wall time in which the loop waited, 0 to 1."""
+    """Waiting time of the loop as a share of the wall time, 0 to 1."""
     headline: str
     explanation: str
     advice: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Verdict:
 
 
 def diagnose(stats: Stats, context: Context | None = None) -> Verdict:
-    """The verdict on what a loader has done so far."""
+    """Find the first cause that fits the statistics."""
     if not stats.batches:
         return Verdict("nothing", 0.0, "No batch has been delivered yet.", "", _incidents(stats))
     figures = Figures(stats, context or Context())
@@ -58,13 +58,13 @@ def _incidents(stats: Stats) -> tuple[str, ...]:
     if stats.restarts:
         died = "died and was" if stats.restarts == 1 else "died and were"
         notes.append(
-            f"{count(stats.restarts, 'worker')} {died} replaced; no sample was lost, but the log says why and it "
-            "costs time"
+            f"{count(stats.restarts, 'worker')} {died} replaced; no sample was lost, but restarts cost time; the "
+            "log gives the reasons"
         )
     if stats.skipped:
         were = "was" if stats.skipped == 1 else "were"
         notes.append(
-            f"{count(stats.skipped, 'sample')} could not be read and {were} skipped or replaced: see the quarantine "
-            "file of ErrorPolicy(quarantine=...)"
+            f"{count(stats.skipped, 'sample')} could not be read and {were} skipped or replaced; "
+            "ErrorPolicy(quarantine=...) lists them in a file"
         )
     return tuple(notes)
