@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from feedline.loader import pools
 from feedline.testing import check_pool
+from feedline.workers import registry
 from feedline.workers.threads import ThreadPool
 
 
@@ -70,6 +70,6 @@ class NoAddress(ThreadPool):
     ],
 )
 def test_what_is_wrong_with_a_pool_is_named(pool: Any, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "ThreadPool", pool)
+    monkeypatch.setattr(registry, "ThreadPool", pool)
     with pytest.raises(AssertionError, match=complaint):
         check_pool("thread")

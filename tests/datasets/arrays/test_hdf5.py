@@ -172,7 +172,7 @@ class TestSeveralFiles:
         dataset = HDF5(folder, "chunked")
         dataset.__getitems__(range(COUNT))
         caches = [dataset._rows(file)[0]._cache for file in (0, 2, 3)]
-        assert {cache._whole.made for cache in caches} == {7}
+        assert {cache._whole.loads for cache in caches} == {7}
 
     def test_few_are_open_at_once(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(files, "open_at_once", lambda: 2)
