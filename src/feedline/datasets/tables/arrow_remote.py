@@ -31,7 +31,7 @@ from feedline.datasets.tables.arrow_messages import (
     unpacked,
 )
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
-from feedline.datasets.tables.types import StructType, kinds_of, pyarrow, refuse_different
+from feedline.datasets.tables.types import StructType, check_same_columns, kinds_of, pyarrow
 from feedline.errors import SampleError
 from feedline.stores import CachedStore, ObjectRange
 from feedline.stores.base import Range
@@ -437,7 +437,7 @@ def _kind(layouts: Sequence[Layout], names: Sequence[str], columns: Sequence[str
                 raise damaged(name, error) from error
             first.setdefault(schemas[layout.head].serialize().to_pybytes(), (schemas[layout.head], name))
     kinds = [kinds_of(schema, columns, name) for schema, name in first.values()]
-    refuse_different(kinds, [name for _, name in first.values()])
+    check_same_columns(kinds, [name for _, name in first.values()])
     return kinds[0]
 
 
