@@ -417,7 +417,7 @@ class TestCache:
         status = path.stat()
         path.rename(folder / "away")
         with pytest.raises(
-            FileNotFoundError, match=r"row group 0 of .*part-0\.parquet cannot be read: .* is gone"
+            FileNotFoundError, match=r"row group 0 of .*part-0\.parquet cannot be read: the file has been removed"
         ) as caught:
             dataset[0]
         assert isinstance(caught.value, FeedlineError)
