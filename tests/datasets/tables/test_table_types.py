@@ -55,7 +55,7 @@ class TestFilesTogether:
     def test_that_hold_other_things_are_refused(self, tmp_path: Path, suffix: str, one: Any, other: Any) -> None:
         with pytest.raises(SampleError) as caught:
             both(tmp_path, suffix, pa.array([1], one), pa.array([1], other))
-        parts = (f"column 'x' is {one} in ", f"a.{suffix}, but {other} in ", f"b.{suffix}; write one of them again")
+        parts = (f"column 'x' is {one} in ", f"a.{suffix}, but {other} in ", f"b.{suffix}; rewrite one of them")
         assert all(part in str(caught.value) for part in parts)
 
     def test_that_differ_far_within_name_the_member(self, tmp_path: Path, suffix: str) -> None:
