@@ -100,7 +100,7 @@ def test_rows_beside_a_null_can_be_read(kind: str) -> None:
 def test_nulls_are_named_by_file_and_row(tmp_path: Path) -> None:
     write(tmp_path / "a.arrow", TABLE.select(["x"]))
     write(tmp_path / "b.arrow", pa.table({"x": pa.array([1.0, 2.0, None], pa.float32())}), rows=2)
-    with pytest.raises(SampleError, match=r"b\.arrow, row 2: column 'x' is null; give nulls=\{'x': 'nan'\}"):
+    with pytest.raises(SampleError, match=r"b\.arrow, row 2: column 'x' is null; pass nulls=\{'x': 'nan'\}"):
         Arrow(tmp_path)[92]
     assert Arrow(tmp_path, nulls=5)[92]["x"].item() == 5
     with pytest.raises(SampleError, match="row 1 of the table: column 'x' is null"):
@@ -138,7 +138,7 @@ def test_files_of_another_schema_are_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_column_tells_those_that_are_there() -> None:
-    with pytest.raises(ArgumentError, match="column 'y' is in the table not at all; there are x, flag, name"):
+    with pytest.raises(ArgumentError, match="column 'y' is not in the table; there are x, flag, name"):
         Arrow(TABLE, ["y"])
     with pytest.raises(ArgumentError, match="no column is left to read from the table"):
         Arrow(TABLE, [])

@@ -201,9 +201,9 @@ def test_it_travels_by_path(saved: Any) -> None:
 
 def test_what_is_no_dataset_is_refused() -> None:
     dataset = datasets.Dataset.from_dict({"x": [1]})
-    with pytest.raises(ArgumentError, match=r"dict of splits \(train\): give one, as ds\['train'\]"):
+    with pytest.raises(ArgumentError, match=r"dict of splits \(train\): pass one, such as ds\['train'\]"):
         HuggingFace(datasets.DatasetDict({"train": dataset}))
-    with pytest.raises(ArgumentError, match="HuggingFaceStream is for such streams"):
+    with pytest.raises(ArgumentError, match="use HuggingFaceStream for streams"):
         HuggingFace(dataset.to_iterable_dataset())
     with pytest.raises(ArgumentError, match=r"reads datasets\.Dataset, not list"):
         HuggingFace([1, 2])

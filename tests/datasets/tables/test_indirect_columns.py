@@ -20,7 +20,7 @@ from recorder import Recorder
 
 from feedline.core.dataset import BatchRead
 from feedline.datasets import Arrow, Parquet
-from feedline.datasets.tables.chunks import parted
+from feedline.datasets.tables.chunks import chunk_of_chunked
 from feedline.datasets.tables.columns import column_of
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.types import kind_of
@@ -107,7 +107,7 @@ def test_a_number_behind_the_end_of_the_dictionary_is_named() -> None:
     dataset = Arrow(pa.table({"c": broken}))
     assert dataset[0]["c"] == "a"
     for row, number in ((1, 5), (2, -1)):
-        with pytest.raises(SampleError, match=rf"row {row} of the table: column 'c' is value {number} of a dictionary"):
+        with pytest.raises(SampleError, match=rf"row {row} of the table: column 'c' has code {number} in a dictionary"):
             dataset.__getitems__([0, row])
 
 
@@ -221,7 +221,7 @@ class TestOtherLayouts:
         union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])
         for array in (pa.array([(1, 2, 3)], pa.month_day_nano_interval()), union):
             table = pa.table({"x": [1], "odd": array})
-            with pytest.raises(ArgumentError, match=r"column 'odd' is of the Arrow type .* leave it out with columns="):
+            with pytest.raises(ArgumentError, match=r"column 'odd' has the Arrow type .* leave it out with columns="):
                 Arrow(table)
             assert Arrow(table, ["x"])[0]["x"].item() == 1
 
@@ -238,7 +238,7 @@ def test_columns_in_parts(name: str) -> None:
     arrays = [columns[name].slice(at, 5) for at in (0, 5, 10, 15)]
     expected = [plain(each) for array in arrays for each in array.to_pylist()]
     known = kind_of(columns[name].type, "c")
-    chunks = [parted(known, pa.chunked_array(each)) for each in (arrays[:1], arrays[1:3], arrays[3:])]
+    chunks = [chunk_of_chunked(known, pa.chunked_array(each)) for each in (arrays[:1], arrays[1:3], arrays[3:])]
     column = column_of("c", known, chunks, Nulls())
     which, rows = np.array([2, 1, 1, 0, 1, 1]), np.array([4, 9, 0, 3, 5, 4])
     first = np.array([0, 5, 15])

@@ -106,14 +106,14 @@ class TestFolders:
 
     def test_that_not_all_files_have_are_named(self, folder: Path) -> None:
         write(folder / "year=2025/0.parquet")
-        with pytest.raises(SampleError, match=r"b/0\.parquet lies in a folder kind=..., and .*2025/0.* does not"):
+        with pytest.raises(SampleError, match=r"b/0\.parquet lies in a folder kind=..., but .*2025/0.* does not"):
             Parquet(folder)
         assert Parquet(folder, ["x", "year"])[-1]["year"].item() == 2025
         with pytest.raises(SampleError, match=r"lies in a folder kind="):
             Parquet(folder, ["x"], filters=[("kind", "=", "7")])
 
     def test_that_are_not_there_are_named_with_those_that_are(self, folder: Path) -> None:
-        with pytest.raises(ArgumentError, match=r"column 'month' is in .* not at all; there are x, f, year, kind"):
+        with pytest.raises(ArgumentError, match=r"column 'month' is not in .*; there are x, f, year, kind"):
             Parquet(folder, ["x", "month"], filters=None)
 
 
@@ -134,7 +134,7 @@ class TestNothingIsRead:
     def test_where_statistics_tell_that_no_row_matches(self, far: str) -> None:
         Parquet(far)  # reads the footers
         before = stores.statistics().nbytes
-        with pytest.raises(ArgumentError, match=r"leave none of the 60 rows of memory://hive/.* and 2 more"):
+        with pytest.raises(ArgumentError, match=r"match none of the 60 rows of memory://hive/.* and 2 more"):
             Parquet(far, filters=[("x", ">", 1000)])
         assert stores.statistics().nbytes == before
         _, all_nbytes = read_by_filters(Parquet, far, filters=[("x", "!=", 1000)])
@@ -146,7 +146,7 @@ class TestNothingIsRead:
         dataset, some = read_by_filters(Parquet, far, filters=[("year", "=", 2023), ("f", "<", 2)])
         assert [sample["x"].item() for sample in dataset.__getitems__(range(len(dataset)))] == [0, 1, 2, 3]
         before = stores.statistics().nbytes
-        with pytest.raises(ArgumentError, match="leave none"):
+        with pytest.raises(ArgumentError, match="match none"):
             Parquet(far, filters=[("year", "=", 2024), ("f", "<", 2)])
         assert (some > 0, stores.statistics().nbytes) == (True, before)
 
@@ -173,7 +173,7 @@ def test_rows_are_those_that_pyarrow_finds(tmp_path: Path, filters: list[Any]) -
         pa.schema({"year": pa.int64(), "kind": pa.string()}), flavor="hive"
     )).to_table(columns=["x"], filter=pq.filters_to_expression(filters))  # fmt: skip
     if not theirs.num_rows:
-        with pytest.raises(ArgumentError, match="leave none of the 60 rows"):
+        with pytest.raises(ArgumentError, match="match none of the 60 rows"):
             Parquet(folder, ["x"], filters=filters)
         return
     ours = Parquet(folder, ["x"], filters=filters)
@@ -196,13 +196,15 @@ def test_filtered_rows_are_shuffled_and_resumed_like_others(folder: Path) -> Non
 
 @pytest.mark.parametrize("filters", [[("x", "=", "a")], [("year", "=", "a")], [("year", "=", 2023), ("x", "=", "a")]])
 def test_values_of_another_type_are_named(folder: Path, filters: list[Any]) -> None:
-    with pytest.raises(ArgumentError, match=r"filters cannot be applied to .* give values of the columns' types"):
+    with pytest.raises(ArgumentError, match=r"filters cannot be applied to .* use values of the columns' types"):
         Parquet(folder, filters=filters)
 
 
 @pytest.mark.parametrize("filters", [[], [[]], "x > 3", ["x > 3"], [("x", ">")], [[("x", ">", 3)], "y"], 3, [3]])
 def test_what_is_no_filter_is_named(folder: Path, filters: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"filters are \(column, operator, value\), or lists of these"):
+    with pytest.raises(
+        ArgumentError, match=r"filters= takes a list of \(column, operator, value\) tuples, or a list of such lists"
+    ):
         Parquet(folder, filters=filters)
 
 
@@ -213,5 +215,5 @@ def test_an_operator_that_is_none_is_named(folder: Path) -> None:
 
 def test_a_column_to_filter_by_that_is_not_there_is_named(folder: Path) -> None:
     for filters in ([("z", "=", 3)], [("year", "=", 1), ("z", "=", 3)]):
-        with pytest.raises(ArgumentError, match=r"column 'z' is in .* not at all; there are x, f, year, kind"):
+        with pytest.raises(ArgumentError, match=r"column 'z' is not in .*; there are x, f, year, kind"):
             Parquet(folder, filters=filters)

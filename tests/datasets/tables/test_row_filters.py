@@ -64,5 +64,5 @@ def test_folders_that_stand_for_null(tmp_path: Path) -> None:
 
 
 def test_null_has_no_order(path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"null is neither less nor more: \('row', '<', None\) needs == or !="):
+    with pytest.raises(ArgumentError, match=r"\('row', '<', None\) is invalid: nulls have no order; use == or !="):
         rows(path, [("row", "<", None)])

@@ -76,7 +76,7 @@ def plain(value: Any) -> Any:
 
 
 def advised(error: SampleError) -> Any:
-    found = re.search(r"give nulls=(.+) to fill such values", str(error))
+    found = re.search(r"pass nulls=(.+) to fill nulls", str(error))
     assert found, error
     return ast.literal_eval(found.group(1))
 
@@ -120,7 +120,7 @@ class TestPaths:
         assert plain(rows[0]["d"]) == [{"n": 8}]
 
     def test_raise_for_a_member_goes_before_what_is_given_for_its_struct(self) -> None:
-        with pytest.raises(SampleError, match=r"column 'c\.n' is null; give nulls="):
+        with pytest.raises(SampleError, match=r"column 'c\.n' is null; pass nulls="):
             Arrow(self.TABLE, nulls={"c": ("?", 7), "c.n": "raise"})[1]
 
     def test_a_name_with_a_dot_is_no_member(self) -> None:
@@ -180,12 +180,12 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("nulls", "why"),
         [
-            (1000, "and 1000 is no int8; give nulls=(1000, 0)"),
-            ("nan", "and NaN is no int8; give nulls=('nan', 0)"),
-            (("nan", 0.5), "and NaN is no int8 and 0.5 is no int8; give nulls=('nan', 0.5, 0)"),
+            (1000, "and 1000 does not fit int8; pass nulls=(1000, 0)"),
+            ("nan", "and NaN does not fit int8; pass nulls=('nan', 0)"),
+            (("nan", 0.5), "and NaN does not fit int8 and 0.5 does not fit int8; pass nulls=('nan', 0.5, 0)"),
         ],
     )
     def test_an_error_tells_why_what_was_given_does_not_fit(self, nulls: Any, why: str) -> None:
         with pytest.raises(SampleError) as caught:
             Arrow(self.TABLE.append_column("f", pa.array([1.0, 2.0])), nulls=nulls)[1]
-        assert f"row 1 of the table: column 'i' is null, {why} to fill such values" in str(caught.value)
+        assert f"row 1 of the table: column 'i' is null, {why} to fill nulls" in str(caught.value)

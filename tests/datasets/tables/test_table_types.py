@@ -17,7 +17,7 @@ import pytest
 from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
 from feedline.datasets import Arrow, Parquet
-from feedline.datasets.tables.types import bare, kinds_of
+from feedline.datasets.tables.types import kinds_of, strip_metadata
 from feedline.errors import ArgumentError, SampleError
 
 
@@ -55,7 +55,7 @@ class TestFilesTogether:
     def test_that_hold_other_things_are_refused(self, tmp_path: Path, suffix: str, one: Any, other: Any) -> None:
         with pytest.raises(SampleError) as caught:
             both(tmp_path, suffix, pa.array([1], one), pa.array([1], other))
-        parts = (f"column 'x' is {one} in ", f"a.{suffix}, but {other} in ", f"b.{suffix}; write one of them again")
+        parts = (f"column 'x' is {one} in ", f"a.{suffix}, but {other} in ", f"b.{suffix}; rewrite one of them")
         assert all(part in str(caught.value) for part in parts)
 
     def test_that_differ_far_within_name_the_member(self, tmp_path: Path, suffix: str) -> None:
@@ -145,7 +145,7 @@ class TestMembers:
         ],
     )
     def test_that_are_not_there_are_named_with_those_that_are(self, pictures: Any, column: str, there: str) -> None:
-        with pytest.raises(ArgumentError, match=rf"column '{column}' is in .* not at all; there are {there}$"):
+        with pytest.raises(ArgumentError, match=rf"column '{column}' is not in .*; there are {there}$"):
             pictures([column])
 
     def test_are_not_taken_for_columns_whose_names_have_dots(self) -> None:
@@ -190,7 +190,7 @@ class TestPicturesOfHuggingFace:
         "features", [{}, None, [], {"image": {"bytes": {"dtype": "binary", "_type": "Value"}}}, {"image": "Image"}]
     )
     def test_are_those_that_are_noted_as_such(self, features: Any) -> None:
-        with pytest.raises(SampleError, match=r"column 'image\.path' is null; give nulls=\{'image\.path': ''\}"):
+        with pytest.raises(SampleError, match=r"column 'image\.path' is null; pass nulls=\{'image\.path': ''\}"):
             self.rows(features)[0]
 
     def test_may_lie_in_structs_and_in_lists_of_either_notation(self) -> None:
@@ -201,12 +201,12 @@ class TestPicturesOfHuggingFace:
 
     def test_without_bytes_are_named(self) -> None:
         table = pa.table({"image": pa.array([None], PICTURE)})
-        with pytest.raises(SampleError, match=r"column 'image\.bytes' is null; give nulls=\{'image\.bytes': b''\}"):
+        with pytest.raises(SampleError, match=r"column 'image\.bytes' is null; pass nulls=\{'image\.bytes': b''\}"):
             Arrow(noted(table, FEATURES))[0]
 
     def test_are_noted_in_what_is_kept_of_a_schema(self) -> None:
         schema = noted(PICTURES, FEATURES).schema
         pandas = schema.with_metadata({**schema.metadata, "pandas": "{}"})
-        assert kinds_of(bare(pandas), None, "t").fields[0][1].fields[1][1].absent == ""  # type: ignore[union-attr]
-        assert bare(pandas).metadata == bare(schema).metadata
-        assert not bare(PICTURES.schema).metadata
+        assert kinds_of(strip_metadata(pandas), None, "t").fields[0][1].fields[1][1].absent == ""  # type: ignore[union-attr]
+        assert strip_metadata(pandas).metadata == strip_metadata(schema).metadata
+        assert not strip_metadata(PICTURES.schema).metadata

@@ -1,1 +1,1 @@
-"""Datasets of tables."""
+"""Datasets of Parquet, Arrow and Hugging Face tables."""

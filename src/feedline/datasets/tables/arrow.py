@@ -24,7 +24,7 @@ from feedline.datasets.tables.base import CACHE_NBYTES, ChunkCache, ChunkRows, T
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
 from feedline.datasets.tables.columns import Int64s
 from feedline.datasets.tables.nulls import Nulls
-from feedline.datasets.tables.types import StructType, kinds_of, pyarrow, refuse_different
+from feedline.datasets.tables.types import StructType, check_same_columns, kinds_of, pyarrow
 from feedline.errors import SampleError
 from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectRange
 from feedline.stores.files import FileSet, local_info
@@ -187,7 +187,7 @@ class _ArrowFiles:
 
     def kind(self, columns: Sequence[str] | None) -> StructType:
         kinds = [kinds_of(_read_schema(path), columns, path) for path in self.paths]
-        refuse_different(kinds, self.paths)
+        check_same_columns(kinds, self.paths)
         return kinds[0]
 
     def batches(self, _: Sequence[str] | None) -> list[Any]:

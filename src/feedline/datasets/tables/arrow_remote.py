@@ -28,7 +28,7 @@ from feedline.datasets.tables.arrow_batches import (
 )
 from feedline.datasets.tables.arrow_messages import DamagedError, Layout, layout_of, unpack_layout
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
-from feedline.datasets.tables.types import StructType, kinds_of, pyarrow, refuse_different
+from feedline.datasets.tables.types import StructType, check_same_columns, kinds_of, pyarrow
 from feedline.errors import SampleError
 from feedline.stores import CachedStore, ObjectRange
 from feedline.stores.files import Extent, FileSet
@@ -194,7 +194,7 @@ def _find_kind(layouts: Sequence[Layout], names: Sequence[str], columns: Sequenc
                 raise damage_error(name, error) from error
             first.setdefault(schemas[layout.head].serialize().to_pybytes(), (schemas[layout.head], name))
     kinds = [kinds_of(schema, columns, name) for schema, name in first.values()]
-    refuse_different(kinds, [name for _, name in first.values()])
+    check_same_columns(kinds, [name for _, name in first.values()])
     return kinds[0]
 
 

@@ -1,6 +1,7 @@
-"""What datasets of tables share: rows of chunks as samples, whole batches in one pass.
+"""Base of table datasets: rows of chunks as samples and batches.
 
-Rows of chunks that are made when they are needed, and kept while memory lasts.
+A chunk is a record batch or a row group as plain arrays. `ChunkRows` reads rows of chunks at hand, `ChunkCache` decodes
+chunks on demand and caches them, and `TableDataset` maps the indices of samples to rows of chunks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ Locate = Callable[[int, int], str]
 
 
 class ChunkRows:
-    """Rows of some chunks; `locate(chunk, row)` names one for errors, by the numbers that `which` holds."""
+    """Rows of several chunks, as samples or as a batch.
+
+    `locate(chunk, row)` describes a row in error messages.
+    """
 
     def __init__(self, kind: StructType, chunks: Sequence[StructChunk], nulls: Nulls, locate: Locate) -> None:
         self._columns = StructColumn("", kind, chunks, nulls)
@@ -39,47 +43,51 @@ class ChunkRows:
 
     @property
     def columns(self) -> StructColumn:
-        """The columns themselves."""
         return self._columns
 
     def samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
-        """A dict for each row; `which` says in which chunk it lies."""
+        """A dict for each row, given its chunk in `which`."""
         try:
             return self._columns.samples(which, rows)
         except CellError as error:
-            raise self._located(error, which, rows) from error
+            raise self._sample_error(error, which, rows) from error
 
     def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> dict[str, Any]:
-        """What default-collating the samples gives, tensors in memory from `empty`."""
+        """The samples default-collated, with tensors in memory from `empty`."""
         try:
-            with naming_unlike(partial(self.samples, which, rows), partial(self._where, which, rows)):
+            with note_shape_mismatch(partial(self.samples, which, rows), partial(self._describe, which, rows)):
                 return self._columns.batch(which, rows, empty)
         except CellError as error:
-            raise self._located(error, which, rows) from error
+            raise self._sample_error(error, which, rows) from error
 
-    def _located(self, error: CellError, which: Int64s, rows: Int64s) -> SampleError:
-        return SampleError(f"{self._where(which, rows, error.at)}: column {error.column!r} {error.problem}")
+    def _sample_error(self, error: CellError, which: Int64s, rows: Int64s) -> SampleError:
+        return SampleError(f"{self._describe(which, rows, error.at)}: column {error.column!r} {error.problem}")
 
-    def _where(self, which: Int64s, rows: Int64s, at: int) -> str:
+    def _describe(self, which: Int64s, rows: Int64s, at: int) -> str:
         return self._locate(int(which[at]), int(rows[at]))
 
 
 @contextmanager
-def naming_unlike(samples: Callable[[], Sequence[dict[str, Any]]], locate: Callable[[int], str]) -> Iterator[None]:
-    """Note on an error of collating these samples which row is the first that is not shaped like row 0."""
+def note_shape_mismatch(
+    samples: Callable[[], Sequence[dict[str, Any]]], locate: Callable[[int], str]
+) -> Iterator[None]:
+    """Add a note on the first differing shape to collation errors."""
     try:
         yield
     except RuntimeError as error:
-        with suppress(SampleError):  # another column may have a null, which would have been met later
-            found = _unlike([{name: _shape(value) for name, value in sample.items()} for sample in samples()])
-            if found is not None:
-                at, name, shape, first = found
+        # Reading the samples again may meet a null of another column. The collation error is the one to report.
+        with suppress(SampleError):
+            mismatch = _shape_mismatch(
+                [{name: _shape(value) for name, value in sample.items()} for sample in samples()]
+            )
+            if mismatch is not None:
+                at, name, shape, first = mismatch
                 note(error, f"{locate(at)}: column {name!r} has shape {shape}, and {first} in {locate(0)}")
         raise
 
 
-def _unlike(shapes: Sequence[dict[str, Any]]) -> tuple[int, str, Any, Any] | None:
-    """The first row of which a column is not shaped as in row 0, that column, and both shapes."""
+def _shape_mismatch(shapes: Sequence[dict[str, Any]]) -> tuple[int, str, Any, Any] | None:
+    """The first mismatch: row, column, its shape, the shape in row 0."""
     for at, row in enumerate(shapes):
         for name, shape in row.items():
             if shape != shapes[0][name]:
@@ -88,7 +96,7 @@ def _unlike(shapes: Sequence[dict[str, Any]]) -> tuple[int, str, Any, Any] | Non
 
 
 def _shape(value: Any) -> Any:
-    """The shape of a tensor, and of those within lists and dicts."""
+    """The shape of a tensor, or those in a list or dict."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     if isinstance(value, dict):
@@ -97,7 +105,10 @@ def _shape(value: Any) -> Any:
 
 
 class TableDataset(torch.utils.data.Dataset[Any]):
-    """Rows of chunks as samples: dicts by column. `shard_sizes` are the rows of each chunk."""
+    """Rows of chunks as samples: dicts by column.
+
+    `shard_sizes` holds the number of samples in each chunk.
+    """
 
     def __init__(self, shard_sizes: NDArray[np.int64], transform: Transform | None) -> None:
         self.shard_sizes = shard_sizes
@@ -114,12 +125,15 @@ class TableDataset(torch.utils.data.Dataset[Any]):
         return int(self._bounds[-1])
 
     def __getitem__(self, index: int) -> Any:
-        """Row `index`, in memory of its own; negative indices count from the end."""
+        """Row `index` in its own memory. Negative indices count from the end."""
         at = one_within(index, len(self), type(self).__name__)
         return self._step(self._samples(*self._places(np.array([at])))[0], None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The rows of these indices, each chunk read once; they share memory with each other only."""
+        """The samples of these indices; each chunk is read once.
+
+        Tensors of one column may be views of one tensor, which nothing else uses.
+        """
         inside = within(as_indices(indices), len(self), type(self).__name__)
         samples = self._samples(*self._places(inside))
         return [self._step(sample, row) for row, sample in enumerate(samples)] if self._step.transform else samples
@@ -129,13 +143,13 @@ class TableDataset(torch.utils.data.Dataset[Any]):
         return READS_BATCHES if self._step.transform is None else READS_SAMPLES
 
     def read_batch(self, request: BatchRead) -> Batch:
-        """The collated batch in one pass; TypeError with a transform, which has to see each sample."""
+        """The collated batch in one pass. TypeError if there is a transform."""
         check_reads_batches(self)
         places = self._places(within(request.indices, len(self), type(self).__name__))
         return self._batch(*places, request.allocate)
 
     def _places(self, inside: Int64s) -> tuple[Int64s, Int64s]:
-        """The chunk of each row, and its place there."""
+        """The chunk of each index, and the row there."""
         which = np.searchsorted(self._bounds, inside, side="right") - 1
         return which, inside - self._bounds[which]
 
@@ -144,27 +158,33 @@ CACHE_NBYTES = 1 << 29
 
 
 class Chunks(Protocol):
-    """What makes chunks by number."""
+    """Source of chunks by number."""
 
     kind: StructType
 
     def decoded(self, number: int) -> StructChunk:
-        """A chunk, made now."""
+        """Decode one chunk."""
         ...
 
     def each(
         self, work: Callable[[int], StructChunk], numbers: Sequence[int], limit_nbytes: int
     ) -> Iterator[StructChunk]:
-        """`work` of each number, in order; several at once, within this memory, where that is faster."""
+        """Map `work` over chunk numbers, in order.
+
+        May run several at once whose decoded chunks fit into `limit_nbytes` together.
+        """
         ...
 
     def locate(self, number: int, row: int) -> str:
-        """What a row of a chunk is called."""
+        """Describe a row for error messages."""
         ...
 
 
 class ChunkCache:
-    """Rows of `chunks`; those of a batch are made first, as many at a time as fit into `cache_nbytes`."""
+    """Rows of chunks that are decoded on demand and cached within `cache_nbytes`.
+
+    A batch that touches more than that is read in several runs, so that memory stays bounded.
+    """
 
     def __init__(self, chunks: Chunks, nulls: Nulls, cache_nbytes: int) -> None:
         self._chunks, self._nulls, self._cache_nbytes = chunks, nulls, cache_nbytes
@@ -172,57 +192,58 @@ class ChunkCache:
 
     @property
     def decoded(self) -> LoadingCache[int, StructChunk]:
-        """The chunks of this process, by number."""
+        """The decoded chunks of this process, by number."""
         return self._cache()
 
     def samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
-        """A dict for each row; `which` says in which chunk it lies."""
+        """A dict for each row, given its chunk in `which`."""
         samples: list[Any] = [None] * len(rows)
         for places, chunk_rows, local in self._runs(which):
-            found = chunk_rows.samples(local, rows[places])
-            for place, sample in zip(places.tolist(), found, strict=True):
+            run = chunk_rows.samples(local, rows[places])
+            for place, sample in zip(places.tolist(), run, strict=True):
                 samples[place] = sample
         return samples
 
     def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
-        """What default-collating the samples gives, tensors in memory from `empty`."""
+        """The samples default-collated, with tensors in memory from `empty`."""
         samples: list[Any] = [None] * len(rows)
         for places, chunk_rows, local in self._runs(which):
             if len(places) == len(rows):
                 return chunk_rows.batch(local, rows, empty)
-            found = chunk_rows.samples(local, rows[places])
-            for place, sample in zip(places.tolist(), found, strict=True):
+            run = chunk_rows.samples(local, rows[places])
+            for place, sample in zip(places.tolist(), run, strict=True):
                 samples[place] = sample
 
         def locate(at: int) -> str:
             return self._chunks.locate(int(which[at]), int(rows[at]))
 
-        with naming_unlike(lambda: samples, locate):
+        with note_shape_mismatch(lambda: samples, locate):
             return collate.default(samples, empty=empty)
 
     def _runs(self, which: Int64s) -> Iterator[tuple[Int64s, ChunkRows, Int64s]]:
-        """Which rows can be taken now, from what, and the chunk of each therein: as many chunks at a time as fit.
+        """Split a read into runs whose chunks fit into memory.
 
-        Those that are kept come first, lest they make room for others and be made again.
+        Each run is the positions of its rows within `which`, their `ChunkRows`, and the chunk of each row in these.
         """
         decoded, touched = self.decoded, np.unique(which).tolist()
-        kept, lacking = [n for n in touched if n in decoded], [n for n in touched if n not in decoded]
-        chunks = chain(map(self._chunk, kept), self._chunks.each(self._chunk, lacking, self._cache_nbytes))
-        held: dict[int, StructChunk] = {}
-        for count, (number, chunk) in enumerate(zip([*kept, *lacking], chunks, strict=True), start=1):
-            held[number] = chunk
-            if count == len(touched) or sum(each.nbytes for each in held.values()) >= self._cache_nbytes:
-                yield self._run(which, held)
-                held = {}
+        cached, missing = [n for n in touched if n in decoded], [n for n in touched if n not in decoded]
+        # Cached chunks first: decoding the missing ones may evict them, and they would be decoded twice.
+        chunks = chain(map(self._chunk, cached), self._chunks.each(self._chunk, missing, self._cache_nbytes))
+        run: dict[int, StructChunk] = {}
+        for count, (number, chunk) in enumerate(zip([*cached, *missing], chunks, strict=True), start=1):
+            run[number] = chunk
+            if count == len(touched) or sum(each.nbytes for each in run.values()) >= self._cache_nbytes:
+                yield self._run(which, run)
+                run = {}
 
     def _chunk(self, number: int) -> StructChunk:
         return self.decoded.get(number, partial(self._chunks.decoded, number))
 
-    def _run(self, which: Int64s, held: dict[int, StructChunk]) -> tuple[Int64s, ChunkRows, Int64s]:
-        numbers = np.array(sorted(held), np.int64)
+    def _run(self, which: Int64s, chunks: dict[int, StructChunk]) -> tuple[Int64s, ChunkRows, Int64s]:
+        numbers = np.array(sorted(chunks), np.int64)
         places = np.flatnonzero(np.isin(which, numbers))
         locate = partial(self._locate, numbers.tolist())
-        rows = ChunkRows(self._chunks.kind, [held[number] for number in numbers.tolist()], self._nulls, locate)
+        rows = ChunkRows(self._chunks.kind, [chunks[number] for number in numbers.tolist()], self._nulls, locate)
         return places, rows, np.searchsorted(numbers, which[places])
 
     def _locate(self, numbers: Sequence[int], chunk: int, row: int) -> str:

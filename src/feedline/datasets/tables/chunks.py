@@ -1,4 +1,7 @@
-"""One chunk of an Arrow column as plain arrays: no copy, but for bits, decimals and views."""
+"""Chunks of Arrow columns as plain NumPy arrays.
+
+Arrays share the memory of Arrow's buffers. Bits, decimals, views and runs are copied.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,24 @@ from numpy.typing import NDArray
 from feedline.datasets.tables.types import ColumnType, ListType, NumberType, StructType, TextType, pyarrow
 
 _UNLIMITED = int(np.iinfo(np.int64).max)
-"""Rows of what takes no memory."""
+"""Row count of a chunk that takes no memory, such as a dict without fields."""
 
 
 _PLAIN = {"string_view": "large_string", "binary_view": "large_binary"}
 
 
 class ItemSpan(NamedTuple):
-    """Numbers in one dimension, and where in memory they begin."""
+    """A one-dimensional array and its address in memory."""
 
     array: NDArray[Any]
     address: int
 
 
 class NumberChunk(NamedTuple):
-    """Rows of a fixed number of items; `missing` marks items that are null, if there are any."""
+    """Rows with a fixed number of items.
+
+    `missing` marks null items; None if there are none.
+    """
 
     items: ItemSpan
     missing: ItemSpan | None
@@ -36,7 +42,10 @@ class NumberChunk(NamedTuple):
 
 
 class RaggedChunk(NamedTuple):
-    """Row i is the items `[offsets[i], offsets[i + 1])` of the child; `missing` marks rows that are null."""
+    """Rows of variable length, as ranges of `child`.
+
+    Row i is the items `[offsets[i], offsets[i + 1])`. `missing` marks null rows; None if there are none.
+    """
 
     offsets: ItemSpan
     child: Chunk
@@ -48,7 +57,7 @@ class RaggedChunk(NamedTuple):
 
 
 class StructChunk(NamedTuple):
-    """Columns side by side."""
+    """One chunk for each field."""
 
     fields: tuple[Chunk, ...]
 
@@ -58,7 +67,10 @@ class StructChunk(NamedTuple):
 
 
 class DictionaryChunk(NamedTuple):
-    """Row i is row `places[i]` of `values`, of which there are so many; where it `has_nulls`, -1 is one."""
+    """Dictionary-encoded rows.
+
+    Row i is row `places[i]` of the `length` rows of `values`. With `has_nulls`, the code -1 is a null.
+    """
 
     places: ItemSpan
     values: Chunk
@@ -71,7 +83,7 @@ class DictionaryChunk(NamedTuple):
 
 
 class PartedChunk(NamedTuple):
-    """Parts end to end: the rows from `bounds[k]` up to `bounds[k + 1]` are those of part k."""
+    """Concatenated parts: rows `[bounds[k], bounds[k + 1])` are those of part k."""
 
     parts: tuple[Chunk, ...]
     bounds: NDArray[np.int64]
@@ -85,23 +97,23 @@ Chunk = NumberChunk | RaggedChunk | StructChunk | DictionaryChunk | PartedChunk
 
 
 def items(array: NDArray[Any]) -> ItemSpan:
-    """A contiguous array of one dimension with its address."""
+    """Wrap a contiguous one-dimensional array."""
     return ItemSpan(array, array.__array_interface__["data"][0])
 
 
 def table_chunk(kind: StructType, batch: Any) -> StructChunk:
-    """The chunk of a record batch, of the columns of `kind`."""
+    """Convert the columns of `kind` of a record batch."""
     return StructChunk(tuple(chunk_of(each, batch.column(name)) for name, each in kind.fields))
 
 
-def parted(kind: ColumnType, column: Any) -> Chunk:
-    """The chunk of an Arrow array that may itself come in several."""
+def chunk_of_chunked(kind: ColumnType, column: Any) -> Chunk:
+    """Convert a `pyarrow.ChunkedArray`."""
     parts = tuple(chunk_of(kind, part) for part in column.chunks)
     return parts[0] if len(parts) == 1 else PartedChunk(parts, np.cumsum([0, *map(len, column.chunks)]))
 
 
 def row_count(kind: ColumnType | None, chunk: Chunk) -> int:
-    """The rows of a chunk of this kind; None means bytes."""
+    """Number of rows in a chunk; `kind` is None for bytes."""
     if isinstance(chunk, NumberChunk):
         size = prod(kind.shape) if isinstance(kind, NumberType) else 1
         return len(chunk.items.array) // size if size else _UNLIMITED
@@ -114,27 +126,27 @@ def row_count(kind: ColumnType | None, chunk: Chunk) -> int:
     return len(chunk.places.array if isinstance(chunk, DictionaryChunk) else chunk.offsets.array[1:])
 
 
-def nothing(kind: ColumnType, rows: int) -> Chunk:
-    """So many rows that are null."""
+def null_chunk(kind: ColumnType, rows: int) -> Chunk:
+    """A chunk of `rows` nulls."""
     missing = items(np.ones(rows, np.bool_))
     if isinstance(kind, StructType):
-        return StructChunk(tuple(nothing(each, rows) for _, each in kind.fields))
+        return StructChunk(tuple(null_chunk(each, rows) for _, each in kind.fields))
     if isinstance(kind, NumberType):
         count = rows * prod(kind.shape)
         return NumberChunk(items(np.zeros(count, kind.dtype)), items(np.ones(count, np.bool_)))
-    child = nothing(kind.item, 0) if isinstance(kind, ListType) else NumberChunk(items(np.empty(0, np.uint8)), None)
+    child = null_chunk(kind.item, 0) if isinstance(kind, ListType) else NumberChunk(items(np.empty(0, np.uint8)), None)
     return RaggedChunk(items(np.zeros(rows + 1, np.int32)), child, missing)
 
 
 def chunk_of(kind: ColumnType, array: Any) -> Chunk:
-    """The chunk of an Arrow array whose type is of this kind; it keeps the array's buffers alive."""
+    """Convert an Arrow array, whose buffers the chunk keeps alive."""
     array = _plain(array)
     if str(array.type) == "null":
-        return nothing(kind, len(array))
+        return null_chunk(kind, len(array))
     if hasattr(array, "dictionary"):
         return _dictionary(kind, array)
     if isinstance(kind, StructType):
-        # flatten() carries the nulls of the dict over to its fields
+        # flatten() applies the nulls of the struct to its fields. A chunk has none of its own.
         return StructChunk(tuple(chunk_of(each, part) for (_, each), part in _fields(kind, array)))
     if isinstance(kind, TextType):
         return _text(array)
@@ -148,7 +160,7 @@ def _fields(kind: StructType, array: Any) -> zip[tuple[tuple[str, ColumnType], A
 
 
 def _plain(array: Any) -> Any:
-    """The array without extensions and views, and with a dictionary in place of runs."""
+    """Unwrap extensions and views, and turn runs into a dictionary."""
     if hasattr(array, "storage"):
         return _plain(array.storage)
     if hasattr(array, "run_ends"):
@@ -162,12 +174,12 @@ def _plain(array: Any) -> Any:
 
 
 def _in_order(array: Any) -> Any:
-    """Lists that may lie anywhere, one after the other."""
+    """Convert a list view to a list, whose rows lie in order."""
     arrow = pyarrow("a table")
     sizes = array.sizes.to_numpy().astype(np.int64)
     missing = _missing(array)
     if missing is not None:
-        sizes[missing] = 0
+        sizes[missing] = 0  # a null may have a size, but flatten() leaves its items out
     mask = None if missing is None else arrow.array(missing)
     return arrow.LargeListArray.from_arrays(np.cumsum([0, *sizes]), array.flatten(), mask=mask)
 
@@ -176,23 +188,24 @@ def _dictionary(kind: ColumnType, array: Any) -> DictionaryChunk:
     dtype, missing = np.dtype(array.indices.type.to_pandas_dtype()), _missing(array.indices)
     places = _items(dtype, array.indices)
     if missing is not None:
+        # The code of a null is undefined and may lie outside the dictionary. -1 needs a signed dtype.
         signed = np.int64 if dtype == np.uint64 else np.promote_types(dtype, np.int8)
         places = np.where(missing, -1, places.astype(signed, copy=False))
     values = chunk_of(kind, array.dictionary)
     return DictionaryChunk(items(places), values, len(array.dictionary), missing is not None)
 
 
-def _decoded(array: Any) -> Any:
-    """The array without a dictionary."""
+def _decode(array: Any) -> Any:
+    """Resolve dictionary codes to their values."""
     array = _plain(array)
-    return _decoded(array.dictionary_decode()) if hasattr(array, "dictionary") else array
+    return _decode(array.dictionary_decode()) if hasattr(array, "dictionary") else array
 
 
 def _numbers(kind: NumberType, array: Any) -> NumberChunk:
     rows, missing = len(array), _missing(array)
     while hasattr(array.type, "list_size"):
         size = array.type.list_size
-        array = _decoded(array.values.slice(array.offset * size, len(array) * size))
+        array = _decode(array.values.slice(array.offset * size, len(array) * size))
         inner = _missing(array)
         if missing is not None:
             missing = missing.repeat(size)
@@ -206,7 +219,7 @@ def _items(dtype: np.dtype[Any], array: Any) -> NDArray[Any]:
     if str(array.type).startswith("decimal"):
         array = array.cast("float64", safe=False)
     _, data = array.buffers() if array.type.num_buffers == 2 else (None, None)  # the type `null` has one
-    if data is None:  # no row, or nothing but nulls
+    if data is None:  # no rows, or only nulls
         return np.zeros(len(array), dtype)
     if dtype == np.bool_:
         return _bits(data, array.offset, len(array))
@@ -214,11 +227,11 @@ def _items(dtype: np.dtype[Any], array: Any) -> NDArray[Any]:
 
 
 def _missing(array: Any) -> NDArray[np.bool_] | None:
-    """True for each null; None where there is none."""
+    """A mask of the nulls; None if there are none."""
     if array.null_count == 0:
         return None
     valid = array.buffers()[0]
-    if valid is None:  # the type `null` within a dictionary or a list
+    if valid is None:  # the type `null` inside a dictionary or a list
         return np.ones(len(array), np.bool_)
     return ~_bits(valid, array.offset, len(array))
 
@@ -238,10 +251,10 @@ def _text(array: Any) -> RaggedChunk:
 
 
 def _lists(kind: ListType, array: Any) -> RaggedChunk:
-    if hasattr(array.type, "list_size"):  # of fixed length, but not of numbers
+    if hasattr(array.type, "list_size"):  # fixed length, but items are not numbers
         array = array.cast(pyarrow("a table").large_list(array.type.value_type))
-    # tensors are cut out of numbers, which therefore lie end to end
-    values = _decoded(array.values) if isinstance(kind.item, NumberType) else array.values
+    # The tensor of a row is one slice of the values, so these have to be contiguous numbers, not codes.
+    values = _decode(array.values) if isinstance(kind.item, NumberType) else array.values
     return RaggedChunk(_offsets(array, array.buffers()[1]), chunk_of(kind.item, values), _row_missing(array))
 
 

@@ -1,8 +1,8 @@
-"""Columns of many chunks: rows of any of them as tensors, texts, lists and dicts.
+"""Table columns over many chunks, read as tensors, texts, lists and dicts.
 
-Chunks whose rows lie in other chunks: behind the numbers of a dictionary, or in one of several parts.
-
-Many arrays seen as one, so that rows of all of them are gathered in a single pass.
+`column_of` builds a tree of columns from the chunks of one type. All read rows as a pair of arrays: `which`, the chunk
+of each row, and `rows`, its number there. `ScatteredItems` gathers from all chunks in one pass. Dictionary-encoded and
+multi-part chunks are redirected to the chunks that hold their values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from feedline.datasets.tables.chunks import (
     RaggedChunk,
     StructChunk,
     items,
-    nothing,
+    null_chunk,
     row_count,
 )
 from feedline.datasets.tables.nulls import Nulls
@@ -39,7 +39,7 @@ Int64s = NDArray[np.int64]
 
 
 class _Memory:
-    """The memory from one address on, for numpy; whoever looks at it keeps alive what lies there."""
+    """Memory at an address, for numpy; does not keep it alive."""
 
     def __init__(self, address: int, length: int, dtype: np.dtype[Any]) -> None:
         self.__array_interface__ = {
@@ -48,10 +48,11 @@ class _Memory:
 
 
 class ScatteredItems:
-    """Items of several chunks behind one array: item i of chunk c is `view[starts[c] + i]`.
+    """Items of several chunks as one array.
 
-    The view reaches from the first chunk's memory to the last one's. What lies between them may not be memory at all,
-    so only items of chunks may be touched; that is what makes one gather out of thousands of small ones.
+    Item i of chunk c is `view[starts[c] + i]`. One gather then replaces one per chunk.
+    The view spans from the chunk at the lowest address to that at the highest.
+    The addresses between chunks may be unmapped: read items of chunks only.
     """
 
     __slots__ = ("_chunks", "dtype", "starts", "view")
@@ -71,11 +72,11 @@ class ScatteredItems:
         self.starts = (addresses - base) // dtype.itemsize
 
     def at(self, which: Int64s, places: Int64s) -> NDArray[Any]:
-        """The items at `places` of the chunks `which`, which must be there."""
+        """The items at `places` of the chunks `which`. Places are not checked."""
         return kernels.gather_rows(self.view, self.starts[which] + places)
 
     def windows(self, which: Int64s, places: Int64s, shape: tuple[int, ...], empty: Allocator) -> torch.Tensor:
-        """For each place, the items from there on as a row of `shape`, in memory from `empty`."""
+        """One row of `shape` per place, starting there, in memory from `empty`."""
         dtype = torch_dtype(self.dtype)
         assert dtype is not None
         out = empty((len(places), *shape), dtype)
@@ -90,7 +91,7 @@ class ScatteredItems:
         return out
 
     def runs(self, which: Int64s, starts: Int64s, stops: Int64s) -> tuple[torch.Tensor, list[int]]:
-        """The items `[start, stop)` of each row end to end, and the length of each."""
+        """The items `[start, stop)` of all rows, concatenated, and their lengths."""
         lengths = (stops - starts).tolist()
         out = np.empty(sum(lengths), self.dtype)
         begin, filled = (self.starts[which] + starts).tolist(), 0
@@ -101,7 +102,7 @@ class ScatteredItems:
 
 
 def _aligned(chunks: Sequence[ItemSpan], dtype: np.dtype[Any]) -> list[ItemSpan]:
-    """The chunks, those copied whose items do not lie on whole multiples of the item's size."""
+    """Copy the chunks whose address is no multiple of the item size."""
     copied = []
     for chunk in chunks:
         if chunk.address % dtype.itemsize:
@@ -113,35 +114,38 @@ def _aligned(chunks: Sequence[ItemSpan], dtype: np.dtype[Any]) -> list[ItemSpan]
 
 
 Redirection = Callable[[Int64s, Int64s], tuple[Int64s, Int64s]]
-"""From the chunks that rows lie in, and the rows, to those of the other chunks."""
+"""Maps (chunk, row) pairs to the pairs that hold their values."""
 
 
-Wrong = Callable[[int, str], Exception]
-"""What to raise: which of the rows that are asked for it is, and what is wrong with it."""
+CellErrorFactory = Callable[[int, str], Exception]
+"""Builds an error from a position among the requested rows and a problem."""
 
 
 class Redirected(NamedTuple):
-    """Other chunks, and where rows lie in them."""
+    """The chunks that hold the values, and the mapping to their rows."""
 
     chunks: Sequence[Any]
     redirection: Redirection
 
 
-def redirected(kind: ColumnType, chunks: Sequence[Any], wrong: Wrong) -> Redirected | None:
-    """The chunks that hold the rows of these; None if these do."""
-    found = set(map(type, chunks))  # there may be thousands, and almost never one of these
-    if PartedChunk in found:
+def redirect(kind: ColumnType, chunks: Sequence[Any], error: CellErrorFactory) -> Redirected | None:
+    """Resolve multi-part and dictionary-encoded chunks; None if there are none.
+
+    Removes one level only: the chunks of the result may need redirection, too.
+    """
+    types = set(map(type, chunks))  # one pass over thousands of chunks, which rarely need redirection
+    if PartedChunk in types:
         parts = [list(chunk.parts) if isinstance(chunk, PartedChunk) else [chunk] for chunk in chunks]
         return Redirected(list(chain.from_iterable(parts)), _Parts(chunks))
-    if DictionaryChunk in found:
+    if DictionaryChunk in types:
         values = [chunk.values if isinstance(chunk, DictionaryChunk) else chunk for chunk in chunks]
-        redirection = _DictionaryRows(chunks, wrong)
-        return Redirected([*values, nothing(kind, 1)] if redirection.has_nulls else values, redirection)
+        redirection = _DictionaryRows(chunks, error)
+        return Redirected([*values, null_chunk(kind, 1)] if redirection.has_nulls else values, redirection)
     return None
 
 
 class _Parts:
-    """Rows of chunks of which some come in parts."""
+    """Redirection of chunks some of which have several parts."""
 
     def __init__(self, chunks: Sequence[Any]) -> None:
         self._bounds = [chunk.bounds if isinstance(chunk, PartedChunk) else None for chunk in chunks]
@@ -153,63 +157,74 @@ class _Parts:
         for number in np.unique(which).tolist():
             bounds = self._bounds[number]
             if bounds is not None:
-                mine = np.flatnonzero(which == number)
-                at = np.searchsorted(bounds, rows[mine], side="right") - 1
-                parts[mine] += at
-                places[mine] -= bounds[at]
+                positions = np.flatnonzero(which == number)
+                at = np.searchsorted(bounds, rows[positions], side="right") - 1
+                parts[positions] += at
+                places[positions] -= bounds[at]
         return parts, places
 
 
 class _DictionaryRows:
-    """Rows of chunks of which some are numbers of values; nulls are in one that comes behind all values."""
+    """Redirection of chunks some of which are dictionary-encoded.
 
-    def __init__(self, chunks: Sequence[Any], wrong: Wrong) -> None:
+    Nulls are mapped to row 0 of an extra chunk after those of the values.
+    """
+
+    def __init__(self, chunks: Sequence[Any], error: CellErrorFactory) -> None:
         coded = [chunk for chunk in chunks if isinstance(chunk, DictionaryChunk)]
         self._number = np.array([isinstance(chunk, DictionaryChunk) for chunk in chunks]).cumsum() - 1
         self._plain = np.array([not isinstance(chunk, DictionaryChunk) for chunk in chunks])
-        self._codes = _span([chunk.places for chunk in coded])
+        self._codes = _scattered([chunk.places for chunk in coded])
         self._lengths = np.array([chunk.length for chunk in coded])
         self._lowest = -np.array([chunk.has_nulls for chunk in coded], np.int64)
         self.has_nulls, self._has_plain = bool(self._lowest.any()), bool(self._plain.any())
-        self._wrong = wrong
+        self._error = error
 
     def __call__(self, which: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
         if not self._has_plain:
-            return self._found(which, which, rows)
+            return self._look_up(which, which, rows)
         coded = np.flatnonzero(~self._plain[which])
         chunks, places = which.copy(), rows.copy()
-        chunks[coded], places[coded] = self._found(which[coded], self._number[which[coded]], rows[coded], coded)
+        chunks[coded], places[coded] = self._look_up(which[coded], self._number[which[coded]], rows[coded], coded)
         return chunks, places
 
-    def _found(
-        self, which: Int64s, numbers: Int64s, rows: Int64s, asked: Int64s | None = None
+    def _look_up(
+        self, which: Int64s, numbers: Int64s, rows: Int64s, positions: Int64s | None = None
     ) -> tuple[Int64s, Int64s]:
-        """Where the values of rows lie, all of which are coded; `asked` are the places of these among all rows."""
-        found = self._codes.at(numbers, rows).astype(np.int64)
-        outside = found >= self._lengths[numbers]
-        outside |= found < (self._lowest[numbers] if self.has_nulls else 0)
+        """Read the codes of dictionary-encoded rows and check them.
+
+        `numbers` counts the dictionary-encoded chunks only. `positions` are those of the rows in the request, for
+        errors; None if all rows are dictionary-encoded.
+        """
+        codes = self._codes.at(numbers, rows).astype(np.int64)
+        # Mapped files are not validated: a code outside of the dictionary would read foreign memory.
+        outside = codes >= self._lengths[numbers]
+        outside |= codes < (self._lowest[numbers] if self.has_nulls else 0)
         if outside.any():
             at = int(outside.argmax())
-            raise self._wrong(
-                at if asked is None else int(asked[at]),
-                f"is value {found[at]} of a dictionary of {self._lengths[numbers[at]]}: the file is damaged; write it"
-                " again, or leave it out",
+            raise self._error(
+                at if positions is None else int(positions[at]),
+                f"has code {codes[at]} in a dictionary of {self._lengths[numbers[at]]} values: the file is damaged;"
+                " re-create it or leave it out",
             )
         if not self.has_nulls:
-            return which, found
-        return np.where(found < 0, len(self._plain), which), np.maximum(found, 0)
+            return which, codes
+        return np.where(codes < 0, len(self._plain), which), np.maximum(codes, 0)
 
 
-def _span(codes: Sequence[ItemSpan]) -> ScatteredItems:
-    """In some chunks codes may be wider than in others."""
-    dtypes = {each.array.dtype for each in codes}
+def _scattered(arrays: Sequence[ItemSpan]) -> ScatteredItems:
+    """Codes or offsets of all chunks, as int64 if their widths differ."""
+    dtypes = {each.array.dtype for each in arrays}
     if len(dtypes) == 1:
-        return ScatteredItems(codes, dtypes.pop())
-    return ScatteredItems([items(each.array.astype(np.int64)) for each in codes], np.dtype(np.int64))
+        return ScatteredItems(arrays, dtypes.pop())
+    return ScatteredItems([items(each.array.astype(np.int64)) for each in arrays], np.dtype(np.int64))
 
 
 class CellError(SampleError):
-    """A value that cannot be given, in row `at` of those that were asked for; who asked knows which row that is."""
+    """An unreadable value of a column.
+
+    `at` is the position among the requested rows. The caller, who knows the file and row, turns it into a SampleError.
+    """
 
     def __init__(self, column: str, at: int, problem: str) -> None:
         super().__init__(column, at, problem)
@@ -227,21 +242,21 @@ class NumberColumn:
         self._nulls, self._fill = nulls, None if self.missing is None else nulls.fill(kind)
 
     def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> torch.Tensor:
-        """These rows as one tensor, in memory from `empty`."""
+        """The rows as one tensor, in memory from `empty`."""
         return self._rows(which, rows, self.kind.shape, empty)
 
     def samples(self, which: Int64s, rows: Int64s) -> list[Any]:
-        """Each row as a tensor; they share memory with each other only."""
+        """Each row as a tensor. All are views of one new tensor."""
         return list(self.batch(which, rows, allocate_tensor).unbind())
 
     def windows(self, which: Int64s, rows: Int64s, length: int, empty: Allocator) -> torch.Tensor:
-        """`length` rows from each of these on."""
+        """`length` consecutive rows from each of `rows` on, as one tensor."""
         return self._rows(which, rows, (length, *self.kind.shape), empty)
 
     def runs(self, which: Int64s, starts: Int64s, stops: Int64s) -> list[torch.Tensor]:
-        """The rows `[start, stop)` of each, one tensor each."""
-        if self.missing is not None:  # look at every item
-            lengths, places = _expanded(starts, stops)
+        """One tensor for each range of rows `[start, stop)`."""
+        if self.missing is not None:  # every item has to be checked for null
+            lengths, places = _expand_ranges(starts, stops)
             return list(torch.split(self.batch(which.repeat(lengths), places, allocate_tensor), lengths.tolist()))
         width = self.width
         flat, sizes = self.span.runs(which, starts * width, stops * width)
@@ -264,11 +279,11 @@ class NumberColumn:
 
 
 class RaggedColumn:
-    """Rows of different lengths: where each begins and ends in its chunk of the child."""
+    """Rows of variable length, as ranges of a child chunk."""
 
     def __init__(self, name: str, kind: TextType | ListType, chunks: Sequence[RaggedChunk], nulls: Nulls) -> None:
         self.name, self.kind = name, kind
-        self._offsets = _of_one_dtype([chunk.offsets for chunk in chunks])
+        self._offsets = _scattered([chunk.offsets for chunk in chunks])
         rows = [len(chunk.offsets.array) - 1 for chunk in chunks]
         item = kind.item if isinstance(kind, ListType) else None
         self._child_rows = np.array([row_count(item, chunk.child) for chunk in chunks], np.int64)
@@ -276,23 +291,27 @@ class RaggedColumn:
         self._nulls, self._fill = nulls, None if self._missing is None else nulls.fill(kind)
 
     def bounds(self, which: Int64s, rows: Int64s) -> tuple[Int64s, Int64s, NDArray[np.bool_] | None]:
-        """Where rows begin and end, and which of them are missing, to be filled: these are empty."""
+        """Start and stop of each row, and the mask of nulls.
+
+        Nulls are empty ranges. The mask is None if no chunk has nulls. CellError for a null without a fill value, and
+        for offsets outside of the child.
+        """
         starts, stops = self._offsets.at(which, rows), self._offsets.at(which, rows + 1)
         missing = None if self._missing is None else self._missing.at(which, rows)
         if missing is not None and missing.any():
             if self._fill is None:
                 raise CellError(self.name, int(missing.argmax()), self._nulls.problem(self.name, self.kind))
             stops = np.where(missing, starts, stops)
-        # what is mapped was not validated, and an offset beyond the child would be read from foreign memory
+        # Mapped files are not validated: an offset beyond the child would read foreign memory.
         outside = (starts < 0) | (stops < starts) | (stops > self._child_rows[which])
         if outside.any():
-            problem = "lies outside of its column: the file is damaged; write it again, or leave it out"
+            problem = "lies outside of its column: the file is damaged; re-create it or leave it out"
             raise CellError(self.name, int(outside.argmax()), problem)
         return starts.astype(np.int64, copy=False), stops.astype(np.int64, copy=False), missing
 
 
 class TextColumn(RaggedColumn):
-    """Texts, or bytes."""
+    """Texts as `str`, or `bytes`."""
 
     def __init__(self, name: str, kind: TextType, chunks: Sequence[RaggedChunk], nulls: Nulls) -> None:
         super().__init__(name, kind, chunks, nulls)
@@ -302,17 +321,17 @@ class TextColumn(RaggedColumn):
         )
 
     def samples(self, which: Int64s, rows: Int64s) -> list[Any]:
-        """Each row as a `str`, or as `bytes`."""
+        """Each row as `str` or `bytes`."""
         starts, stops, missing = self.bounds(which, rows)
         base, view = self._span.starts[which], self._span.view.data
         raw = [view[a:b] for a, b in zip((base + starts).tolist(), (base + stops).tolist(), strict=True)]
-        found: list[Any] = [part.tobytes() for part in raw] if self._binary else self._decoded(raw)
+        values: list[Any] = [part.tobytes() for part in raw] if self._binary else self._decode(raw)
         if missing is not None:
             for row in np.flatnonzero(missing).tolist():
-                found[row] = self._fill
-        return found
+                values[row] = self._fill
+        return values
 
-    def _decoded(self, raw: Sequence[memoryview]) -> list[str]:
+    def _decode(self, raw: Sequence[memoryview]) -> list[str]:
         texts: list[str] = []
         try:
             texts.extend(str(part, "utf-8") for part in raw)
@@ -321,32 +340,35 @@ class TextColumn(RaggedColumn):
         return texts
 
     def batch(self, which: Int64s, rows: Int64s, _: Allocator) -> list[Any]:
-        """These rows in a list, as default collate leaves them."""
+        """The same list as `samples`, which default collate does not change."""
         return self.samples(which, rows)
 
 
 class ListColumn(RaggedColumn):
-    """Lists: a tensor for each row where the items are numbers."""
+    """Lists, as a tensor for each row if their items are numbers."""
 
     def __init__(self, name: str, kind: ListType, chunks: Sequence[RaggedChunk], nulls: Nulls) -> None:
         super().__init__(name, kind, chunks, nulls)
         self._child = column_of(name, kind.item, [chunk.child for chunk in chunks], nulls)
 
     def samples(self, which: Int64s, rows: Int64s) -> list[Any]:
-        """Each row as a tensor of its items, or as a list of them if they are not numbers or not of one shape."""
+        """Each row as a tensor of its items, or a list.
+
+        A list if the items are not numbers, or their shapes differ.
+        """
         starts, stops, _ = self.bounds(which, rows)
         try:
             if isinstance(self._child, NumberColumn):
                 return self._child.runs(which, starts, stops)
-            lengths, places = _expanded(starts, stops)
-            found = self._child.samples(which.repeat(lengths), places)
+            lengths, places = _expand_ranges(starts, stops)
+            values = self._child.samples(which.repeat(lengths), places)
         except CellError as error:
-            raise _of_row(error, starts, stops) from None
+            raise _item_to_row(error, starts, stops) from None
         cuts = pairwise([0, *accumulate(lengths.tolist())])
-        return [_stacked(found[a:b]) for a, b in cuts]
+        return [_stack(values[a:b]) for a, b in cuts]
 
     def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
-        """What default collate makes of the samples; lists of numbers that are equally long become one tensor."""
+        """The samples default-collated: one tensor for lists of numbers of equal length."""
         starts, stops, _ = self.bounds(which, rows)
         length = int(stops[0] - starts[0]) if len(rows) else 0
         if isinstance(self._child, NumberColumn) and ((stops - starts) == length).all():
@@ -355,7 +377,7 @@ class ListColumn(RaggedColumn):
 
 
 class StructColumn:
-    """Dicts."""
+    """Dicts by field. Fields that are `left_out` are not read."""
 
     def __init__(self, name: str, kind: StructType, chunks: Sequence[StructChunk], nulls: Nulls) -> None:
         prefix = f"{name}." if name else ""
@@ -368,29 +390,25 @@ class StructColumn:
         }
 
     def samples(self, which: Int64s, rows: Int64s) -> list[Any]:
-        """Each row as a dict."""
         if not self.fields:
             return [{} for _ in rows]
         names, columns = tuple(self.fields), [field.samples(which, rows) for field in self.fields.values()]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> dict[str, Any]:
-        """The batch of each field, by name."""
         return {name: field.batch(which, rows, empty) for name, field in self.fields.items()}
 
 
 class RedirectedColumn:
-    """Rows of another column."""
+    """A column whose values lie in the chunks of another one."""
 
     def __init__(self, column: Column, redirection: Redirection) -> None:
         self._column, self._redirection = column, redirection
 
     def samples(self, which: Int64s, rows: Int64s) -> list[Any]:
-        """The other column's samples."""
         return self._column.samples(*self._redirection(which, rows))
 
     def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
-        """The other column's batch."""
         return self._column.batch(*self._redirection(which, rows), empty)
 
 
@@ -401,10 +419,10 @@ _BYTES = np.dtype(np.uint8)
 
 
 def column_of(name: str, kind: ColumnType, chunks: Sequence[Any], nulls: Nulls) -> Column:
-    """The column that these chunks of one kind make together; "" names the table itself."""
-    found = redirected(kind, chunks, partial(CellError, name))
-    if found is not None:
-        return RedirectedColumn(column_of(name, kind, found.chunks, nulls), found.redirection)
+    """The column of chunks of one type; "" names the table."""
+    resolved = redirect(kind, chunks, partial(CellError, name))
+    if resolved is not None:
+        return RedirectedColumn(column_of(name, kind, resolved.chunks, nulls), resolved.redirection)
     match kind:
         case NumberType():
             return NumberColumn(name, kind, chunks, nulls)
@@ -416,14 +434,6 @@ def column_of(name: str, kind: ColumnType, chunks: Sequence[Any], nulls: Nulls) 
             return StructColumn(name, kind, chunks, nulls)
 
 
-def _of_one_dtype(chunks: Sequence[ItemSpan]) -> ScatteredItems:
-    """The offsets of all chunks: in some files they may be wider than in others."""
-    dtypes = {chunk.array.dtype for chunk in chunks}
-    if len(dtypes) == 1:
-        return ScatteredItems(chunks, dtypes.pop())
-    return ScatteredItems([items(chunk.array.astype(np.int64)) for chunk in chunks], np.dtype(np.int64))
-
-
 def _missing(masks: Sequence[ItemSpan | None], lengths: Sequence[int]) -> ScatteredItems | None:
     if all(mask is None for mask in masks):
         return None
@@ -433,21 +443,21 @@ def _missing(masks: Sequence[ItemSpan | None], lengths: Sequence[int]) -> Scatte
     return ScatteredItems(filled, np.dtype(np.bool_))
 
 
-def _of_row(error: CellError, starts: Int64s, stops: Int64s) -> CellError:
-    """The error of an item, as one of the row that the item belongs to."""
+def _item_to_row(error: CellError, starts: Int64s, stops: Int64s) -> CellError:
+    """The error of an item as an error of its row."""
     row = int(np.searchsorted(np.cumsum(stops - starts), error.at, side="right"))
     return CellError(error.column, row, error.problem)
 
 
-def _expanded(starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
-    """The length of each row, and the place of every item of every row."""
+def _expand_ranges(starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
+    """The length of each range, and the places of all items."""
     lengths = stops - starts
     before = np.cumsum(lengths) - lengths
     return lengths, np.arange(int(lengths.sum()), dtype=np.int64) + (starts - before).repeat(lengths)
 
 
-def _stacked(parts: list[Any]) -> Any:
-    """Tensors of one shape as one tensor; anything else as it is."""
+def _stack(parts: list[Any]) -> Any:
+    """Stack tensors of one shape; return anything else as it is."""
     if not parts or not isinstance(parts[0], torch.Tensor):
         return parts
     shape = parts[0].shape

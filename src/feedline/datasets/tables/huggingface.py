@@ -1,8 +1,7 @@
-"""`HuggingFace`: a `datasets.Dataset`, whose table is read directly where the result is known to be equal.
+"""Hugging Face `datasets.Dataset`, reading its Arrow table directly if possible.
 
-The table of a `datasets.Dataset`: its rows read directly, and the columns for which that is known to be equal.
-
-A column of pictures of a `datasets.Dataset`, made into tensors straight from the stored bytes.
+`targets_of` decides if the result of a direct read is known to equal that of `datasets`. `StoredRows` reads the table,
+and `HuggingFaceImages` decodes a column of images from the stored bytes. All else goes through `datasets`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Targets = Mapping[str, torch.dtype | None]
 
 
 class StoredRows:
-    """The rows of an Arrow table that a `datasets.Dataset` selects, in its order."""
+    """Rows of an Arrow table, in the order of the dataset's selection."""
 
     def __init__(self, dataset: Any, table: Any, nulls: Nulls) -> None:
         self._rows, self._bounds = _chunk_rows(table, nulls)
@@ -42,30 +41,31 @@ class StoredRows:
             self._selected, self._selected_bounds = _chunk_rows(selection, Nulls())
 
     def samples(self, indices: Int64s) -> list[dict[str, Any]]:
-        """A dict for each sample, of what is stored."""
+        """A dict of the stored values for each sample."""
         return self._rows.samples(*_places(self._stored(indices), self._bounds))
 
     def converted(self, indices: Int64s, targets: Targets) -> list[dict[str, Any]]:
-        """A dict for each sample, its tensors of the dtypes wanted."""
-        wanted = list(targets.items())
-        return [{n: each[n] if d is None else each[n].to(d) for n, d in wanted} for each in self.samples(indices)]
+        """A dict for each sample, with tensors cast to the target dtypes."""
+        dtypes = list(targets.items())
+        return [{n: each[n] if d is None else each[n].to(d) for n, d in dtypes} for each in self.samples(indices)]
 
     def batch(self, indices: Int64s, targets: Targets, empty: Allocator) -> dict[str, Any]:
-        """The collated batch; tensors of the dtypes wanted, in memory from `empty`."""
-        final = set(targets.values())  # no rule converts a dtype that it also converts to
+        """The collated batch in the target dtypes, allocated by `empty`."""
+        # A tensor of a target dtype is not cast again, so it can be allocated in its final place.
+        final = set(targets.values())
 
         def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             return (empty if dtype in final else allocate_tensor)(shape, dtype)
 
         batch = self._rows.batch(*_places(self._stored(indices), self._bounds), allocate)
-        return {name: _as(batch[name], dtype, empty) for name, dtype in targets.items()}
+        return {name: _cast(batch[name], dtype, empty) for name, dtype in targets.items()}
 
     def _stored(self, indices: Int64s) -> Int64s:
-        """The rows of the table that samples are."""
+        """Table rows of samples, by the selection of the dataset."""
         if self._selected is None:
             return indices
-        found = self._selected.batch(*_places(indices, self._selected_bounds), allocate_tensor)["row"]
-        rows: Int64s = found.numpy().astype(np.int64)
+        selected = self._selected.batch(*_places(indices, self._selected_bounds), allocate_tensor)["row"]
+        rows: Int64s = selected.numpy().astype(np.int64)
         return rows
 
 
@@ -82,14 +82,17 @@ def _places(rows: Int64s, bounds: Int64s) -> tuple[Int64s, Int64s]:
     return which, rows - bounds[which]
 
 
-def _as(values: Any, dtype: torch.dtype | None, empty: Allocator) -> Any:
+def _cast(values: Any, dtype: torch.dtype | None, empty: Allocator) -> Any:
     if dtype is None or values.dtype == dtype:
         return values
     return empty(tuple(values.shape), dtype).copy_(values)
 
 
 class _Rule(NamedTuple):
-    """What a format of `datasets` makes of numbers, once they are collated, and which columns it is known for."""
+    """Dtypes of collated numbers in a format of `datasets`.
+
+    `texts` and `lists` tell if columns of these are known to be read alike.
+    """
 
     integers: torch.dtype
     floats: torch.dtype
@@ -105,13 +108,16 @@ _RULES = {
 
 
 def targets_of(dataset: Any) -> dict[str, torch.dtype | None] | None:
-    """The columns of a sample with the dtype that each collates to (None: text); None if `datasets` must see to one."""
-    told = dataset.format
-    rule = _RULES.get(told["type"])
-    if rule is None or told["format_kwargs"] or told["output_all_columns"]:
+    """The dtype that each column collates to; None for a text.
+
+    None instead of a dict if `datasets` has to format a column itself.
+    """
+    dataset_format = dataset.format
+    rule = _RULES.get(dataset_format["type"])
+    if rule is None or dataset_format["format_kwargs"] or dataset_format["output_all_columns"]:
         return None
     targets: dict[str, torch.dtype | None] = {}
-    for name in told["columns"]:
+    for name in dataset_format["columns"]:
         feature = dataset.features[name]
         if not _is_plain(feature):
             return None
@@ -126,10 +132,13 @@ def targets_of(dataset: Any) -> dict[str, torch.dtype | None] | None:
 
 
 def _is_plain(feature: Any) -> bool:
-    """Whether a feature is stored as what it is: a number, a text, a label, or a list of numbers or texts."""
+    """Check if a feature needs no decoding.
+
+    True of numbers, texts and labels, and of lists of numbers or texts.
+    """
     if type(feature).__name__ in {"List", "LargeList", "Sequence"}:
         return type(feature.feature).__name__ == "Value" and _is_plain(feature.feature)
-    if type(feature).__name__ == "Value":  # times and decimals are stored as numbers, and are none
+    if type(feature).__name__ == "Value":  # times and decimals are stored as numbers, but not returned as such
         return feature.dtype in _KNOWN or feature.dtype in _TEXTS
     return type(feature).__name__ == "ClassLabel"
 
@@ -164,7 +173,10 @@ _MISSING = {"bytes": b"", "path": ""}
 
 
 class HuggingFaceImages:
-    """The pictures of a column with a transform of feedline's own; pickles with its dataset, without what it opened."""
+    """Images of a column, decoded and transformed in one step.
+
+    `transform` is one that `feedline.transforms` can plan. Pickles with the dataset, without open rows.
+    """
 
     def __init__(self, dataset: Any, column: str, transform: Transform) -> None:
         self._dataset, self._column = dataset, column
@@ -172,25 +184,28 @@ class HuggingFaceImages:
         self._rows: StoredRows | None = None
 
     def samples(self, inside: Int64s, rows: Sequence[int | None]) -> list[Any]:
-        """The picture of each sample; `rows` are their places in the batch, by which they draw."""
+        """The transformed image of each sample.
+
+        `rows` are their positions in the batch, which seed random transforms.
+        """
         sources = self._sources(inside)
         return [
-            self.decoding(source, row, partial(self._where, at))
+            self.decoding(source, row, partial(self._describe, at))
             for source, row, at in zip(sources, rows, inside.tolist(), strict=True)
         ]
 
     def batch(self, inside: Int64s, keys: Keys | None, empty: Allocator) -> torch.Tensor:
-        """The pictures as one tensor."""
-        return self.decoding.batch(self._sources(inside), keys, empty, lambda row: self._where(int(inside[row])))
+        """The transformed images as one tensor, in memory from `empty`."""
+        return self.decoding.batch(self._sources(inside), keys, empty, lambda row: self._describe(int(inside[row])))
 
     def _sources(self, inside: Int64s) -> list[Any]:
         stored = self._opened.samples(inside)
         for each, at in zip(stored, inside.tolist(), strict=True):
             if not each["bytes"] and not each["path"]:
-                raise SampleError(f"{self._where(at)} is null; leave such rows out")
+                raise SampleError(f"{self._describe(at)} is null; leave such rows out")
         return [each["bytes"] or each["path"] for each in stored]
 
-    def _where(self, at: int) -> str:
+    def _describe(self, at: int) -> str:
         return f"sample {at} of the Hugging Face dataset, column {self._column!r}"
 
     @property
@@ -199,35 +214,37 @@ class HuggingFaceImages:
         if rows is None:
             table = self._dataset.data.table.select([self._column]).flatten()
             table = table.rename_columns([name.rpartition(".")[2] for name in table.column_names])
-            rows = self._rows = StoredRows(self._dataset, table, Nulls(_MISSING))  # either of two threads' serves
+            # Two threads may both get here. Either result is valid, so there is no lock.
+            rows = self._rows = StoredRows(self._dataset, table, Nulls(_MISSING))
         return rows
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rows": None}
 
 
-def is_picture(dataset: Any, column: str) -> bool:
-    """Whether a column is stored as pictures."""
+def _is_image(dataset: Any, column: str) -> bool:
     return type(dataset.features[column]).__name__ == "Image"
 
 
 class HuggingFace(torch.utils.data.Dataset[Any]):
     """A `datasets.Dataset` with its format, transform and selection: `HuggingFace(ds)[i]` is `ds[i]`.
 
-    Batches are what torch's DataLoader makes of `ds`. Numbers, texts and, in the formats "torch" and "numpy", lists of
-    numbers are gathered from the memory-mapped table without `datasets`' own formatting; other features, other
-    formats, `set_transform` and missing values go through it. `transform` is for samples, or a dict for values by
-    column: a picture and a transform of feedline's own are one step, straight from the stored bytes. Pickles as
-    `datasets` does: by path. `fl.DataLoader` does the same for a `datasets.Dataset` that is given as it is.
+    Batches equal those of torch's DataLoader over `ds`. Numbers and texts, and lists of numbers in the formats "torch"
+    and "numpy", are gathered from the memory-mapped table without the formatting of `datasets`. Other features, other
+    formats, `set_transform` and nulls go through `datasets`.
+
+    `transform` is applied to samples, or is a dict of transforms for values by column. For a column of images, decoding
+    and one of feedline's transforms are one step from the stored bytes. Pickles as `datasets` does, by path.
+    `fl.DataLoader` wraps a `datasets.Dataset` in this class itself.
     """
 
     def __init__(self, dataset: Any, transform: Transform | Mapping[str, Transform] | None = None) -> None:
-        _refuse_others(dataset)
+        _check_dataset(dataset)
         self.dataset = dataset
         self._names = list(dataset.format["columns"])
         by_column, whole = split_transform(transform, self._names)
-        fused = {name: each for name, each in by_column.items() if plan(each) and is_picture(dataset, name)}
-        self._pictures = {name: HuggingFaceImages(dataset, name, each) for name, each in fused.items()}
+        fused = {name: each for name, each in by_column.items() if plan(each) and _is_image(dataset, name)}
+        self._images = {name: HuggingFaceImages(dataset, name, each) for name, each in fused.items()}
         self._steps = {name: SampleTransform(each) for name, each in by_column.items() if name not in fused}
         self._step = SampleTransform(whole)
         left = [name for name in self._names if name not in fused]
@@ -237,8 +254,8 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
 
     @property
     def traits(self) -> Traits:
-        """Threads may read, and whole batches be read, where no code of `datasets` runs for each sample."""
-        images = [each.decoding for each in self._pictures.values()]
+        """Thread-safe and batch-reading only if no code of `datasets` runs."""
+        images = [each.decoding for each in self._images.values()]
         one_by_one = self._targets is None or self._steps or self._step.transform is not None
         return Traits(
             thread_safe=self._targets is not None,
@@ -250,26 +267,29 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        """What `ds[index]` gives, transformed."""
+        """`ds[index]`, transformed."""
         if self._rest is self.dataset:
-            return self._transformed(self.dataset[index], None)
+            return self._transform(self.dataset[index], None)
         at = one_within(index, len(self), "Dataset")
-        return self._transformed(self._merged(np.array([at]), [None])[0], None)
+        return self._transform(self._read(np.array([at]), [None])[0], None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """What `ds.__getitems__(indices)` gives, transformed."""
+        """`ds.__getitems__(indices)`, transformed."""
         inside = within(as_indices(indices), len(self), "Dataset")
-        return [self._transformed(each, row) for row, each in enumerate(self._merged(inside, range(len(inside))))]
+        return [self._transform(each, row) for row, each in enumerate(self._read(inside, range(len(inside))))]
 
     def read_batch(self, request: BatchRead) -> Batch:
-        """The collated batch in one pass; TypeError where `datasets` or a transform has to see each sample."""
+        """The collated batch in one pass.
+
+        TypeError if `datasets` or a transform has to process each sample.
+        """
         check_reads_batches(self)
         inside = within(request.indices, len(self), "Dataset")
-        drawing = [name for name, each in self._pictures.items() if each.decoding.draws]
+        drawing = [name for name, each in self._images.items() if each.decoding.draws]
         keys = _keys_of(request.keys, len(inside), drawing)
         columns = self._rest_of_batch(inside, request.allocate)
-        for name, pictures in self._pictures.items():
-            columns[name] = pictures.batch(inside, keys.get(name), request.allocate)
+        for name, images in self._images.items():
+            columns[name] = images.batch(inside, keys.get(name), request.allocate)
         return {name: columns[name] for name in self._names}
 
     def _rest_of_batch(self, inside: Int64s, empty: Allocator) -> dict[str, Any]:
@@ -277,16 +297,16 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
             return {}
         try:
             return self._direct.batch(inside, self._targets, empty)
-        except SampleError:  # a value is missing: `datasets` says what stands for it
-            found: dict[str, Any] = collate.default(self._rest.__getitems__(inside.tolist()), empty=empty)
-            return found
+        except SampleError:  # a null: its value is up to `datasets`
+            batch: dict[str, Any] = collate.default(self._rest.__getitems__(inside.tolist()), empty=empty)
+            return batch
 
-    def _merged(self, inside: Int64s, rows: Sequence[int | None]) -> list[Any]:
+    def _read(self, inside: Int64s, rows: Sequence[int | None]) -> list[Any]:
         samples = self._rest_of_samples(inside)
-        for name, pictures in self._pictures.items():
-            for sample, picture in zip(samples, pictures.samples(inside, rows), strict=True):
-                sample[name] = picture
-        return [{name: each[name] for name in self._names} for each in samples] if self._pictures else samples
+        for name, images in self._images.items():
+            for sample, image in zip(samples, images.samples(inside, rows), strict=True):
+                sample[name] = image
+        return [{name: each[name] for name in self._names} for each in samples] if self._images else samples
 
     def _rest_of_samples(self, inside: Int64s) -> list[Any]:
         if self._rest is None or not len(inside):
@@ -294,11 +314,11 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
         if self._targets and self._rest.format["type"] == "torch":
             try:
                 return self._direct.converted(inside, self._targets)
-            except SampleError:  # a value is missing: `datasets` says what stands for it
+            except SampleError:  # a null: its value is up to `datasets`
                 pass
         return list(self._rest.__getitems__(inside.tolist()))
 
-    def _transformed(self, sample: Any, row: int | None) -> Any:
+    def _transform(self, sample: Any, row: int | None) -> Any:
         for name, step in self._steps.items():
             sample[name] = step(sample[name], row)
         return self._step(sample, row)
@@ -310,16 +330,16 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
             assert self._rest is not None
             assert self._targets is not None
             table = self._rest.data.table.select(list(self._targets))
-            rows = self._rows = StoredRows(self._rest, table, Nulls())  # either of two threads' results serves
+            rows = self._rows = StoredRows(self._rest, table, Nulls())  # no lock: either of two threads' is valid
         return rows
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rows": None}
 
 
-def _refuse_others(dataset: Any) -> None:
+def _check_dataset(dataset: Any) -> None:
     if isinstance(dataset, Mapping):
-        raise ArgumentError(f"this is a dict of splits ({', '.join(map(str, dataset))}): give one, as ds['train']")
+        raise ArgumentError(f"this is a dict of splits ({', '.join(map(str, dataset))}): pass one, such as ds['train']")
     if not is_table(dataset):
-        hint = "HuggingFaceStream is for such streams" if hasattr(dataset, "num_shards") else "give a Dataset"
+        hint = "use HuggingFaceStream for streams" if hasattr(dataset, "num_shards") else "pass a datasets.Dataset"
         raise ArgumentError(f"HuggingFace reads datasets.Dataset, not {type(dataset).__name__}; {hint}")

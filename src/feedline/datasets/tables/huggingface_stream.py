@@ -1,4 +1,4 @@
-"""`HuggingFaceStream`: a `datasets.IterableDataset` in partitions, resumed exactly, its shuffle buffer included."""
+"""Hugging Face `datasets.IterableDataset` in partitions, with exact resume."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from feedline.errors import ArgumentError
 
 
 class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
-    """The examples of a `datasets.IterableDataset`; each of its shards is a partition, whatever the workers and ranks.
+    """Examples of a `datasets.IterableDataset`, with its shards as partitions.
 
-    `shuffle_buffer` mixes the examples of each partition within blocks of that many, anew in each epoch; to resume, one
-    block at most is read again. A dataset that was shuffled by `datasets` itself resumes exactly, too, but reads its
-    shards from their beginning, because its state does not hold what was in its buffer. With `take`, `skip`,
-    indices, batches dropped for being short, or sources that are interleaved with or until the first is exhausted, a
-    stream has one partition: each shard by itself would give other examples.
+    Partitions do not depend on the number of workers and ranks. `shuffle_buffer` shuffles the examples of each
+    partition in blocks of that many, in another order each epoch. Resuming reads at most one block again. A dataset
+    shuffled by `datasets` itself also resumes exactly, but reads its shards again from their start, because its state
+    does not include its buffer.
 
-    In torch's own DataLoader each worker reads its own partitions. There, each pass of a process is the next epoch,
-    counted from the one given to `set_epoch`: call it where workers are not persistent, as for `datasets`.
+    The stream has a single partition if separate shards would give other examples: with `take`, `skip`, indices,
+    dropped short batches, or sources that are interleaved with or until the first is exhausted.
+
+    In torch's DataLoader each worker reads its share of the partitions. There each pass of a process is the next epoch,
+    counted from that of `set_epoch`. Without persistent workers, call `set_epoch` before each epoch, as for `datasets`.
     """
 
     def __init__(self, dataset: Any, shuffle_buffer: int | None = None, seed: int = 0) -> None:
@@ -37,15 +39,21 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
         self.dataset = dataset
         self.shuffle_buffer, self.seed = shuffle_buffer, seed
         self.num_partitions = 1 if counts(dataset) else dataset.num_shards
-        self._told, self._passes = dataset.epoch, 0
+        self._base_epoch, self._passes = dataset.epoch, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass of torch's DataLoader be epoch `epoch`; feedline's tells each partition its epoch."""
+        """Set the epoch of the next pass in torch's DataLoader.
+
+        `fl.DataLoader` passes the epoch to `partition` instead.
+        """
         self.dataset.set_epoch(epoch)
-        self._told, self._passes = epoch, 0
+        self._base_epoch, self._passes = epoch, 0
 
     def __iter__(self) -> Iterator[Any]:
-        """All partitions, one after the other; in a worker of torch's DataLoader, those that are the worker's."""
+        """Iterate over all partitions, one after the other.
+
+        In a worker of torch's DataLoader, over every `num_workers`-th one.
+        """
         partitions, epoch = range(self.num_partitions), self._next_epoch()
         info = torch.utils.data.get_worker_info()
         if info is not None:
@@ -53,14 +61,17 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
         return chain.from_iterable(self.partition(partition, epoch) for partition in partitions)
 
     def _next_epoch(self) -> int:
-        told = self.dataset.epoch  # in memory that persistent workers share with the process that sets it
-        if told != self._told:
-            self._told, self._passes = told, 0
+        epoch = self.dataset.epoch  # in shared memory: set_epoch of the main process reaches persistent workers
+        if epoch != self._base_epoch:
+            self._base_epoch, self._passes = epoch, 0
         self._passes += 1
-        return int(told) + self._passes - 1
+        return int(epoch) + self._passes - 1
 
     def partition(self, partition: int, epoch: int) -> Iterator[Any]:
-        """The examples of one partition; the iterator has a state where that of the dataset is exact."""
+        """Iterate over one partition.
+
+        The iterator has `state_dict` and `load_state_dict` if the dataset's state is exact.
+        """
         source = self.dataset.shard(num_shards=self.num_partitions, index=partition)
         source.set_epoch(epoch)
         if self.shuffle_buffer is None:
@@ -69,13 +80,13 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
         return _Shuffled(source, self.shuffle_buffer, key, stateful=not forgets(source))
 
     def __getstate__(self) -> dict[str, Any]:
-        # a process that is being spawned gets the memory itself, and so hears of epochs that are set later
+        # Shared memory can be pickled only while a process is spawned, which then sees epochs that are set later.
         portable = self.dataset if get_spawning_popen() is not None else _portable(self.dataset)
         return {**self.__dict__, "dataset": portable}
 
 
 class _Stateful:
-    """The examples of a dataset, and its state."""
+    """Iterator over a dataset that can save and restore its state."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -88,25 +99,24 @@ class _Stateful:
         return next(self._examples)
 
     def state_dict(self) -> Any:
-        """Where `datasets` is."""
         return self._source.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on there."""
         self._source.load_state_dict(state)
 
 
 class _Shuffled:
-    """Blocks of examples, each in an order of its own; the state is where a block began and how much of it was given.
+    """Iterator that shuffles examples in blocks.
 
-    Two methods of a stateful iterator are set only where the dataset's own state is exact.
+    The state is that of the source at the start of the block, the block's number, and how many of its examples were
+    returned. `state_dict` and `load_state_dict` exist only if the state of the source is exact.
     """
 
     def __init__(self, source: Any, size: int, key: int, *, stateful: bool) -> None:
         self._source, self._size, self._key = source, size, key
         self._examples = _examples(source)
-        self._began: Any = None
-        self._number, self._given = 0, 0
+        self._block_start: Any = None
+        self._number, self._position = 0, 0
         self._block: list[Any] = []
         if stateful:
             self.state_dict, self.load_state_dict = self._state, self._load
@@ -115,35 +125,37 @@ class _Shuffled:
         return self
 
     def __next__(self) -> Any:
-        if self._given == len(self._block):
-            self._number, self._given = self._number + bool(self._block), 0
+        if self._position == len(self._block):
+            self._number, self._position = self._number + bool(self._block), 0
             self._fill()
         if not self._block:
             raise StopIteration
-        self._given += 1
-        return self._block[self._given - 1]
+        self._position += 1
+        return self._block[self._position - 1]
 
     def _fill(self) -> None:
-        self._began = self._source.state_dict()
-        read = list(islice(self._examples, self._size))
-        order = permuted(derive(self._key, self._number), len(read), 0, len(read)).tolist() if read else []
-        self._block = [read[place] for place in order]
+        self._block_start = self._source.state_dict()
+        examples = list(islice(self._examples, self._size))
+        order = permuted(derive(self._key, self._number), len(examples), 0, len(examples)).tolist() if examples else []
+        self._block = [examples[place] for place in order]
 
     def _state(self) -> dict[str, Any]:
-        return {"began": self._began, "block": self._number, "given": self._given}
+        return {"began": self._block_start, "block": self._number, "given": self._position}
 
     def _load(self, state: dict[str, Any]) -> None:
-        self._number, given = state["block"], state["given"]
+        self._number, position = state["block"], state["given"]
         if state["began"] is not None:
             self._source.load_state_dict(state["began"])
             self._fill()
-            self._began, self._given = state["began"], given  # `datasets` tells a loaded state only once it has read on
+            # _fill() asked for the state right after loading it, when `datasets` does not return it yet.
+            self._block_start, self._position = state["began"], position
 
 
 def _examples(source: Any) -> Iterator[Any]:
-    """The examples; `datasets` must not see that this is a worker: it would divide the partition among the workers."""
+    """Iterate over a dataset as if outside of a worker."""
     examples = iter(source)
-    with _alone():
+    # In a worker `datasets` would divide the partition among all workers. It decides this at the first example.
+    with _hide_worker():
         try:
             first = next(examples)
         except StopIteration:
@@ -153,7 +165,7 @@ def _examples(source: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _hide_worker() -> Iterator[None]:
     info = torch_worker._worker_info
     torch_worker._worker_info = None
     try:
@@ -163,7 +175,10 @@ def _alone() -> Iterator[None]:
 
 
 def _portable(dataset: Any) -> Any:
-    """The dataset with its epoch as a number: `datasets` holds it in memory that only torch's own pickles can share."""
+    """A copy of the dataset with its epoch as a plain number.
+
+    `datasets` has it in shared memory, which can be pickled only while a process is spawned.
+    """
     portable = object.__new__(type(dataset))
     portable.__dict__ = {**dataset.__dict__, "_epoch": dataset.epoch}
     return portable

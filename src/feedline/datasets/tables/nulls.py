@@ -1,4 +1,4 @@
-"""What stands for missing values in the columns of a table."""
+"""Fill values for nulls in the columns of a table."""
 
 from __future__ import annotations
 
@@ -17,58 +17,57 @@ Fill = str | bytes | float | list[Any] | None
 
 @dataclass(frozen=True, slots=True)
 class Nulls:
-    """What stands for missing values: "raise", "nan", a value, `[]` for lists, or a tuple of which the first that fits.
+    """Policy for nulls: raise an error, or fill them.
 
-    Or a dict of these by the names of columns, and of members of columns (`"image.path"`); what is given for a struct
-    is for all in it that can hold it.
+    `policy` is "raise", "nan", a fill value, `[]` for lists, a tuple of alternatives of which the first that fits is
+    used, or a dict of these by column or member of a column (`"image.path"`). An entry for a struct applies to all its
+    members that can hold the value.
     """
 
     policy: Any = "raise"
     given: tuple[Any, ...] = ()
-    """What a dict has for this column, and for those that it is a member of, nearest first."""
+    """Entries of a dict for this column and the structs around it, innermost first."""
 
     def within(self, path: str) -> Nulls:
-        """The same for a column of this table, or a member of this column."""
+        """The policy for a column, or for a member of this column."""
         if not isinstance(self.policy, Mapping) or path not in self.policy:
             return self
         return Nulls(self.policy, (self.policy[path], *self.given))
 
     def check(self, kind: StructType) -> None:
-        """Raise `ArgumentError` for what no column can hold, or not the one that it is given for."""
-        there = list(_fillable(kind))
+        """Raise ArgumentError for unknown columns, and for values that do not fit."""
+        columns = list(_fillable(kind))
         if not isinstance(self.policy, Mapping):
-            _check(self.policy, "no column can", there)
+            _check_fits(self.policy, "no column can", columns)
             return
         for path, policy in self.policy.items():
-            meant = [(paths, each) for paths, each in there if path in paths]
-            if not meant:
-                names = dict.fromkeys(name for paths, _ in there for name in paths)
+            named = [(paths, each) for paths, each in columns if path in paths]
+            if not named:
+                names = dict.fromkeys(name for paths, _ in columns for name in paths)
                 raise ArgumentError(f"nulls names the column {path!r}; there are {', '.join(names)}")
-            _check(policy, f"column {path!r} cannot", meant)
+            _check_fits(policy, f"column {path!r} cannot", named)
 
     def fill(self, kind: ColumnType) -> Fill:
-        """The value for missing ones in a column of this kind; None if they raise."""
-        found = next((value for value in (_filling(kind, each) for each in self._values()) if value is not None), None)
-        if found is None and isinstance(kind, TextType) and "raise" not in self.given:
+        """The fill value for a column; None if nulls raise."""
+        value = next((value for value in (_as_fill(kind, each) for each in self._values()) if value is not None), None)
+        if value is None and isinstance(kind, TextType) and "raise" not in self.given:
             return kind.absent
-        return found
+        return value
 
     def problem(self, path: str, kind: ColumnType) -> str:
-        """What to say of a null that nothing stands for."""
-        unfit = " and ".join(f"{_said(value)} is no {_called(kind)}" for value in self._values())
+        """Describe a null without a fill value, with a remedy."""
+        unfit = " and ".join(f"{_show(value)} does not fit {_type_name(kind)}" for value in self._values())
         reason = f", and {unfit}" if unfit else ""
-        return (
-            f"is null{reason}; give nulls={self._with(path, _example(kind))!r} to fill such values, or leave them out"
-        )
+        return f"is null{reason}; pass nulls={self._with(path, _example(kind))!r} to fill nulls, or leave such rows out"
 
     def _values(self) -> list[Any]:
-        """What may stand for missing values here, in the order in which it is tried."""
+        """Candidate fill values, in the order of preference."""
         given = self.given if isinstance(self.policy, Mapping) else (self.policy,)
         flat = [value for each in given for value in _alternatives(each)]
         return list(takewhile(lambda value: value != "raise", flat))
 
     def _with(self, path: str, example: Any) -> Any:
-        """The policy, in which this stands for the missing values of this column, too."""
+        """The policy extended by a fill value for this column."""
         if isinstance(self.policy, Mapping):
             return {**self.policy, path: _with(self.policy.get(path, "raise"), example)}
         return {path: example} if self.policy == "raise" else _with(self.policy, example)
@@ -82,20 +81,23 @@ def _with(policy: Any, example: Any) -> Any:
     return example if policy == "raise" else (*_alternatives(policy), example)
 
 
-def _check(policy: Any, nobody: str, there: list[tuple[tuple[str, ...], ColumnType]]) -> None:
+def _check_fits(policy: Any, subject: str, columns: list[tuple[tuple[str, ...], ColumnType]]) -> None:
     if policy == "raise":
         return
     for value in _alternatives(policy):
-        if all(_filling(kind, value) is None for _, kind in there):
+        if all(_as_fill(kind, value) is None for _, kind in columns):
             kinds: dict[str, str] = {}
-            for paths, kind in there:
+            for paths, kind in columns:
                 kinds.setdefault(paths[-1], kind.arrow)
             listed = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
-            raise ArgumentError(f"nulls: {nobody} hold {value!r}; {listed}")
+            raise ArgumentError(f"nulls: {subject} hold {value!r}; {listed}")
 
 
 def _fillable(kind: ColumnType, paths: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ColumnType]]:
-    """What may be null, with its path behind those of what it is a member of; items have the path of their list."""
+    """Every fillable column and member, with the paths that name it.
+
+    Paths run from the outermost column to the member itself. Items of a list have the paths of the list.
+    """
     if isinstance(kind, StructType):
         for name, each in kind.fields:
             if name not in kind.left_out:
@@ -106,8 +108,8 @@ def _fillable(kind: ColumnType, paths: tuple[str, ...] = ()) -> Iterator[tuple[t
         yield from _fillable(kind.item, paths)
 
 
-def _filling(kind: ColumnType, value: Any) -> Fill:
-    """The value if the kind can hold it."""
+def _as_fill(kind: ColumnType, value: Any) -> Fill:
+    """The value for a column of this type; None if unfit."""
     if isinstance(kind, ListType):
         return value if isinstance(value, list) and not value else None
     if isinstance(kind, TextType):
@@ -126,7 +128,7 @@ def _fits(value: float, dtype: np.dtype[Any]) -> bool:
 
 
 def _example(kind: ColumnType) -> Any:
-    """A value that this kind can hold."""
+    """A value that fits a column of this type."""
     if isinstance(kind, ListType):
         return []
     if isinstance(kind, TextType):
@@ -134,11 +136,11 @@ def _example(kind: ColumnType) -> Any:
     return "nan" if isinstance(kind, NumberType) and kind.dtype.kind == "f" else 0
 
 
-def _called(kind: ColumnType) -> str:
+def _type_name(kind: ColumnType) -> str:
     if isinstance(kind, NumberType):
         return kind.counts or str(kind.dtype)
     return "list" if isinstance(kind, ListType) else "bytes" if isinstance(kind, TextType) and kind.binary else "text"
 
 
-def _said(value: Any) -> str:
+def _show(value: Any) -> str:
     return "NaN" if isinstance(value, str) and value == "nan" else repr(value)

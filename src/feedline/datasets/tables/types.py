@@ -1,4 +1,7 @@
-"""What the columns of a table become: Arrow types told apart by the tensors, texts, lists and dicts they give."""
+"""Column types: the tensors, texts, lists and dicts that Arrow types become.
+
+Every type has its Arrow type in `arrow`, for messages only: several Arrow types are read alike and compare equal.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,13 @@ from feedline.errors import ArgumentError, SampleError
 
 @dataclass(frozen=True, slots=True)
 class NumberType:
-    """A tensor of `shape` for each row; `()` is a single number. Times are the integers that Arrow stores."""
+    """A tensor of `shape` per row; times are integers as stored."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
     counts: str = ""
-    """Of times: their Arrow type, because the same integers of another unit or zone are another time."""
+    """The Arrow type of times, compared because unit and zone give the integers their meaning."""
     arrow: str = field(default="", compare=False)
-    """The Arrow type, of which some are read alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,13 @@ class TextType:
 
     binary: bool = False
     absent: str | None = field(default=None, compare=False)
-    """What stands for null unless something else is given, where null is nothing out of the ordinary."""
+    """Default fill value of a column where nulls are normal; None if nulls raise."""
     arrow: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ListType:
-    """Any number of items for each row: one tensor if they are numbers, else a list."""
+    """Items of variable number: a tensor of numbers, or a list."""
 
     item: ColumnType
     arrow: str = field(default="", compare=False)
@@ -45,7 +47,7 @@ class ListType:
 
 @dataclass(frozen=True, slots=True)
 class StructType:
-    """A dict for each row, without those of the stored `fields` that are `left_out`."""
+    """A dict for each row: the stored `fields` except those `left_out`."""
 
     fields: tuple[tuple[str, ColumnType], ...]
     left_out: frozenset[str] = frozenset()
@@ -66,12 +68,12 @@ _TIMES = {
 
 
 def pyarrow(what: str) -> Any:
-    """The module; MissingExtraError says that `what` needs it."""
+    """Import pyarrow. MissingExtraError names `what` as the user of it."""
     return optional.load("pyarrow", "arrow", what)
 
 
 def kind_of(arrow_type: Any, column: str) -> ColumnType:
-    """What a column of this Arrow type becomes; ArgumentError names one that becomes nothing."""
+    """The type of a column; ArgumentError if its Arrow type is unsupported."""
     return replace(_kind_of(arrow_type, column), arrow=str(arrow_type))
 
 
@@ -118,7 +120,7 @@ def _fixed_lists(arrow_type: Any, column: str) -> ColumnType:
 
 
 def _extension(arrow_type: Any, column: str) -> ColumnType:
-    """An extension type is read as what it is stored as; a tensor of fixed shape gets that shape."""
+    """The storage type of an extension type, with a tensor's fixed shape."""
     stored = kind_of(arrow_type.storage_type, column)
     if getattr(arrow_type, "extension_name", None) != "arrow.fixed_shape_tensor":
         return stored
@@ -130,93 +132,98 @@ def _extension(arrow_type: Any, column: str) -> ColumnType:
 
 
 def _numbers(types: Any, arrow_type: Any, column: str) -> NumberType:
-    if types.is_decimal(arrow_type) or types.is_null(arrow_type):  # of nothing but nulls, floats are what pandas makes
+    if types.is_decimal(arrow_type) or types.is_null(arrow_type):  # pandas, too, reads the null type as floats
         return NumberType(np.dtype(np.float64))
     if types.is_boolean(arrow_type) or types.is_integer(arrow_type) or types.is_floating(arrow_type):
         return NumberType(np.dtype(arrow_type.to_pandas_dtype()))
     stored = _TIMES.get(str(arrow_type).partition("[")[0])
     if stored is None:
         raise ArgumentError(
-            f"column {column!r} is of the Arrow type {arrow_type}, of which no tensor, text, list or dict can be made;"
-            " leave it out with columns=[...], or cast it before"
+            f"column {column!r} has the Arrow type {arrow_type}, which cannot become a tensor, text, list or dict;"
+            " leave it out with columns=[...], or cast it first"
         )
     return NumberType(np.dtype(stored), counts=str(arrow_type))
 
 
 def kinds_of(schema: Any, columns: Iterable[str] | None, source: str) -> StructType:
-    """The kind of a sample: a dict of these columns, or members of columns (`"image.bytes"`); None means all.
+    """The type of a sample with these columns of a schema.
 
-    ArgumentError names one that is not there.
+    `columns` may name members of columns (`"image.bytes"`); None means all columns. `source` is the file, for errors.
+    ArgumentError for an unknown, ambiguous or unsupported column.
     """
-    asked = _asked(schema.names, schema.names if columns is None else columns, source)
-    if not asked:
+    chosen = _members_by_column(schema.names, schema.names if columns is None else columns, source)
+    if not chosen:
         raise ArgumentError(f"no column is left to read from {source}; it has {', '.join(schema.names) or 'none'}")
     features = _features(schema)
-    found = []
-    for name, members in asked.items():
+    fields = []
+    for name, members in chosen.items():
         kind = _with_absent_paths(kind_of(schema.field(name).type, name), features.get(name))
-        found.append((name, _narrowed(kind, members, name, source)))
-    return StructType(tuple(found))
+        fields.append((name, _select_members(kind, members, name, source)))
+    return StructType(tuple(fields))
 
 
-def _asked(names: Sequence[str], columns: Iterable[str], source: str) -> dict[str, list[str]]:
-    """By column, the paths therein that are asked for; "" is the column itself."""
-    asked: dict[str, list[str]] = {}
+def _members_by_column(names: Sequence[str], columns: Iterable[str], source: str) -> dict[str, list[str]]:
+    """The requested member paths of each column; "" is the whole column."""
+    chosen: dict[str, list[str]] = {}
     for column in columns:
-        name = _beginning(column, names)
-        if name is None or names.count(name) != 1:
-            found = f"not at all; there are {', '.join(names)}" if name is None else "more than once"
-            raise ArgumentError(f"column {column!r} is in {source} {found}")
-        asked.setdefault(name, []).append(column[len(name) + 1 :])
-    return asked
+        name = _longest_prefix(column, names)
+        if name is None:
+            raise ArgumentError(f"column {column!r} is not in {source}; there are {', '.join(names)}")
+        if names.count(name) != 1:
+            raise ArgumentError(f"column {column!r} is in {source} more than once")
+        chosen.setdefault(name, []).append(column[len(name) + 1 :])
+    return chosen
 
 
-def _beginning(path: str, names: Iterable[str]) -> str | None:
-    """The name, which may itself have dots, that a path is or begins with."""
+def _longest_prefix(path: str, names: Iterable[str]) -> str | None:
+    """The longest name, possibly dotted, that a path begins with."""
     fitting = [name for name in names if path == name or path.startswith(f"{name}.")]
     return max(fitting, key=len, default=None)
 
 
-def _narrowed(kind: ColumnType, members: Sequence[str], column: str, source: str) -> ColumnType:
-    """Without what is on none of these paths."""
+def _select_members(kind: ColumnType, members: Sequence[str], column: str, source: str) -> ColumnType:
+    """The type with only the members on these paths."""
     if "" in members:
         return kind
     if isinstance(kind, ListType):
-        return replace(kind, item=_narrowed(kind.item, members, column, source))
+        return replace(kind, item=_select_members(kind.item, members, column, source))
     fields = dict(kind.fields) if isinstance(kind, StructType) else {}
-    asked: dict[str, list[str]] = {}
+    chosen: dict[str, list[str]] = {}
     for member in members:
-        name = _beginning(member, fields)
+        name = _longest_prefix(member, fields)
         if name is None:
-            there = ", ".join(f"{column}.{name}" for name in fields) or f"{column}, which has no members"
-            raise ArgumentError(f"column {f'{column}.{member}'!r} is in {source} not at all; there are {there}")
-        asked.setdefault(name, []).append(member[len(name) + 1 :])
+            known = ", ".join(f"{column}.{name}" for name in fields) or f"{column}, which has no members"
+            raise ArgumentError(f"column {f'{column}.{member}'!r} is not in {source}; there are {known}")
+        chosen.setdefault(name, []).append(member[len(name) + 1 :])
     assert isinstance(kind, StructType)
-    narrowed = {name: _narrowed(fields[name], each, f"{column}.{name}", source) for name, each in asked.items()}
-    return replace(kind, fields=tuple((fields | narrowed).items()), left_out=frozenset(fields.keys() - asked.keys()))
+    narrowed = {name: _select_members(fields[name], each, f"{column}.{name}", source) for name, each in chosen.items()}
+    return replace(kind, fields=tuple((fields | narrowed).items()), left_out=frozenset(fields.keys() - chosen.keys()))
 
 
 _WITH_PATHS = {"Image", "Audio", "Video"}
-"""Features of `datasets` that are stored as a struct of `bytes` and a `path`, one of which suffices."""
+"""Features of `datasets` stored as a struct of `bytes` and `path`, either of which may be null."""
 
 
 def _features(schema: Any) -> Mapping[str, Any]:
-    """What `datasets` has noted of the columns; nothing if another library wrote them."""
+    """Features by column, as `datasets` stores them in the schema's metadata.
+
+    Empty if another library wrote the file.
+    """
     try:
-        noted = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
         return {}
-    return noted if isinstance(noted, Mapping) else {}
+    return features if isinstance(features, Mapping) else {}
 
 
-def bare(schema: Any) -> Any:
-    """The schema without metadata, but for those that `kinds_of` looks into."""
+def strip_metadata(schema: Any) -> Any:
+    """The schema without metadata, except the features that `kinds_of` reads."""
     features = _features(schema)
     return schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})} if features else None)
 
 
 def _with_absent_paths(kind: ColumnType, feature: Any) -> ColumnType:
-    """With "" for paths that are null, if this feature has some."""
+    """Fill null paths of images, audio and video with ""."""
     if isinstance(kind, ListType):
         return replace(kind, item=_with_absent_paths(kind.item, feature))
     while isinstance(feature, list) or (isinstance(feature, Mapping) and "feature" in feature and "_type" in feature):
@@ -234,20 +241,21 @@ def _absent(kind: ColumnType) -> ColumnType:
     return replace(kind, absent="") if isinstance(kind, TextType) and not kind.binary else kind
 
 
-def refuse_different(kinds: Sequence[StructType], paths: Sequence[str]) -> None:
-    """Raise `SampleError` naming both files and the column where files do not have the same columns."""
+def check_same_columns(kinds: Sequence[StructType], paths: Sequence[str]) -> None:
+    """Raise SampleError if columns or their types differ between files."""
     for kind, path in zip(kinds, paths, strict=True):
         if _names(kind) != _names(kinds[0]):
-            ours, theirs = set(_names(kinds[0])), set(_names(kind))
+            first, other_names = set(_names(kinds[0])), set(_names(kind))
+            differing = ", ".join(sorted(first ^ other_names)) or "the order"
             raise SampleError(
-                f"{path} and {paths[0]} do not have the same columns: {', '.join(sorted(ours ^ theirs)) or 'the order'}"
-                " differs; name those that all files have with columns=[...]"
+                f"{path} and {paths[0]} do not have the same columns: {differing} differs; choose columns that all"
+                " files have with columns=[...]"
             )
-        unlike = _difference("", kinds[0], kind)
-        if unlike is not None:
-            name, one, other = unlike
+        difference = _difference("", kinds[0], kind)
+        if difference is not None:
+            name, one, other = difference
             raise SampleError(
-                f"column {name!r} is {one.arrow} in {paths[0]}, but {other.arrow} in {path}; write one of them again"
+                f"column {name!r} is {one.arrow} in {paths[0]}, but {other.arrow} in {path}; rewrite one of them"
                 " with the type of the other, or read them as two datasets"
             )
 
@@ -257,13 +265,13 @@ def _names(kind: StructType) -> list[str]:
 
 
 def _difference(path: str, expected: ColumnType, found: ColumnType) -> tuple[str, ColumnType, ColumnType] | None:
-    """The path of the first column, or member of one, whose kinds differ, and these; None if all are the same."""
+    """Path and both types of the first column or member that differs."""
     if isinstance(expected, ListType) and isinstance(found, ListType):
         return _difference(path, expected.item, found.item)
     if isinstance(expected, StructType) and isinstance(found, StructType) and _names(expected) == _names(found):
         for (name, one), (_, other) in zip(expected.fields, found.fields, strict=True):
-            unlike = _difference(f"{path}.{name}" if path else name, one, other)
-            if unlike is not None:
-                return unlike
+            difference = _difference(f"{path}.{name}" if path else name, one, other)
+            if difference is not None:
+                return difference
         return None
     return None if expected == found else (path, expected, found)

@@ -1,1 +1,1 @@
-"""Datasets of text files."""
+"""Datasets of text files: lines, JSON lines and CSV."""

@@ -1,4 +1,7 @@
-"""Where the lines of text files begin and end: 16 bytes a line, found in one pass in bounded memory."""
+"""Index of line bounds in text files: 16 bytes a line.
+
+Bounds are found in one pass over the file, in bounded memory, from single bytes: this limits the encodings.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,16 @@ _TO_UTF8 = "iconv -f UTF-16 -t UTF-8 OLD > NEW"
 _BLANKS = np.frombuffer(b" \t\r\n", np.uint8)
 
 
-_LOOKS = 16
+_CHECKED_LINES = 16
+"""Lines of a file that are compared with a stored index."""
 
 
-_LOOKED_AT = 1 << 16
+_SEARCH_NBYTES = 1 << 16
+"""Bytes to search for a line end at a time."""
 
 
 _HELD_NBYTES = 1 << 24
-"""Of a longer line only the end is held: all else that would be looked for is whether it is blank."""
+"""Bytes of a line to hold in memory. Longer lines are not checked for being blank."""
 
 
 _NONE: NDArray[np.uint64] = np.empty(0, np.uint64)
@@ -46,25 +51,27 @@ Bounds = tuple[NDArray[np.uint64], NDArray[np.uint64]]
 
 
 def line_encoding(encoding: str, delimiter: str = ",") -> str:
-    """The name of an encoding in which lines and fields end at the bytes at which they end in ASCII.
+    """Python's name of an encoding, checked for single-byte line ends.
 
-    ArgumentError for others, such as UTF-16, of which no line can be found so.
+    ArgumentError for an encoding such as UTF-16, where the bytes of line ends, quotes and delimiters are not those of
+    ASCII or occur within other characters.
     """
     try:
         name = codecs.lookup(encoding).name.removesuffix("-sig")
-        "".encode(name)  # refused by what turns bytes into bytes
+        "".encode(name)  # raises for codecs that are no text encodings, such as base64
     except (LookupError, UnicodeError, TypeError):
-        raise ArgumentError(f"encoding={encoding!r} is none that Python has for texts") from None
+        raise ArgumentError(f"encoding={encoding!r} is not a text encoding of Python; see the codecs module") from None
     if not _is_ascii(name) or any(_hides(name, each) for each in f'\n\r\t ",{delimiter}'):
         raise ArgumentError(
-            f"encoding={encoding!r}: where lines and fields end cannot be told from single bytes; write the files as"
-            f" UTF-8, such as by `{_TO_UTF8.replace('UTF-16', encoding)}`"
+            f"encoding={encoding!r}: the ends of lines and fields cannot be found from single bytes; convert the files"
+            f" to UTF-8, such as with `{_TO_UTF8.replace('UTF-16', encoding)}`"
         )
     return name
 
 
 def _is_ascii(encoding: str) -> bool:
-    """Whether bytes below 128 are what they are in ASCII, whatever stands before them: ISO 2022 has escapes."""
+    """Check that bytes below 128 always mean ASCII characters."""
+    # The last test excludes ISO 2022, where escape sequences change the meaning of the bytes that follow.
     try:
         same = _ASCII.decode(encoding) == _ASCII.decode("ascii") and _ASCII.decode("ascii").encode(encoding) == _ASCII
     except UnicodeError:
@@ -73,16 +80,17 @@ def _is_ascii(encoding: str) -> bool:
 
 
 def _hides(encoding: str, character: str) -> bool:
-    """Whether the byte of this character may be the second half of another one."""
+    """Check if a character's byte may be another one's second byte."""
     last = character.encode("ascii", "ignore")
     pairs = (bytes([first]) + last for first in range(128, 256))
     return bool(last) and any(pair.decode(encoding, "ignore")[-1:] not in ("", character) for pair in pairs)
 
 
 class LinePiece(NamedTuple):
-    """Whole lines of a file, of which the first begins at byte `at`; only the last piece may lack the last line end.
+    """Complete lines of a file, from byte `at` on.
 
-    Where the first line is too long to be held, `data` lacks its first `left_out` bytes.
+    Only the last piece of a file may lack its line end. If the first line is too long to hold, `data` lacks its first
+    `left_out` bytes.
     """
 
     at: int
@@ -90,20 +98,23 @@ class LinePiece(NamedTuple):
     left_out: int = 0
 
 
-def pieces(blob: Blob, held_nbytes: int) -> Iterator[LinePiece]:
-    """The content of a file behind its byte order mark, if it has one; of a longer line, `held_nbytes` and a part."""
+def line_pieces(blob: Blob, held_nbytes: int) -> Iterator[LinePiece]:
+    """Read a file in complete lines, without its byte order mark.
+
+    Of a long line only about the last `held_nbytes` are held. SampleError for UTF-16.
+    """
     at, left_out, open_line = 0, 0, list[memoryview]()
     for number, part in enumerate(parts(blob)):
         if number == 0 and bytes(part[:2]) in _WIDE_BOMS:
             raise SampleError(
-                f"{blob.name} is UTF-16, of which no line can be found by itself; write it as UTF-8: by `{_TO_UTF8}`,"
-                " or saved as 'CSV UTF-8' by a spreadsheet"
+                f"{blob.name} is UTF-16, which does not allow random access to lines; convert it to UTF-8 with"
+                f" `{_TO_UTF8}`, or save it as 'CSV UTF-8' in a spreadsheet program"
             )
         data = part[len(BOM) :] if number == 0 and part[: len(BOM)] == BOM else part
         at += len(part) - len(data)
         head, last = _first_end(data), _last_end(data)
         open_line.append(data[:head])
-        if not head:  # no line ends here
+        if not head:  # no line ends in this part
             open_line[-1] = data
             while sum(map(len, open_line[:-1])) > held_nbytes:
                 left_out += len(open_line.pop(0))
@@ -120,22 +131,22 @@ def pieces(blob: Blob, held_nbytes: int) -> Iterator[LinePiece]:
 
 
 def line_bounds(blob: Blob) -> Columns:
-    """Where each line begins and ends, its line end left out."""
-    return gathered(map(bounds_in, pieces(blob, _HELD_NBYTES)))
+    """Bounds of all lines, without line ends."""
+    return concatenate_bounds(map(bounds_in, line_pieces(blob, _HELD_NBYTES)))
 
 
 def filled_line_bounds(blob: Blob) -> Columns:
-    """As `line_bounds`, without the lines that hold nothing but blanks."""
-    return gathered(_filled(piece) for piece in pieces(blob, _HELD_NBYTES))
+    """Bounds of all lines that are not blank, without line ends."""
+    return concatenate_bounds(_filled(piece) for piece in line_pieces(blob, _HELD_NBYTES))
 
 
 def bounds_in(piece: LinePiece) -> Bounds:
-    """The lines of a piece."""
+    """Bounds of the lines of a piece, without line ends."""
     octets = np.frombuffer(piece.data, np.uint8)
     ends = np.flatnonzero(octets == ord("\n"))
     starts = np.concatenate([[0], ends + 1])
     stops = np.concatenate([ends, [len(octets)]])
-    if starts[-1] == len(octets):  # the last line has an end: nothing follows
+    if starts[-1] == len(octets):  # the piece ends with a line end
         starts, stops = starts[:-1], stops[:-1]
     stops -= (octets[stops - 1] == ord("\r")) & (stops > starts)
     starts[1:] += piece.left_out
@@ -143,19 +154,19 @@ def bounds_in(piece: LinePiece) -> Bounds:
     return (starts + piece.at).astype(np.uint64), (stops + piece.at).astype(np.uint64)
 
 
-def gathered(several: Iterable[Bounds]) -> dict[str, NDArray[np.uint64]]:
-    """The bounds of all pieces as the arrays of a side-car."""
-    starts, stops = zip((_NONE, _NONE), *several, strict=False)
+def concatenate_bounds(bounds: Iterable[Bounds]) -> dict[str, NDArray[np.uint64]]:
+    """Concatenate the bounds of all pieces into the arrays of an index."""
+    starts, stops = zip((_NONE, _NONE), *bounds, strict=False)
     return {"starts": np.concatenate(starts), "stops": np.concatenate(stops)}
 
 
-def fit(blob: Blob, arrays: Columns) -> bool:
-    """Whether some rows of the content begin and end at line ends as the arrays say."""
+def bounds_match(blob: Blob, arrays: Columns) -> bool:
+    """Check a sample of bounds against line ends in the file."""
     starts, stops = (arrays.get(name, _NONE).astype(np.int64) for name in ("starts", "stops"))
     if starts.ndim != 1 or starts.shape != stops.shape or not _in_order(starts, stops, blob.nbytes):
         return False
-    some = np.unique(np.linspace(0, max(0, len(starts) - 1), _LOOKS).astype(np.int64))[: len(starts)]
-    spans = zip(starts[some].tolist(), stops[some].tolist(), strict=True)
+    sample = np.unique(np.linspace(0, max(0, len(starts) - 1), _CHECKED_LINES).astype(np.int64))[: len(starts)]
+    spans = zip(starts[sample].tolist(), stops[sample].tolist(), strict=True)
     edges = [edge for start, stop in spans for edge in ((start - 1, start), (stop - 1, stop + 1))]
     inside = [(start, stop) for start, stop in edges if len(BOM) <= start and stop <= blob.nbytes]
     return all(b"\n" in bytes(edge) or b"\r" in bytes(edge) for edge in blob.read(inside))
@@ -169,9 +180,9 @@ def _in_order(starts: NDArray[np.int64], stops: NDArray[np.int64], nbytes: int) 
 
 def _filled(piece: LinePiece) -> Bounds:
     starts, stops = bounds_in(piece)
-    if piece.left_out:  # alone in its piece, and taken for one that is not blank
+    if piece.left_out:  # one long line, not all of which is in memory: counts as not blank
         return starts, stops
-    # only short lines can be blank, but for oddities: look at those, and at all that begin with a blank
+    # Test only empty lines and those that begin with a blank: stripping every line would be slow.
     first = np.frombuffer(piece.data, np.uint8)[(starts - np.uint64(piece.at)).astype(np.int64)]
     suspects = np.flatnonzero((starts == stops) | np.isin(first, _BLANKS)).tolist()
     blank = [row for row in suspects if not bytes(_line(piece, int(starts[row]), int(stops[row]))).strip()]
@@ -183,19 +194,19 @@ def _line(piece: LinePiece, start: int, stop: int) -> memoryview:
 
 
 def _first_end(data: memoryview) -> int:
-    """Behind the first line end, or 0."""
-    for at in range(0, len(data), _LOOKED_AT):
-        found = bytes(data[at : at + _LOOKED_AT]).find(b"\n")
-        if found >= 0:
-            return at + found + 1
+    """Position after the first line end, or 0."""
+    for at in range(0, len(data), _SEARCH_NBYTES):
+        end = bytes(data[at : at + _SEARCH_NBYTES]).find(b"\n")
+        if end >= 0:
+            return at + end + 1
     return 0
 
 
 def _last_end(data: memoryview) -> int:
-    """Behind the last line end, or 0."""
-    for stop in range(len(data), 0, -_LOOKED_AT):
-        begin = max(0, stop - _LOOKED_AT)
-        found = bytes(data[begin:stop]).rfind(b"\n")
-        if found >= 0:
-            return begin + found + 1
+    """Position after the last line end, or 0."""
+    for stop in range(len(data), 0, -_SEARCH_NBYTES):
+        begin = max(0, stop - _SEARCH_NBYTES)
+        end = bytes(data[begin:stop]).rfind(b"\n")
+        if end >= 0:
+            return begin + end + 1
     return 0
