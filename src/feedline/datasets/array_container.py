@@ -1,12 +1,13 @@
-r"""A small file of named arrays: a table in JSON, then the arrays, each aligned to 64 bytes so that it can be mapped.
+r"""A file format for named integer arrays that can be memory-mapped.
 
     b"feedline arrays\n" · version, length and CRC-32 of the table (each uint32) · the table · padding · the arrays
 
-Numbers are little endian. The table is `{"told": {…}, "arrays": {name: [dtype, shape, offset, CRC-32]}}`; offsets count
-from the first 64-byte border after the table. There is nothing in it that could run: no pickle. The table is checked
-whenever it is read, so that many files open fast; arrays are checked when a process maps them for the first time.
+Numbers are little endian. The table is JSON: `{"told": {…}, "arrays": {name: [dtype, shape, offset, CRC-32]}}`.
+Offsets count from the first 64-byte boundary after the table, and each array is aligned to 64 bytes. Reading a file
+never runs code: there is no pickle in it. The table is checked on every read, so that many files open fast. Arrays are
+checked when a process maps them for the first time.
 
-Arrays in the `.npy` format that lie in a larger file: seen where they are, without a copy.
+The module also reads `.npy` arrays inside a larger buffer, without a copy.
 """
 
 from __future__ import annotations
@@ -50,11 +51,14 @@ _DTYPES = frozenset(("|u1", "<u2", "<u4", "<u8", "<i4", "<i8"))
 
 
 _checked: set[tuple[int, ...]] = set()
-"""The states of files whose arrays this process has checked: of many shards few are open, and many come back."""
+"""Device, inode, size and mtime of files whose arrays this process has checked; shards are reopened often."""
 
 
 class ArrayPlace(NamedTuple):
-    """One array of a file: what it is, where behind the table it begins, and its checksum."""
+    """Type, shape, offset and checksum of one array.
+
+    `offset` counts from the first byte after the table.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -63,12 +67,15 @@ class ArrayPlace(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Where it ends."""
+        """The offset of the first byte after the array."""
         return self.offset + prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class ArrayTable(NamedTuple):
-    """The head of a file of arrays: what was told of them, the place of each, where the data begin."""
+    """The parsed table of a file.
+
+    `data` is the file position from which array offsets count.
+    """
 
     told: dict[str, Any]
     arrays: dict[str, ArrayPlace]
@@ -81,14 +88,17 @@ class ArrayTable(NamedTuple):
 
 
 class NamedArrays(NamedTuple):
-    """Arrays by name, read-only views of one mapping or buffer, and what was told of them."""
+    """Metadata and read-only array views of one mapping or buffer."""
 
     told: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
 
 
 def packed(told: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview]:
-    """The bytes of a file of these arrays, in pieces; the dtypes are little-endian integers."""
+    """Serialize metadata and arrays into pieces of a file.
+
+    Arrays must have little-endian integer dtypes. The pieces may be views of the arrays.
+    """
     places, pieces, offset = {}, list[bytes | memoryview](), 0
     for name, array in arrays.items():
         flat = np.ascontiguousarray(array)
@@ -103,7 +113,7 @@ def packed(told: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[
 
 
 def write(path: str, pieces: Sequence[bytes | memoryview]) -> None:
-    """Write the file; it appears whole or not at all."""
+    """Write the file atomically."""
     partial = f"{path}.partial-{threading.get_native_id()}"  # two threads may find one file damaged
     try:
         with open(partial, "wb") as file:
@@ -115,14 +125,20 @@ def write(path: str, pieces: Sequence[bytes | memoryview]) -> None:
 
 
 def table_of(path: str) -> ArrayTable:
-    """The head of a file, with one small read; SampleError if `write` has not written it, if it is damaged or cut."""
+    """Read the table of a file with one small read.
+
+    SampleError for a file of another format, and for a damaged or truncated one.
+    """
     with open(path, "rb", buffering=0) as file:
         table, _ = _table_in(file.fileno(), path)
         return table
 
 
 def opened(path: str) -> NamedArrays:
-    """The arrays of a file, mapped, and read whole the first time in a process; SampleError if they are damaged."""
+    """Map the arrays of a file.
+
+    Checksums are verified the first time that a process opens the file. SampleError if it is damaged.
+    """
     with open(path, "rb", buffering=0) as file:
         table, status = _table_in(file.fileno(), path)
         found = _views(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), table, path)
@@ -134,7 +150,10 @@ def opened(path: str) -> NamedArrays:
 
 
 def held(data: bytes, name: str) -> NamedArrays:
-    """The arrays of a file that was read whole, as views of it; `name` is what errors call it."""
+    """Parse a whole file in memory; `name` identifies it in errors.
+
+    The arrays are views of `data`.
+    """
     table = _parsed(data, lambda: b"", name)
     found = _views(data, table, name)
     _refuse_damaged(found, table, name)
@@ -142,7 +161,7 @@ def held(data: bytes, name: str) -> NamedArrays:
 
 
 def narrowed(array: NDArray[Any]) -> NDArray[Any]:
-    """The array in the smallest unsigned dtype that holds its values, at least uint16."""
+    """Cast to the smallest unsigned dtype from uint16 that holds all values."""
     most = int(array.max(initial=0))
     dtype = next(dtype for dtype in ("<u2", "<u4", "<u8") if most <= np.iinfo(dtype).max)
     return array.astype(dtype)
@@ -157,7 +176,10 @@ def _table_in(fd: int, path: str) -> tuple[ArrayTable, os.stat_result]:
 
 
 def _parsed(begin: bytes, more: Any, path: str) -> ArrayTable:
-    """The table at the beginning of a file; `more()` gives the rest of it, if it goes on after `begin`."""
+    """Parse the table at the beginning of a file.
+
+    `more()` returns the bytes that follow `begin`, and is called only for a longer table.
+    """
     if len(begin) < _PREFACE.size or not begin.startswith(_MAGIC):
         raise SampleError(f"{path} is not a file of feedline's arrays")
     _, version, nbytes, promised = _PREFACE.unpack_from(begin)
@@ -218,7 +240,7 @@ _NPY_MAGIC = b"\x93NUMPY"
 
 
 class NpyHeader(NamedTuple):
-    """What the header of a `.npy` file says, and where the numbers begin."""
+    """Fields of a `.npy` header, and the offset of the data."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -227,14 +249,15 @@ class NpyHeader(NamedTuple):
 
 
 def is_array(data: bytes | memoryview) -> bool:
-    """Whether data begin as a `.npy` array does."""
+    """True for data with the magic bytes of a `.npy` array."""
     return data[:6] == _NPY_MAGIC
 
 
 def layout(data: memoryview, nbytes: int | None = None) -> NpyHeader:
-    """The layout of an array; ValueError for what is none, holds Python objects, or is shorter than it says.
+    """Parse and check the header of a `.npy` array.
 
-    `data` may be its beginning only, if `nbytes` tells how long it is.
+    `data` may be only the beginning of the array if `nbytes` is its whole length. ValueError if it is not a `.npy`
+    array, holds Python objects, or is truncated.
     """
     found = len(data) if nbytes is None else nbytes
     if len(data) < 12 or not is_array(data):
@@ -250,7 +273,7 @@ def layout(data: memoryview, nbytes: int | None = None) -> NpyHeader:
 
 
 def array(data: memoryview) -> NDArray[Any]:
-    """The array: a read-only view of `data`, valid as long as that is."""
+    """The array as a read-only view of `data`."""
     told = layout(data)
     flat: NDArray[Any] = np.frombuffer(data, told.dtype, prod(told.shape), told.offset)
     return flat.reshape(told.shape, order="F" if told.fortran else "C")

@@ -1,4 +1,7 @@
-"""What files and objects hold, told without reading them: by names, sizes, and times or versions, as they are now."""
+"""Digests of file and object contents from names, sizes, times and versions.
+
+The contents themselves are not read.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,22 @@ _ASKED_AT_ONCE = 32
 
 
 def digest_below(root: FileRoot, paths: Sequence[str]) -> str:
-    """Of files below a root, on this machine or in a store."""
+    """Digest of files below a local or remote root."""
     if root.store is None:
         return digest_of_files(os.path.join(root.name, path) for path in paths)  # noqa: PTH118 - millions of them
     return digest_of_objects(root.store, paths)
 
 
 def digest_of_files(paths: Iterable[str]) -> str:
-    """Of files by path, one `stat` each: a million take seconds on a disk of this machine, and minutes on a server."""
+    """Digest of files by path, with one `stat` each.
+
+    A million files take seconds on a local disk and minutes on a file server.
+    """
     return _digest((path, _version_of_file(path)) for path in paths)
 
 
 def digest_of_folder(folder: str) -> str:
-    """Of a file, or of all files below a folder."""
+    """Digest of a file, or of all files below a folder."""
     if not Path(folder).is_dir():
         return digest_of_files([folder])
     found = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)  # noqa: PTH118
@@ -39,16 +45,17 @@ def digest_of_folder(folder: str) -> str:
 
 
 def digest_of_objects(store: Store, paths: Sequence[str] | None = None) -> str:
-    """Of objects of a store, by default of all; ArgumentError names one of which the store tells no version.
+    """Digest of objects, by default of all objects in the store.
 
-    A few are asked for one by one, many at once; more are taken from a listing.
+    ArgumentError names an object without a version. A few objects are looked up concurrently; many are taken from a
+    listing.
     """
     infos = store.list() if paths is None else _infos(store, paths)
     return _digest((info.path, versioned(info, store.url).version) for info in infos)
 
 
 def versioned(info: ObjectInfo, url: str = "") -> ObjectInfo:
-    """The object; ArgumentError if its content may change without a sign."""
+    """Return `info`; ArgumentError if changes of its content cannot be detected."""
     if not info.is_versioned:
         name = join(url, info.path) if url else info.path
         raise ArgumentError(

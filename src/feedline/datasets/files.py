@@ -27,11 +27,12 @@ from feedline.stores.urls import local_path, scheme_of
 
 
 class Files(DecodedRecords):
-    """The contents of files, one sample each, in the order given; those of a pattern are sorted.
+    """The contents of files, one sample each.
 
-    `paths` are paths, patterns with `*`, `**`, `?`, `[...]` and braces, or addresses of objects in one store. `decode`
-    is "bytes", "text", "npy", "image" or a function of the content. `paths` tells the path of each sample. Objects are
-    kept in the folder `cache`, if one is given; `options` are those of `open_store`.
+    Samples keep the order of `paths`; the files of a pattern are sorted. `paths` are paths, patterns with `*`, `**`,
+    `?`, `[...]` and braces, or addresses of objects in one store. `decode` is "bytes", "text", "npy", "image" or a
+    function of the content. The attribute `paths` has the path of each sample below `root`. Objects are kept in the
+    folder `cache`, if one is given; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -50,12 +51,15 @@ class Files(DecodedRecords):
 
     @property
     def listing_fingerprint(self) -> str:
-        """Of the names of the files in their order: what a loader's state must find again."""
+        """Digest of the ordered file names, checked by saved loader states."""
         return digest_of(self.paths)
 
     @property
     def content_fingerprint(self) -> str:
-        """Of the files as they are now: a `stat` of each, or their listing in a store; for results that are kept."""
+        """Digest of the current file versions, for cached results.
+
+        It costs a `stat` of each file, or a listing of the store.
+        """
         return digest_below(self._decoding.root, list(self.paths))
 
     def __len__(self) -> int:
@@ -65,7 +69,7 @@ class Files(DecodedRecords):
         return self._decoding(self.paths[at], row, partial(self._where, at))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of these indices; objects of a store come all at once."""
+        """The samples of these indices; objects are fetched concurrently."""
         places = within(as_indices(indices), len(self), "Files").tolist()
         with self._decoding.root.fetching([self.paths[at] for at in places]) as fetched:
             return [
@@ -74,7 +78,7 @@ class Files(DecodedRecords):
             ]
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What reading these samples will want from a cache."""
+        """Cache and byte range of every read for these samples."""
         places = within(indices, len(self), "Files")
         return self._decoding.root.ranges([self.paths[at] for at in places.tolist()])
 
@@ -88,7 +92,7 @@ class Files(DecodedRecords):
 
 
 def _located(paths: Pathlike | Sequence[Pathlike], options: Mapping[str, Any] | None) -> tuple[str, list[str]]:
-    """The root that all of them have in common, and the paths below it."""
+    """Split into a common root and the paths below it."""
     given = [os.fspath(path) for path in listed(paths)]
     if all(scheme_of(path) == "file" for path in given):
         return "/", [path.lstrip("/") for path in matching([local_path(path) for path in given], "*")]

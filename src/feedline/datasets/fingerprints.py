@@ -1,4 +1,4 @@
-"""Fingerprints: what a function, its arguments and a dataset are, so that a result kept on disk is known to fit."""
+"""Fingerprints of functions, arguments and datasets, as keys of cached results."""
 
 from __future__ import annotations
 
@@ -35,14 +35,20 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 def fingerprint(*things: Any) -> str:
-    """16 bytes in hexadecimal digits that change with the things.
+    """A hexadecimal digest of 16 bytes over the things.
 
-    Of a function: its code, defaults, closure, and the functions and values of its module that it names, or of modules
-    that it names; of a class: its methods and values; of functions, classes and modules of Python or of installed
-    packages: name and version; of a path to a file: size and time of change; of an object in a store: its version; of
-    everything else: its pickle. A dataset may have its own in an attribute `fingerprint` (or `_fingerprint`, as those
-    of Hugging Face); one of the data that its pickle does not name, in `content_fingerprint`. ArgumentError if
-    something cannot be pickled, or may change without a sign.
+    Contributions by type:
+
+    - a function: its code, defaults, closure, and the functions and values that it names, in any module;
+    - a class: its methods and values;
+    - functions, classes and modules of Python or of installed packages: name and version;
+    - the path of a file: size and time of change;
+    - an object in a store: its version;
+    - anything else: its pickle.
+
+    A dataset may define its own in an attribute `fingerprint` (or `_fingerprint`, as those of Hugging Face). One whose
+    pickle does not identify its data defines `content_fingerprint`. ArgumentError if something cannot be pickled, or
+    if its changes cannot be detected.
     """
     digest = _Digest()
     try:
@@ -56,7 +62,7 @@ def fingerprint(*things: Any) -> str:
 
 
 class _Digest(RawIOBase):
-    """A file that keeps nothing but a digest of what is written."""
+    """A writable file that only updates a digest."""
 
     def __init__(self) -> None:
         self.hash = hashlib.blake2b(digest_size=16)
@@ -70,7 +76,7 @@ class _Digest(RawIOBase):
 
 
 class _Fingerprinter(pickle.Pickler):
-    """Pickles into a digest; what pickle would note by name only is replaced by what stands behind the name."""
+    """Pickles into a digest, with global names resolved to objects."""
 
     def __init__(self, digest: _Digest) -> None:
         super().__init__(digest, protocol=5, buffer_callback=lambda buffer: digest.hash.update(buffer.raw()))
@@ -101,7 +107,10 @@ def _by_base(thing: Any) -> Callable[[Any], Any] | None:
 
 
 def _release(module: str) -> tuple[str, str] | None:
-    """The package, and its version, that a module is part of if it is not the user's own: Python's, ours, installed."""
+    """Name and version of a module's package; None for the user's modules.
+
+    Other modules are those of Python, feedline and installed packages.
+    """
     root = module.partition(".")[0]
     if root == "feedline" or root in sys.stdlib_module_names:
         return root, ""
@@ -129,7 +138,7 @@ def _named(known: Mapping[str, Any], names: Sequence[str], outer: tuple[types.Mo
 
 
 def _through(value: Any, names: Sequence[str], outer: tuple[types.ModuleType, ...] = ()) -> Any:
-    """What stands behind a name: of a module of the user's own, what of it is named as well."""
+    """Resolve a global; for the user's modules, follow the attributes read."""
     if not isinstance(value, types.ModuleType) or _release(value.__name__) or value in outer:
         return value
     return _module(value), _named(vars(value), names, (*outer, value))
@@ -180,12 +189,12 @@ def _class(cls: type) -> Any:
 
 
 def _counts(name: str, member: Any) -> bool:
-    """Whether it is the user's: values with underscores are what Python and its decorators note for themselves."""
+    """True for members that the user defines; Python sets dunder values."""
     return isinstance(member, _METHODS) or (isinstance(member, _VALUES) and not name.startswith("__"))
 
 
 def _module(module: types.ModuleType) -> Any:
-    """The release of an installed module, the source of one of the user's own."""
+    """Version of an installed module, or source of a user's module."""
     release = _release(module.__name__)
     if release is not None:
         return "module", module.__name__, getattr(module, "__version__", None)
@@ -208,7 +217,7 @@ def _with_content(dataset: Any) -> Any:
 
 
 def _strings(strings: PackedStrings) -> Any:
-    """The strings; those that may be paths of files stand for the files, too."""
+    """The strings, and the versions of files that they may name."""
     paths = [text for text in strings if text.startswith("/")]
     return "strings", strings.__getstate__(), digest_of_files(paths) if paths else None
 
@@ -218,7 +227,7 @@ def _object(info: ObjectInfo) -> Any:
 
 
 def _shards(sources: ShardSources) -> Any:
-    """What they are and where, without what is kept of them."""
+    """The shards and their locations, without cached contents."""
     return sources.shards, sources.blobs, [sources.where(number) for number in range(len(sources.shards))]
 
 
@@ -227,7 +236,7 @@ def _store(store: Any) -> Any:
 
 
 def _file(path: Any) -> Any:
-    """A text that is the absolute path of a file stands for the file as it is now."""
+    """The version of the file if the text is its absolute path."""
     text = os.fspath(path)
     if not isinstance(text, str) or not text.startswith("/"):
         return None

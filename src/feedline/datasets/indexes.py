@@ -1,8 +1,7 @@
-"""Side-cars: arrays worked out once from a file and kept beside it, mapped by whoever opens the file next.
+"""Index files: arrays computed once from a file or object, then mapped.
 
-What was learned of many files and objects, kept on this machine by address and version.
-
-Side-cars that say where the records of files and objects lie: where they are kept, and many made at once.
+`SideCar` is the index file of one file or object. `MetadataCache` keeps metadata of many files and objects by address
+and version. `indexes_of` finds or builds the side-cars of a set of files.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ State = list[int | str] | tuple[int | str, ...]
 
 
 class SideCarWarning(RuntimeWarning):
-    """A side-car could not be kept, so that its arrays must be worked out again each time."""
+    """An index could not be written, and is computed again each time."""
 
 
 class SideCar:
-    """Arrays that `build()` works out from a file or an object, kept at `path` for as long as that stays as it is.
+    """Arrays that `build()` computes from a file or object, stored at `path`.
 
-    `source` is the file, or what tells one state of the object from another. A side-car that is missing, damaged or of
-    another state is written anew, whole or not at all. Where it cannot be written a warning says so, and the arrays are
-    held. Pickles as its path, without what could make it anew; as arrays where there is no file.
+    `source` is the file, or a state that changes with the object. A side-car that is missing, damaged or of another
+    state is rewritten atomically. If it cannot be written, a warning is issued and the arrays stay in memory. Pickles
+    as its path, without the ability to rebuild; as arrays where there is no file.
     """
 
     def __init__(self, path: Pathlike, source: Pathlike | State, build: Callable[[], Columns]) -> None:
@@ -64,14 +63,14 @@ class SideCar:
 
     @property
     def arrays(self) -> Columns:
-        """The arrays, mapped on first use; StateError if the side-car is not the one that it was."""
+        """The arrays, mapped on first use; StateError if the side-car changed."""
         arrays = self._arrays
         if arrays is None:
             arrays = self._arrays = self.opened()  # two threads may both have mapped them: either result serves
         return arrays
 
     def opened(self) -> Columns:
-        """As `arrays`, but mapped anew with each call: of many side-cars, few can be open at once."""
+        """Map the arrays on each call, so that few side-cars stay open."""
         if self._held is not None:
             return self._held
         try:
@@ -85,12 +84,12 @@ class SideCar:
         return found.arrays
 
     def renew(self) -> None:
-        """Work the arrays out again, in the process that made this."""
+        """Compute the arrays again; only in the process that created the side-car."""
         assert self._build is not None
         self.shapes, self._arrays = self._made(self._build), None
 
     def _mended(self, damage: SampleError) -> Columns:
-        """The arrays, worked out again because those in the file are damaged."""
+        """Rebuild a damaged side-car; StateError without `build`."""
         if self._build is None:
             raise StateError(f"the index {damage}; remove it, and make the dataset anew") from damage
         _tell(self._path, damage)
@@ -107,7 +106,7 @@ class SideCar:
         return {**self.__dict__, "_arrays": None, "_build": None}
 
     def _made(self, build: Callable[[], Columns]) -> dict[str, tuple[int, ...]]:
-        """The shapes of the arrays, which are worked out and kept."""
+        """Compute and store the arrays; their shapes."""
         arrays = build()
         self._keep(arrays)
         return {name: array.shape for name, array in arrays.items()}
@@ -127,13 +126,13 @@ class SideCar:
 
 
 def stamp(source: Pathlike) -> list[int | str]:
-    """The size of a file and the time of its last change."""
+    """Size and modification time of a file."""
     found = os.stat(source)  # noqa: PTH116 - asked for every shard
     return [found.st_size, found.st_mtime_ns]
 
 
 def _kept(path: str, wanted: list[int | str]) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of the arrays in the side-car, or None where there is none that fits."""
+    """Shapes of the arrays in a matching side-car, else None."""
     try:
         table = files.table_of(path)
     except OSError:
@@ -157,7 +156,7 @@ Description = bytes | memoryview
 
 
 def key_of(name: str, info: ObjectInfo) -> bytes | None:
-    """The key of one state of a file or object; None where nothing but its size tells one state from another."""
+    """Key of a file's or object's current state; None without a version."""
     if not info.is_versioned:
         return None
     text = f"{name}\0{info.version}".encode("utf-8", "surrogateescape")
@@ -165,7 +164,10 @@ def key_of(name: str, info: ObjectInfo) -> bytes | None:
 
 
 def place_of(kind: str, given: Iterable[str], index_dir: Pathlike | None) -> str:
-    """The path of the file that describes these paths and addresses: in `index_dir`, or in the user's cache folder."""
+    """Path of the metadata file for these paths and addresses.
+
+    It lies in `index_dir`, or in the user's cache folder.
+    """
     if index_dir is None:
         index_dir = user_cache("descriptions")
     named = hashlib.blake2b("\0".join([kind, *given]).encode("utf-8", "surrogateescape"), digest_size=_KEY_NBYTES)
@@ -173,10 +175,11 @@ def place_of(kind: str, given: Iterable[str], index_dir: Pathlike | None) -> str
 
 
 class MetadataCache:
-    """Bytes by key in one file, mapped by each process on first use; an empty mapping where there is no whole file.
+    """Bytes by key in one file, mapped on first use.
 
-    Others may replace the file at any time, so that what was here a moment ago may have to be learned again. Pickles as
-    its path. Where nothing can be written a warning says so, and this process holds what it was told.
+    A missing or damaged file is an empty mapping. Other processes may replace the file at any time, so an entry may
+    disappear. Pickles as its path. If the file cannot be written, a warning is issued and this process keeps the
+    entries in memory.
     """
 
     def __init__(self, path: str) -> None:
@@ -185,14 +188,14 @@ class MetadataCache:
         self._mapped = PerProcess(_MappedMetadata)
 
     def get(self, key: bytes | None) -> Description | None:
-        """What is kept under a key."""
+        """The entry of a key, or None."""
         if key is None:
             return None
         held = self._held.get(key)
         return self._mapped().of(self.path).get(key) if held is None else held
 
     def replace(self, found: Mapping[bytes | None, Description]) -> None:
-        """Keep these, and nothing else."""
+        """Replace all entries; those without a key are dropped."""
         described = {key: each for key, each in found.items() if key is not None}
         if not described:
             return
@@ -218,7 +221,7 @@ class MetadataCache:
 
 
 class _MappedMetadata:
-    """The file as this process sees it."""
+    """The file as mapped by this process."""
 
     def __init__(self) -> None:
         self._entries: dict[bytes, memoryview] | None = None
@@ -251,21 +254,21 @@ _INDEXED_AT_ONCE = 8
 
 
 class IndexRecipe(NamedTuple):
-    """How the files of one format are indexed."""
+    """The way in which the files of one format are indexed."""
 
     name: Callable[[str], str]
-    """What the side-car of a file of this name is called."""
+    """Maps a file name to the name of its side-car."""
     scan: Callable[[Blob], Columns]
-    """Works the arrays out from the content."""
+    """Computes the arrays from the content."""
     fits: Callable[[Blob, Columns], bool]
-    """Whether arrays that somebody else worked out are, as far as a few looks can tell, those of this content."""
+    """Checks, by a few reads, that arrays of another origin match the content."""
 
 
 def indexes_of(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None) -> list[SideCar]:
-    """The side-car of each blob, worked out where there is none that fits.
+    """The side-car of each blob, built where none matches.
 
-    Those of files lie beside them, or in `index_dir`, which also keeps those of objects; by default theirs are in the
-    user's cache folder. One that lies beside an object is taken over if it fits.
+    Side-cars of files lie next to them or in `index_dir`; those of objects in `index_dir` or the user's cache folder.
+    A matching side-car next to an object is copied.
     """
     index = partial(_index, blobs, kind, index_dir)
     if blobs.is_local:
@@ -309,7 +312,7 @@ def _of_object(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:
 
 
 def _found(blob: RemoteBlob, path: str) -> Columns | None:
-    """The arrays in the side-car beside an object, if there is one."""
+    """The arrays in the side-car next to an object, if it exists."""
     store = blob.store.store if isinstance(blob.store, CachedStore) else blob.store  # it is kept as a side-car anyway
     try:
         data = store.read(path)

@@ -1,6 +1,7 @@
-"""Files by path, glob pattern, braces, or a list of these.
+"""Resolution of paths, glob patterns, braces and addresses to files and objects.
 
-The files of a table: of a folder, without what its writers keep aside in `_temporary`, `_delta_log` and the like.
+`matching` and `find` return all files. `data_files` leaves out what table writers keep in `_temporary`, `_delta_log`
+and similar folders.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ Paths = Pathlike | Sequence[Pathlike]
 
 
 def matching(paths: Paths, inside: str) -> list[str]:
-    """The absolute paths of existing files that are meant, in the order given, those of a pattern sorted.
+    """Resolve paths to the absolute paths of existing files.
 
-    `{a,b}` and `{000..127}` are written out as `stores.patterns` says; `*`, `?`, `[...]` and `**` match. A path that
-    exists is taken as it is; a folder stands for the files that the pattern `inside` finds in it. `~` is the home
-    folder. Folders, pipes and devices are no files; a link to nothing is one, which is named when it is read.
-    FileNotFoundError names a path that is not there, and a pattern that matches nothing.
+    Files keep the order of `paths`; those of a pattern are sorted. `{a,b}` and `{000..127}` are expanded as in
+    `stores.patterns`; `*`, `?`, `[...]` and `**` match. An existing path is taken literally, and `~` is the home
+    folder. A folder stands for the files in it that match the pattern `inside`. Folders, pipes and devices are not
+    files. A broken link counts as a file; its error comes when it is read. FileNotFoundError names a missing path, and
+    a pattern without matches.
     """
     meant = [path for given in listed(paths) for path in unbraced(expanded(given))]
     found = [str(Path(file).absolute()) for path in meant for file in _files(path, inside)]
@@ -45,7 +47,6 @@ def matching(paths: Paths, inside: str) -> list[str]:
 
 
 def listed(paths: Paths) -> list[Pathlike]:
-    """One path, or several, as a list."""
     return [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
 
 
@@ -64,7 +65,7 @@ def _files(path: str, inside: str) -> list[str]:
 
 
 def _matches(pattern: str, told: str) -> list[str]:
-    """The files that match, sorted; errors call the pattern as it is `told`."""
+    """The matching files, sorted; errors show the unescaped pattern."""
     names = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
     files = sorted(_regular(names, pattern))
     if not files:
@@ -73,7 +74,10 @@ def _matches(pattern: str, told: str) -> list[str]:
 
 
 def _regular(names: list[str], pattern: str) -> list[str]:
-    """Those of the matches that are files. Where folders were read for them, reading these again tells all kinds."""
+    """Filter the matches that are regular files.
+
+    If the pattern matched in folders, reading these again is faster than a `stat` of each match.
+    """
     if not glob.has_magic(os.path.basename(pattern)):  # noqa: PTH119 - of a pattern
         return [name for name in names if not is_special(name)]
     special = {name for folder in {os.path.dirname(name) for name in names} for name in _special(folder)}  # noqa: PTH120
@@ -95,10 +99,10 @@ def _nothing(pattern: str, but: str) -> ObjectNotFoundError:
 def find(
     paths: Paths, inside: str, *, cache: Cache | Pathlike | None = None, options: Mapping[str, Any] | None = None
 ) -> FileSet:
-    """What paths, addresses and patterns mean, files and objects alike; for files as `matching` says.
+    """Resolve paths, addresses and patterns to files and objects.
 
-    Objects are read through a cache in the folder `cache` if one is given; `options` are those of `open_store`.
-    FileNotFoundError, which ObjectNotFoundError is too, names what is not there.
+    Files are resolved as by `matching`. Objects are read through a cache in the folder `cache` if one is given;
+    `options` are those of `open_store`. FileNotFoundError, the base of ObjectNotFoundError, names what is missing.
     """
     meant = [each for several in found(paths, inside, cache=cache, options=options) for each in several]
     if not meant:
@@ -107,13 +111,13 @@ def find(
 
 
 Found = list[tuple[Store | None, ObjectInfo]]
-"""Objects and their stores, in order; files of this machine have none."""
+"""Files and objects in order, each with its store; None for files."""
 
 
 def found(
     paths: Paths, inside: str, *, cache: Cache | Pathlike | None = None, options: Mapping[str, Any] | None = None
 ) -> list[Found]:
-    """What each path, address or pattern means, as `find` says; many are asked for at once."""
+    """Resolve each path separately, as `find` does; remote ones concurrently."""
     finder = Finder(os.fspath(cache) if isinstance(cache, os.PathLike) else cache, options)
 
     def meant(given: Pathlike) -> Found:
@@ -139,7 +143,10 @@ _DELTA = "_delta_log"
 
 
 def paths_of(given: Any, *others: str) -> list[Pathlike]:
-    """One path or several as a list; ArgumentError if it is neither, nor one of the `others`."""
+    """One or several paths as a list.
+
+    ArgumentError if it is neither, nor one of the `others`.
+    """
     several = [given] if isinstance(given, (str, os.PathLike)) else given
     several = list(several) if isinstance(several, Iterable) else [None]
     if all(isinstance(each, (str, os.PathLike)) for each in several):
@@ -149,7 +156,10 @@ def paths_of(given: Any, *others: str) -> list[Pathlike]:
 
 
 def columns_of(given: Any) -> list[str] | None:
-    """The columns that are wanted; ArgumentError for a single text, whose letters would be taken for names."""
+    """The columns as a list; ArgumentError for a single string.
+
+    Its letters would otherwise be taken for names.
+    """
     if isinstance(given, str):
         raise ArgumentError(f"columns={given!r}: give a list of names, such as [{given!r}]")
     return None if given is None else list(given)
@@ -158,10 +168,11 @@ def columns_of(given: Any) -> list[str] | None:
 def data_files(
     paths: Sequence[Pathlike], inside: str, *, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
 ) -> FileSet:
-    """What paths, addresses and patterns mean, as `paths.find` says; of a folder, what matches `inside` and is data.
+    """Resolve paths as `find` does, to the data files of tables.
 
-    Names below it that begin with `_` or `.` are no data, but for folders such as `_year=2024`. ArgumentError refuses
-    a Delta table, in whose folder files lie that are no longer part of it.
+    In a folder, files that match `inside` are data, unless a part of their path below it begins with `_` or `.`;
+    partition folders such as `_year=2024` are included. ArgumentError refuses a Delta table, whose folder also holds
+    files that are no longer part of it.
     """
     meant = [
         each
@@ -174,7 +185,7 @@ def data_files(
 
 
 def _data(given: str, several: Found) -> Found:
-    """What of the files that a path means is data."""
+    """Filter the data files among the matches of one path."""
     folders = [f"{folder.rstrip('/')}/" for folder in _plain(given)]
     placed = [_placed(_name(each), folders) for each in several]
     for folder in {folder for folder, _ in placed if folder}:
@@ -189,7 +200,7 @@ def _data(given: str, several: Found) -> Found:
 
 
 def _plain(given: str) -> list[str]:
-    """What a path with braces stands for, as the names of what is found in it begin."""
+    """Prefixes of the names found for a path with braces."""
     if scheme_of(given) != "file":
         return braces(given)
     return [str(Path(path).absolute()) for path in unbraced(expanded(given.removeprefix("file://")))]
@@ -201,7 +212,10 @@ def _name(each: tuple[Store | None, ObjectInfo]) -> str:
 
 
 def _placed(name: str, folders: Sequence[str]) -> tuple[str, str]:
-    """The folder that was given, and the path below it; neither of what was given by its name or a pattern."""
+    """Split a file name into a given folder and the rest.
+
+    Both are empty for a file given by its name or a pattern.
+    """
     return next(((folder, name[len(folder) :]) for folder in folders if name.startswith(folder)), ("", ""))
 
 

@@ -1,4 +1,4 @@
-"""Recognition of a format by the names of its files."""
+"""Recognition of formats by file names and markers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from feedline.stores import open_store
 from feedline.stores.urls import scheme_of
 
 _MOST_NAMES = 1000
-"""The names of a folder by which its format is recognized."""
+"""Limit for names of a folder that are examined."""
 
 
 def format_of(sources: Sequence[str]) -> Format:
-    """The format of all sources; ArgumentError unless it is one."""
+    """The common format of all sources; ArgumentError if there is none."""
     register_installed()
     found = {source: _format_of(source) for source in sources}
     if len({format_.label for format_ in found.values()}) > 1:

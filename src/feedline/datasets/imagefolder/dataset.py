@@ -1,4 +1,4 @@
-"""`ImageFolder`: pictures in one folder per class, as torchvision has it."""
+"""`ImageFolder`: images in one folder per class, compatible with torchvision."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from feedline.images import ImageError
 from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Torchvision's: what a file must end with to be taken for a picture; its content then decides what it is."""
+"""Torchvision's extensions of image files; the format is detected by content."""
 
 
 _GONE = (
@@ -38,19 +38,19 @@ _GONE = (
 
 
 class ImageFolder(torch.utils.data.Dataset[Any]):
-    """Pictures in `root/class/…/name.jpg`: samples are `(picture, class index)`.
+    """Images in `root/class/…/name.jpg`, as samples `(image, class index)`.
 
-    Arguments, attributes, order and class indices are torchvision's: classes are the sorted names of the folders in
-    `root`; the files of a class come sorted by folder, then by name; links to folders are followed. `transform` gets
-    what `loader(path)` gives, by default a PIL image in RGB. One of feedline's own is one step with decoding, and then
-    whole batches are gathered in one native call. The content of a file decides on its format, not its name.
+    Arguments, attributes, order and class indices are torchvision's. Classes are the sorted names of the folders in
+    `root`; the files of a class are sorted by folder, then by name; links to folders are followed. `transform` gets
+    the result of `loader(path)`, by default a PIL image in RGB. A feedline transform is fused with decoding, and whole
+    batches are then read in one native call. The format of a file is detected by its content, not its name.
 
-    With `index_dir` the list of paths is kept in that folder, so that the tree is walked once; it is made again when a
-    folder has changed. Paths are held packed: 12 bytes for each and its own; `samples` and `targets` are made when
-    looked at. `samples` may be assigned, but not changed in place.
+    With `index_dir` the list of paths is stored in that folder, so that the tree is walked once; it is built again
+    when a folder has changed. Paths are packed: 12 bytes for each plus its own. `samples` and `targets` are computed
+    on access. `samples` may be assigned, but not changed in place.
 
-    `root` may be an address in a store, of which `options` are those of `open_store`: one listing tells all, a kept one
-    is taken as it is, and a `loader` gets a file in memory. Pictures are kept in the folder `cache`, if one is given.
+    `root` may be an address in a store, opened with the `options` of `open_store`. It is listed once, a stored list is
+    used without checks, and a `loader` gets a file in memory. Images are kept in the folder `cache`, if one is given.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         self.target_transform = target_transform
 
     def find_classes(self, directory: str | os.PathLike[str]) -> tuple[list[str], dict[str, int]]:
-        """The classes and their indices: the sorted names of the folders in `directory`. For subclasses to change."""
+        """Class names and indices, from the sorted folder names; for overriding."""
         try:
             classes = self._tree.classes(directory)
         except FileNotFoundError:
@@ -117,7 +117,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
 
     @property
     def transform(self) -> Transform | None:
-        """What is done to each picture; may be assigned before a loader is made."""
+        """The transform of each image; assign it before creating a loader."""
         return self._transform
 
     @transform.setter
@@ -154,14 +154,14 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         return self._made_singly(np.array([one_within(index, len(self), "ImageFolder")]), [None])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-        """The samples of these indices; those in a store come all at once."""
+        """The samples of these indices; objects are fetched concurrently."""
         if type(self).__getitem__ is not ImageFolder.__getitem__:  # a subclass makes samples of its own
             return [self[index] for index in indices]
         places = within(as_indices(indices), len(self), "ImageFolder")
         return self._made_singly(places, range(len(places)))
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What reading these samples will want from a cache."""
+        """Cache and byte range of every read for these samples."""
         return self._tree.ranges(self._samples, within(indices, len(self), "ImageFolder"))
 
     def _made_singly(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[tuple[Any, Any]]:
@@ -183,7 +183,10 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
 
     @property
     def content_fingerprint(self) -> str:
-        """Of the pictures as they are now: a `stat` of each, or their listing in a store; for results that are kept."""
+        """Digest of the current image versions, for cached results.
+
+        It costs a `stat` of each file, or a listing of the store.
+        """
         files = self._samples.files(np.arange(len(self)), self._folder)
         if not isinstance(self._tree, StoreTree):
             return digest_of_files(files)
@@ -191,7 +194,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
 
     @property
     def traits(self) -> Traits:
-        """Batches are read with a transform of feedline's own that gives every image one shape."""
+        """Batches need a feedline transform that gives all images one shape."""
         fused = self.loader is self._ours and self._pictures.batchable and self.target_transform is None
         return Traits(
             thread_safe=True,
@@ -201,7 +204,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         )
 
     def read_batch(self, request: BatchRead) -> list[torch.Tensor]:
-        """`[images, labels]`; TypeError where images have to be made one by one."""
+        """`[images, labels]`; TypeError if images must be read singly."""
         check_reads_batches(self)
         places, keys = within(request.indices, len(self), "ImageFolder"), request.keys
         paths = self._samples.files(places, self._folder)
@@ -215,7 +218,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         return [images, labels]
 
     def _contents(self, paths: Sequence[str], places: NDArray[np.int64]) -> list[Any]:
-        """What to read these pictures from, all at once."""
+        """Paths or fetched contents of these images."""
         contents = []
         with self._tree.fetching(self._samples, places, paths) as fetched:
             for number, each in enumerate(fetched):
@@ -225,7 +228,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
 
     @contextmanager
     def _naming(self, paths: Sequence[str], places: NDArray[np.int64]) -> Iterator[None]:
-        """Errors come out naming file and sample."""
+        """Add file and sample to errors of the block."""
         try:
             yield
         except (SampleError, OSError) as error:
@@ -250,7 +253,7 @@ def _content(fetched: Fetched) -> str | memoryview:
 
 
 def _row_of(error: Exception, paths: Sequence[str]) -> int:
-    """Which of the files an error is about."""
+    """Index of the file that an error is about."""
     if isinstance(error, ImageError):
         return error.row or 0
     name = getattr(error, "filename", None)

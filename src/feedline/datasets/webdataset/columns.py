@@ -1,6 +1,6 @@
-"""The columns of tar samples: from the bytes of a member to a value, and from those of many to a batch.
+"""Columns of tar samples: decoding of members into values and batches.
 
-The table that says how the fields of a tar sample are decoded: by the extension of their member. No pickle.
+`DECODERS` decode members by extension; there is no decoder that unpickles.
 """
 
 from __future__ import annotations
@@ -37,12 +37,10 @@ Own = Mapping[str, Callable[[bytes], Any]]
 
 
 def integer(data: memoryview) -> int:
-    """A whole number in decimal digits."""
     return int(bytes(data))
 
 
 def text(data: memoryview) -> str:
-    """UTF-8."""
     return str(data, "utf-8")
 
 
@@ -51,17 +49,20 @@ def json_value(data: memoryview) -> Any:
 
 
 def json_lines(data: memoryview) -> list[Any]:
-    """One value for each line that is not blank."""
+    """Parse one JSON value from each non-blank line."""
     return [json.loads(line) for line in bytes(data).splitlines() if line.strip()]
 
 
 def array(data: memoryview) -> NDArray[Any]:
-    """The array of a `.npy` member, in memory of its own."""
+    """Copy the array of a `.npy` member."""
     return array_container.array(data).copy()
 
 
 def arrays(data: memoryview) -> dict[str, NDArray[Any] | bytes]:
-    """The arrays of a `.npz` member by name, and the bytes of what is none; no more than its directory promises."""
+    """The arrays of a `.npz` member by name; other entries as bytes.
+
+    ValueError if the archive directory claims implausibly large entries.
+    """
     with ZipFile(io.BytesIO(data)) as archive:
         entries = archive.infolist()
         nbytes = sum(entry.file_size for entry in entries)
@@ -91,15 +92,18 @@ DECODERS: dict[str, Decode] = {
     "npy": array,
     "npz": arrays,
 }
-"""Decoders by extension. Pictures (`shards.IMAGE_EXTENSIONS`) become PIL images in RGB; all that is not here, bytes."""
+"""Decoders by extension. Images (`IMAGE_EXTENSIONS`) become PIL images in RGB, other extensions bytes."""
 
 
 PICKLES = frozenset({"pickle", "pkl", "pyd", "pt", "pth"})
-"""Extensions of what only pickle reads, which would run any code that a shard's author put there."""
+"""Extensions of pickled data, which can run code of its author when read."""
 
 
 def decoder(field: str, own: Own) -> Decode | None:
-    """How a field is decoded; None for a picture. ArgumentError refuses what only pickle reads."""
+    """The decoder of a field; None for an image.
+
+    ArgumentError refuses fields that would have to be unpickled.
+    """
     function = own.get(field, own.get(extension(field)))
     if function is not None:
         return partial(_from_bytes, function)
@@ -119,7 +123,7 @@ def _from_bytes(function: Callable[[bytes], Any], data: memoryview) -> Any:
 
 
 PSEUDO = ("__key__", "__shard__")
-"""Fields that every sample has, and that no member holds."""
+"""Fields that every sample has without a member."""
 
 
 _NOTHING = memoryview(b"")
@@ -129,7 +133,10 @@ _LEAST = -(1 << 63)
 
 
 class ShardPart(NamedTuple):
-    """The rows of a batch that come from one shard: their places in the batch, and in the shard's index."""
+    """The rows of a batch from one shard.
+
+    `places` are their rows in the batch, `rows` those in the index of the shard.
+    """
 
     shard: Shard
     places: NDArray[np.int64]
@@ -151,7 +158,10 @@ class MemberPlace(NamedTuple):
 
 
 class TarDecoding(NamedTuple):
-    """How members are decoded: not at all, by the user's own decoders, with the EXIF orientation."""
+    """Decoding options of a dataset.
+
+    `decode=False` leaves members as bytes; `own` are the user's decoders.
+    """
 
     decode: bool
     own: Own
@@ -159,7 +169,7 @@ class TarDecoding(NamedTuple):
 
 
 class TarColumn:
-    """One field of samples, or the first that there is of several: `jpg;png`.
+    """One field of samples, or the first present of alternatives, as `jpg;png`.
 
     `__key__` and `__shard__` are the sample's key and the path of its tar. Thread-safe.
     """
@@ -175,7 +185,7 @@ class TarColumn:
         self._decoders = {name: self._decoder(name) for name in self.names}
         pictured = [decode is None for decode in self._decoders.values()]
         self.pictured = any(pictured)
-        """Whether there are encoded pictures among the alternatives."""
+        """True if an alternative is an encoded image."""
         stored = [decode is array for decode in self._decoders.values()]
         self._fused = (
             settings.decode and self._pictures.fused and all(a or b for a, b in zip(pictured, stored, strict=True))
@@ -189,23 +199,23 @@ class TarColumn:
 
     @property
     def batchable(self) -> bool:
-        """Whether a batch of the column is what default-collating its values gives, whatever they are."""
+        """True if `batch` equals default collation of the values."""
         if self._fused:
             return self._pictures.batchable
         return not self.pictured and self._pictures.called.transform is None
 
     @property
     def draws(self) -> bool:
-        """Whether values depend on the sample's generator."""
+        """True if values depend on the sample's generator."""
         return self._pictures.draws if self._fused else self._pictures.called.wants_rng
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The fields of which a sample's value is made: the first that it has."""
+        """The alternative fields, of which a sample's first is read."""
         return () if self.spec in PSEUDO else self.names
 
     def places(self, shard: Shard, rows: NDArray[np.int64]) -> list[MemberPlace]:
-        """Where the values of these samples of a shard lie; SampleError names one that has nothing to make it of."""
+        """Locate the members of these rows; SampleError names a row without one."""
         if self.spec in PSEUDO:
             return [MemberPlace(shard, MemberSpan(_NOTHING, 0, row, -1)) for row in rows.tolist()]
         cells = shard.cells(rows, self.names)
@@ -228,11 +238,11 @@ class TarColumn:
 
     @property
     def splits(self) -> bool:
-        """Whether several threads can share the work on a batch of the column."""
+        """True if several threads can share the work on a batch."""
         return self._fused and self._pictures.splits
 
     def batch(self, places: Sequence[MemberPlace], keys: Keys | None, empty: Allocator, threads: int = 1) -> Any:
-        """What default-collating the values at these places gives, in memory from `empty`."""
+        """The default-collated values at these places, in memory from `empty`."""
         if self.spec in PSEUDO:
             return tuple(self.value(place, None) for place in places)
         if not self._fused:
@@ -242,7 +252,7 @@ class TarColumn:
             return self._pictures.batch(list(_sources(places)), keys, empty, grids, threads)
 
     def all_places(self, parts: Sequence[ShardPart], count: int) -> list[MemberPlace]:
-        """Where the values of a batch lie, which consists of these parts."""
+        """The members of a whole batch, in batch order."""
         found: list[Any] = [None] * count
         for shard, places, rows in parts:
             for number, place in zip(places.tolist(), self.places(shard, rows), strict=True):
@@ -274,7 +284,7 @@ def _integer(data: memoryview) -> int:
 
 
 def _source(place: MemberPlace) -> Any:
-    """What the kernels read: encoded bytes, or the ready pixels of a `.npy` member, both where they lie in the tar."""
+    """Encoded bytes or `.npy` pixels, as views of the tar."""
     if tar.extension(place.field) != "npy":
         return place.cell.data
     try:
@@ -301,7 +311,7 @@ def _grids(places: Sequence[MemberPlace]) -> list[Grid | None]:
 
 @contextmanager
 def _located(places: Sequence[MemberPlace]) -> Iterator[None]:
-    """What is wrong with a picture comes out with the name of its tar and member."""
+    """Add tar and member to image errors of the block."""
     try:
         yield
     except ImageError as error:

@@ -1,4 +1,4 @@
-"""`TarShards`: the samples of WebDataset tars, at random access."""
+"""`TarShards`: random access to the samples of WebDataset tars."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ _FIRST = np.zeros(1, np.int64)
 
 
 Sources = Sequence[tuple[TarColumn, MemberPlace]]
-"""What the values of one sample are made of."""
+"""The columns of one sample, each with the member that it decodes."""
 
 
 class TarShards(torch.utils.data.Dataset[Any]):
-    """Samples of WebDataset tars, read by index: from their mappings, or as ranges of objects in stores.
+    """Samples of WebDataset tars, read by index from files or object stores.
 
     `paths` is a path or an address, a folder, a pattern (`train-*.tar`, `s3://bucket/train-{0000..0127}.tar`) or a
-    list of these; samples keep the order of the shards, and in a shard that in which their keys first appear.
+    list of these. Samples keep the order of the shards, and within a shard the order in which their keys first appear.
 
-    Without `columns` samples are dicts: `__key__` and every field that they have. With it they are tuples:
-    `("jpg;png", "cls")` takes the first of the alternatives that there is; `__key__` and `__shard__` may be among them.
+    Without `columns` samples are dicts of `__key__` and all their fields. With it they are tuples: `("jpg;png",
+    "cls")` takes the first alternative that a sample has; `__key__` and `__shard__` may be among them.
 
-    Members are decoded by their extension (`datasets.fields.DECODERS`; pictures become PIL images in RGB);
-    `decoders={"flac": function_of_the_bytes}` adds to that or replaces it, `decode=False` leaves all bytes as they are.
-    `transform` takes the whole sample, or is a dict of transforms by field. An image transform of feedline's own, given
-    for a field or by itself for all pictures, is one step with decoding, and sees `.npy` members of uint8 (height,
-    width, 3) as pictures that need none; the pictures of one sample share its random key, hence boxes and flips.
+    Members are decoded by their extension (`webdataset.columns.DECODERS`; images become PIL images in RGB).
+    `decoders={"flac": function_of_the_bytes}` adds or replaces decoders, `decode=False` leaves all members as bytes.
+    `transform` takes the whole sample, or is a dict of transforms by field. A feedline image transform, given for a
+    field or by itself for all images, is fused with decoding, and takes uint8 `.npy` members (height, width, 3) as
+    decoded images. The images of one sample share its random key, so they get the same boxes and flips.
 
-    The index of each tar is built on first use and kept: beside a file (see `shards.open_index`), for an object in the
-    user's cache folder, unless one lies beside the object; or in the folder `index_dir`. At most `open_shards` tars are
-    open at a time in each process. Objects are read through a cache in the folder `cache`, if one is given; `options`
-    are those of `open_store`. Pickles by path.
+    The index of each tar is built on first use and stored: next to a file (see `open_index`), for an object in the
+    user's cache folder, unless one lies next to the object; or in the folder `index_dir`. Each process keeps at most
+    `open_shards` tars open. Objects are read through a cache in the folder `cache`, if one is given; `options` are
+    those of `open_store`. Pickles by path.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class TarShards(torch.utils.data.Dataset[Any]):
             raise ArgumentError(f"open_shards={open_shards}: at least one tar has to be open to be read")
         names, self._blobs = _found(paths, cache, options)
         self.paths = PackedStrings(names)
-        """The tars."""
+        """Paths and addresses of the tars."""
         self._tars = Tars(self.paths, self._blobs, index_dir=index_dir, allow_truncated=allow_truncated)
         heads = self._tars.heads()
         self.shard_sizes = np.array([head.samples for head in heads], np.int64)
-        """Samples in each, as `samplers.ShardShuffled` wants them."""
+        """Samples per tar, for `samplers.ShardShuffled`."""
         self._stops = np.cumsum(self.shard_sizes)
         if not len(self):
             raise ArgumentError(f"there are no samples in {names[0]}{' and the other tars' * (len(names) > 1)}")
@@ -105,11 +105,11 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     @property
     def listing_fingerprint(self) -> str:
-        """Of the names of the tars in their order, and the samples of each: what a loader's state must find again."""
+        """Digest of tar names and sizes, checked by saved loader states."""
         return digest_of(self.paths, self.shard_sizes)
 
     def _prepare(self, transform: Transform | Mapping[str, Transform] | None) -> None:
-        """Divide the transform into those of fields and that of whole samples."""
+        """Split the transform into those of fields, of images and of samples."""
         self._of_fields: Mapping[str, Transform] = {}
         self._of_pictures: Transform | None = None
         whole: Transform | None = None
@@ -132,7 +132,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         )
 
     def _refuse_unknown(self, heads: Sequence[Head]) -> None:
-        """ArgumentError for a name that is no field of any tar."""
+        """ArgumentError for a name that is a field of no tar."""
         known = {field for head in heads for field in head.fields}
         for name in self.columns or ():
             if name not in PSEUDO and not any(each.strip().lower() in known for each in name.split(";")):
@@ -142,9 +142,9 @@ class TarShards(torch.utils.data.Dataset[Any]):
                 raise _unknown("transform", name, known)
 
     def _refuse_pickles(self, heads: Sequence[Head]) -> None:
-        """ArgumentError if all samples have a field that is never decoded.
+        """ArgumentError if all samples have a field that must be unpickled.
 
-        One that only some have is refused where it is read.
+        A field that only some samples have is refused when it is read.
         """
         own, filled = self._settings.own, {number: head for number, head in enumerate(heads) if head.samples}
         for name in set.intersection(*(set(head.fields) for head in filled.values())):
@@ -155,7 +155,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
                     raise
 
     def _column(self, name: str, beside: Sequence[str]) -> TarColumn:
-        """The column of a field; `beside` are all fields of the sample."""
+        """The column of a field of a sample with the fields `beside`."""
         pictured = self._of_pictures is not None and _is_picture(name, beside)
         column = self._known.get((name, pictured))
         if column is None:
@@ -168,12 +168,12 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return int(self._stops[-1])
 
     def address(self, index: int) -> tuple[str, str]:
-        """The tar and the key of sample `index`."""
+        """Tar and key of sample `index`."""
         shard, row = self._at(one_within(index, len(self), "TarShards"))
         return shard.tar, shard.index.key(row)
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What reading these samples will want from which cache."""
+        """Cache and byte range of every read for these samples."""
         if self._blobs is None:
             return []
         places = within(indices, len(self), "TarShards")
@@ -181,13 +181,13 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return self._blobs.ranges([extent for part in parts for extent in self._extents(part)])
 
     def __getitem__(self, index: int) -> Any:
-        """Sample `index`, in memory of its own; negative indices count from the end."""
+        """Sample `index` in its own memory; negative indices count from the end."""
         shard, row = self._at(one_within(index, len(self), "TarShards"))
         [sample] = self._ready([ShardPart(shard, _FIRST, np.array([row]))], self._found).values()
         return self._sample(*sample, None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of these indices; what of them lies in stores is read all at once."""
+        """The samples of these indices; remote members are read together."""
         if type(self).__getitem__ is not TarShards.__getitem__:  # a subclass makes samples of its own
             return [self[index] for index in indices]
         places = within(as_indices(indices), len(self), "TarShards")
@@ -195,7 +195,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return [self._sample(*found[at], at) for at in range(len(places))]
 
     def _found(self, parts: Sequence[ShardPart]) -> dict[int, tuple[Shard, int, Sources]]:
-        """By the place of each sample: its shard, its row there, and what its values are made of."""
+        """Shard, row and sources of each sample, by row of the batch."""
         found: dict[int, tuple[Shard, int, Sources]] = {}
         for part in parts:
             for at, row, sources in zip(part.places.tolist(), part.rows.tolist(), self._sources(part), strict=True):
@@ -207,7 +207,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return self._shards[number], at - int(self._stops[number] - self.shard_sizes[number])
 
     def _sources(self, part: ShardPart) -> list[Sources]:
-        """Of each sample of a part, what its values are made of, field by field."""
+        """Columns and members of each sample of a part."""
         if self.columns is not None:
             return _by_sample(self._columns, part.shard, part.rows)
         index = part.shard.index
@@ -232,7 +232,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     @property
     def traits(self) -> Traits:
-        """Batches are read with `columns`, where no transform and no PIL image has to be seen sample by sample."""
+        """Batches need `columns`, and no transform or PIL image of single samples."""
         plain = self.columns is not None and self._whole.transform is None and self._settings.decode
         own = type(self).__getitem__ is TarShards.__getitem__
         return Traits(
@@ -243,7 +243,10 @@ class TarShards(torch.utils.data.Dataset[Any]):
         )
 
     def read_batch(self, request: BatchRead) -> list[Any]:
-        """The batch of each field, images decoded in place; TypeError where samples have to be made one by one."""
+        """The batch of each field, images decoded in place.
+
+        TypeError if samples must be read singly.
+        """
         check_reads_batches(self)
         places, keys = within(request.indices, len(self), "TarShards"), request.keys
         if keys is None and self._draws:
@@ -256,7 +259,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return [column.batch(each, keys, request.allocate, request.threads) for column, each in columns]
 
     def _parts(self, places: NDArray[np.int64], *, only_far: bool = False) -> list[ShardPart]:
-        """The samples by shard, each of which is opened once."""
+        """Group samples by shard, opening each shard once."""
         numbers = self._stops.searchsorted(places, side="right")
         order = np.argsort(numbers, kind="stable")
         opened, starts = np.unique(numbers[order], return_index=True)
@@ -268,7 +271,10 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return parts
 
     def _ready(self, parts: Sequence[ShardPart], use: Callable[[Sequence[ShardPart]], T]) -> T:
-        """`use` of the parts, with all in memory that lies in stores. What is there already is not looked for."""
+        """Apply `use` to the parts, with remote members in memory.
+
+        Cached members are used without a look-up in the store.
+        """
         if self._blobs is None:
             return use(parts)
         try:
@@ -289,7 +295,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return found
 
     def _fetched(self, blobs: FileSet, parts: Sequence[ShardPart]) -> list[ShardPart]:
-        """The parts, with all in memory that lies in stores: read at once, however many shards it comes from."""
+        """Fetch the remote members of all parts in one request."""
         wanted = [self._extents(part) for part in parts]
         views = iter(blobs.read([extent for extents in wanted for extent in extents]))
         return [
@@ -299,11 +305,11 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     @property
     def _choices(self) -> Sequence[Sequence[str]] | None:
-        """The fields of which samples are made; None for all."""
+        """The alternative fields of each column; None for all fields."""
         return None if self.columns is None else [column.members for column in self._columns if column.members]
 
     def _extents(self, part: ShardPart) -> list[Extent]:
-        """Where in stores the bytes lie of which the samples of a part are made, in order."""
+        """Byte ranges of remote members, sorted."""
         shard = part.shard
         if not isinstance(shard, RemoteShard):
             return []
@@ -318,7 +324,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
 def _found(
     paths: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
 ) -> tuple[list[str], FileSet | None]:
-    """The paths and addresses of the tars; and what reads them, if there are objects among them."""
+    """Names of the tars, and their file set if any is remote."""
     given = [os.fspath(path) for path in listed(paths)]
     _refuse_commands(given)
     blobs = find(given, "*.tar", cache=cache, options=options) if any("://" in path for path in given) else None
@@ -367,12 +373,15 @@ def _unknown(argument: str, name: str, known: Iterable[str]) -> ArgumentError:
 
 
 def _spellings(name: str) -> tuple[str, ...]:
-    """What a transform for this field may be called: as the field is written, or by one of its alternatives."""
+    """Names by which `transform` may refer to this field."""
     return name, *(each.strip() for each in name.split(";"))
 
 
 def _is_picture(name: str, beside: Sequence[str]) -> bool:
-    """Whether a transform for all pictures takes this field: pictures, or arrays where there are none."""
+    """True if a transform of all images applies to this field.
+
+    It applies to encoded images, or to arrays in samples without any.
+    """
     if any(is_image(each) for spec in beside for each in _spellings(spec)):
         return any(map(is_image, _spellings(name)))
     return any(each.rpartition(".")[2] == "npy" for each in _spellings(name))

@@ -1,12 +1,7 @@
-"""Tars by number, of this machine and of stores, and their indexes.
+"""Open tar shards, local and remote, with their indexes.
 
-Tars of a set, opened when they are first read from, and a bounded number of them at a time.
-
-A tar of this machine, mapped, and its index.
-
-A tar in a store: its samples are fetched, then decoded.
-
-Where the fields of samples lie in their tar.
+`Tars` numbers the tars of a dataset, and `ShardCache` keeps a bounded number of them open. `LocalShard` maps a file;
+`RemoteShard` has the members that were fetched of an object.
 """
 
 from __future__ import annotations
@@ -34,7 +29,7 @@ from feedline.stores.urls import scheme_of
 
 
 class MemberSpan(NamedTuple):
-    """One field of one sample: its bytes, where in the tar they begin, its place in the index."""
+    """One field of one sample: bytes, offset in the tar, and cell."""
 
     data: memoryview
     start: int
@@ -43,7 +38,7 @@ class MemberSpan(NamedTuple):
 
 
 class Located(NamedTuple):
-    """One member for each of some samples: where its bytes begin and end, and its column in the index."""
+    """Byte range and column of one member for each of several samples."""
 
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
@@ -51,9 +46,10 @@ class Located(NamedTuple):
 
 
 def located(index: TarIndex, rows: NDArray[np.int64], fields: Sequence[str], nbytes: int) -> Located:
-    """Of each sample, the first of these fields that it has; SampleError names one that has none of them.
+    """Locate the first of `fields` that each sample has.
 
-    `nbytes` is the size of the tar; ShardError if the index leads beyond it.
+    `nbytes` is the size of the tar; ShardError if the index points beyond it. SampleError names a sample without any
+    of the fields.
     """
     columns = [column for column in map(index.column, fields) if column is not None]
     if not columns:
@@ -73,9 +69,10 @@ def located(index: TarIndex, rows: NDArray[np.int64], fields: Sequence[str], nby
 def spans(
     index: TarIndex, rows: NDArray[np.int64], choices: Sequence[Sequence[str]] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the bytes begin and end of the first field that a sample has of each choice; with None, of all it has.
+    """Byte ranges of the first present field of each choice.
 
-    Where a sample has none of a choice there is nothing: this is said when it is read.
+    With None, those of all fields. A choice of which a sample has no field is skipped; its error comes when it is
+    read.
     """
     blocks = index.blocks[rows]
     wanted = blocks > 0
@@ -90,7 +87,7 @@ def spans(
 
 
 def changed(tar: str) -> ShardError:
-    """What to raise when a tar is no longer the one that its index is of."""
+    """The error for a tar that no longer matches its index."""
     return ShardError(
         f"the index of {tar} does not fit it: the tar was changed or replaced while it was in use. Put the "
         f"tar back, or make the dataset anew"
@@ -109,7 +106,10 @@ _WORTH_ASKING = 4 * mmap.PAGESIZE
 
 
 class LocalShard:
-    """A tar and its index, mapped; views of its members stay valid as long as they live. Thread-safe."""
+    """A mapped tar file and its index.
+
+    Views of members keep the mapping alive. Thread-safe.
+    """
 
     def __init__(self, index: TarIndex) -> None:
         self.index = index
@@ -122,18 +122,21 @@ class LocalShard:
             raise changed(self.tar)
 
     def refuse_changed(self) -> None:
-        """ShardError if the tar is not as it was when it was opened: what is mapped may be gone from under it."""
+        """ShardError if the file has changed since it was opened."""
         if version_of(self.tar) != self._version:
             raise changed(self.tar)
 
     def cells(self, rows: NDArray[np.int64], fields: Sequence[str]) -> list[MemberSpan]:
-        """Of each sample, the first of these fields that it has; SampleError names one that has none of them."""
+        """The first of `fields` that each sample has; SampleError without any."""
         starts, stops, columns = located(self.index, rows, fields, len(self._memory))
         spans = zip(starts.tolist(), stops.tolist(), rows.tolist(), columns.tolist(), strict=True)
         return [MemberSpan(self._memory[start:stop], start, row, column) for start, stop, row, column in spans]
 
     def prefetch(self, cells: Sequence[MemberSpan]) -> None:
-        """Ask the kernel to read these members while others are decoded: they lie far apart, so it cannot guess."""
+        """Ask the kernel to read these members ahead.
+
+        They lie far apart, so its own read-ahead does not help.
+        """
         for cell in cells:
             if len(cell.data) >= _WORTH_ASKING:
                 first = cell.start - cell.start % mmap.PAGESIZE
@@ -141,15 +144,15 @@ class LocalShard:
 
 
 class Held(Protocol):
-    """Bytes of a tar that were fetched."""
+    """Fetched bytes of a tar."""
 
     def cut(self, start: int, stop: int) -> memoryview:
-        """Those from `start` up to `stop`, which are the ones of a whole member."""
+        """The bytes `[start, stop)` of a whole member."""
         ...
 
 
 class Fetched:
-    """Members, each by where it begins and ends."""
+    """Fetched members by byte range."""
 
     def __init__(self, members: Mapping[Range, memoryview]) -> None:
         self._members = members
@@ -159,9 +162,10 @@ class Fetched:
 
 
 class RemoteShard:
-    """A tar in a store and its index; `number` is that among the blobs of its dataset. Thread-safe.
+    """A tar in a store, its index and its fetched members.
 
-    What is to be decoded has to be fetched first: `holding` gives a shard that has it.
+    `number` is its index in the file set of the dataset. Members must be fetched before they are decoded; `holding`
+    returns a shard that has them. Thread-safe.
     """
 
     def __init__(self, index: TarIndex, number: int, nbytes: int, held: Held | None = None) -> None:
@@ -172,39 +176,40 @@ class RemoteShard:
         self._held: Held = held or Fetched({})
 
     def refuse_changed(self) -> None:
-        """Nothing: what is read of another version is an ObjectChangedError."""
+        """Do nothing: reading another version raises ObjectChangedError."""
 
     def spans(
         self, rows: NDArray[np.int64], choices: Sequence[Sequence[str]] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the first field that each sample has of each choice begins and ends; with None, all that it has."""
+        """Byte ranges as of `spans`; ShardError if they exceed the tar."""
         starts, stops = spans(self.index, rows, choices)
         if stops.max(initial=0) > self._nbytes:
             raise changed(self.tar)
         return starts, stops
 
     def holding(self, held: Held) -> RemoteShard:
-        """The same shard with what was fetched of it."""
+        """A copy of the shard with these fetched members."""
         return RemoteShard(self.index, self.number, self._nbytes, held)
 
     def cells(self, rows: NDArray[np.int64], fields: Sequence[str]) -> list[MemberSpan]:
-        """Of each sample, the first of these fields that it has; SampleError names one that has none of them."""
+        """The first of `fields` that each sample has; SampleError without any."""
         starts, stops, columns = located(self.index, rows, fields, self._nbytes)
         places = zip(starts.tolist(), stops.tolist(), rows.tolist(), columns.tolist(), strict=True)
         return [MemberSpan(self._held.cut(start, stop), start, row, column) for start, stop, row, column in places]
 
     def prefetch(self, cells: Sequence[MemberSpan]) -> None:
-        """Nothing: what there is was fetched."""
+        """Do nothing: the members are in memory."""
 
 
 Shard = LocalShard | RemoteShard
 
 
 class Tars:
-    """The tars of these names: files where `blobs` is None, else what `blobs` has under the same numbers.
+    """The tars of a dataset, by number, and their indexes.
 
-    Indexes lie in `index_dir`; by default those of files beside them, those of objects in the user's cache. Pickles by
-    name; indexes that could not be kept are made again for files, and go along for objects.
+    Without `blobs` all names are local files; otherwise `blobs` has files and objects under the same numbers. Indexes
+    lie in `index_dir`; by default those of files next to them, those of objects in the user's cache. Pickles by name.
+    Indexes that could not be stored are built again for files, and are pickled for objects.
     """
 
     def __init__(
@@ -224,11 +229,11 @@ class Tars:
         self._unkept: dict[int, TarIndex] = {}
 
     def is_far(self, number: int) -> bool:
-        """Whether this one is an object."""
+        """True for an object in a store."""
         return self._blobs is not None and scheme_of(self.names[number]) != "file"
 
     def heads(self) -> list[Head]:
-        """What the index of each tells; indexes that are not there yet are made, those of objects several at once."""
+        """The head of each index; missing indexes are built."""
         heads = {number: self._head(number) for number in range(len(self.names))}
         missing = [number for number, head in heads.items() if head is None]
         if self._far is not None and missing:
@@ -237,7 +242,7 @@ class Tars:
         return [head for head in heads.values() if head is not None]
 
     def index(self, number: int) -> TarIndex:
-        """The index of one of them."""
+        """The index of one tar."""
         index = self._unkept.get(number)
         if index is not None:
             return index
@@ -247,7 +252,7 @@ class Tars:
         return self._kept(number, open_index(name, index_dir=self._index_dir, allow_truncated=self._allow_truncated))
 
     def shard(self, number: int, index: TarIndex) -> Shard:
-        """One of them, opened."""
+        """Open one tar."""
         if self._blobs is not None and self.is_far(number):
             return RemoteShard(index, number, self._blobs.info(number).size)
         return LocalShard(index)
@@ -258,7 +263,7 @@ class Tars:
         return whole(index, self._allow_truncated)
 
     def _head(self, number: int) -> Head | None:
-        """None for an object of which no index is known."""
+        """The head of one index; None for an unindexed object."""
         if self._far is not None and self.is_far(number):
             head = self._far.known(number)
             return head if head is None or head.cut is None or self._allow_truncated else self.index(number).head
@@ -271,10 +276,10 @@ class Tars:
 
 
 class ShardCache:
-    """`shards[number]`: the tar of that number, opened on first use; beyond `most`, the one not used for longest goes.
+    """Open shards by number, at most `most`, with least-recently-used eviction.
 
-    Pickles without them. Each process opens the tars anew, and refuses one that is not the tar that was indexed:
-    `fingerprints` are those of the indexes by number.
+    Pickles without open shards. Each process opens the tars itself, and refuses one whose index has another
+    fingerprint than `fingerprints`.
     """
 
     def __init__(self, tars: Tars, fingerprints: Sequence[str], most: int) -> None:
@@ -290,7 +295,7 @@ class ShardCache:
 
     @property
     def open_count(self) -> int:
-        """How many are held open now."""
+        """Number of open shards."""
         return len(self._open)
 
     def __getitem__(self, number: int) -> Shard:

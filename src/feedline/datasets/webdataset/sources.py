@@ -1,4 +1,4 @@
-"""The bytes of a tar while it is looked through: of a file, or of an object, from its beginning to its end."""
+"""Sequential access to the bytes of a tar while it is indexed."""
 
 from __future__ import annotations
 
@@ -20,48 +20,51 @@ _PART_NBYTES = 4 << 20
 
 
 _AHEAD = 4
-"""Parts of an object that are on their way while one is looked at."""
+"""Parts of an object that are fetched ahead."""
 
 
 class Version(NamedTuple):
-    """What tells one state of a tar from another without reading it; an object has no time, and a file no `told`."""
+    """State of a tar without reading it.
+
+    A file has a modification time, an object a version of its store.
+    """
 
     nbytes: int
     modified_ns: int = 0
     told: str = ""
-    """What its store tells of the state of an object; nothing where it tells one of this size from no other."""
+    """Version of an object; empty if it would not change with the content."""
 
     def same(self, other: Version) -> bool:
-        """Whether both are of one state, as far as anybody has told."""
+        """True if both are known to be one state."""
         return self == other and bool(self.modified_ns or self.told)
 
 
 class TarSource(Protocol):
-    """A tar that can be read within `with source:`, from front to back."""
+    """A tar, read sequentially within `with source:`."""
 
     name: str
-    """Its path or address."""
+    """Path or address."""
 
     @property
     def version(self) -> Version:
-        """Its state, as it is now."""
+        """The current state."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Its size, as it was when it was opened."""
+        """The size when it was opened."""
         ...
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """A copy of so many bytes, of fewer only at the end of the tar."""
+        """Copy `nbytes` bytes; fewer only at the end of the tar."""
         ...
 
     def view(self, start: int, nbytes: int) -> memoryview:
-        """The same, not copied where that can be avoided."""
+        """The bytes as `read`, without a copy if possible."""
         ...
 
     def looks(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Small ranges from anywhere in the tar, each as far as it exists."""
+        """Copy small ranges from anywhere, clipped to the tar."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -72,7 +75,7 @@ class TarSource(Protocol):
 
 
 class FileSource:
-    """A tar of this machine."""
+    """A tar file."""
 
     def __init__(self, path: str) -> None:
         self.name = path
@@ -82,7 +85,7 @@ class FileSource:
 
     @property
     def version(self) -> Version:
-        """The state of the file as it is now; FileNotFoundError names one that is not there."""
+        """The current state of the file; FileNotFoundError if it is gone."""
         return version_of(self.name)
 
     @property
@@ -113,14 +116,14 @@ class FileSource:
 
 
 def version_of_object(nbytes: int, version: str) -> Version:
-    """The state of an object, of which its store tells this version."""
+    """The version of an object as its store reports it."""
     return Version(nbytes, told="" if version == unversioned(nbytes) else version)
 
 
 class ObjectSource:
-    """A tar in a store, read in parts, the next of which are fetched while one is looked at.
+    """A tar in a store, read in parts that are fetched ahead.
 
-    What lies between two looks and fills whole parts is not fetched; what is behind is forgotten.
+    Whole parts between two reads are not fetched; parts before the current read are released.
     """
 
     def __init__(self, blob: RemoteBlob) -> None:
@@ -130,7 +133,7 @@ class ObjectSource:
 
     @property
     def version(self) -> Version:
-        """The state that was found; reading any other one is an ObjectChangedError."""
+        """The version to read; reading another one raises ObjectChangedError."""
         return version_of_object(self._blob.nbytes, self._blob.version)
 
     @property
@@ -180,6 +183,6 @@ class ObjectSource:
 
 
 def version_of(path: str) -> Version:
-    """The state of a file as it is now; FileNotFoundError names one that is not there."""
+    """The current state of a file; FileNotFoundError if it is gone."""
     status = os.stat(path)  # noqa: PTH116 - asked of every shard of every batch
     return Version(status.st_size, status.st_mtime_ns)

@@ -1,8 +1,8 @@
-"""The members of a tar file, by walking its headers: ustar, pax and GNU names; what cannot be read is refused by name.
+"""Members of a tar file, from ustar, pax and GNU headers.
+
+Members that cannot be read as samples are refused by name. `split` parses a member name into sample key and field.
 
 Source of the format: POSIX.1-2017, pax, "pax Interchange Format", and the GNU tar manual, "Basic Tar Format".
-
-What the name of a tar member says: which sample it belongs to, and which field of it it is.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _BOOKKEEPING = re.compile(r"__[^/]*__(/|$)")
 
 
 def split(name: str) -> tuple[str, str] | None:
-    """Key and field of a member, by WebDataset's rule; None for one that is no part of any sample.
+    """Split a member name into key and field, by WebDataset's rule.
 
-    The key is the path up to the first dot of the base name, the field is what follows that dot, in lower case:
-    `train/0001.seg.PNG` is field `seg.png` of sample `train/0001`. No part of a sample are files without an
-    extension, hidden files (`._0001.jpg` of macOS) and WebDataset's own bookkeeping (`__name__`).
+    The key is the path up to the first dot of the base name, the field is the rest in lower case: `train/0001.seg.PNG`
+    is field `seg.png` of sample `train/0001`. None for files without an extension, hidden files (`._0001.jpg` of
+    macOS) and WebDataset's own bookkeeping (`__name__`), which belong to no sample.
     """
     folder, slash, base = name.rpartition("/")
     stem, _, field = base.partition(".")
@@ -39,12 +39,12 @@ def extension(field: str) -> str:
 
 
 def is_image(field: str) -> bool:
-    """Whether a field of this name holds an encoded picture."""
+    """True for fields with the extension of an encoded image."""
     return extension(field) in IMAGE_EXTENSIONS
 
 
 def unsafe_name_reason(name: str) -> str | None:
-    """Why a member's name must not be trusted, or None."""
+    """Reason not to trust a member's name, or None."""
     if name.startswith("/"):
         return "has an absolute path"
     if ".." in name.split("/"):
@@ -89,11 +89,11 @@ _COMPRESSED = {
 
 
 class ShardError(SampleError):
-    """A tar, or the index beside it, that cannot be used; the message names tar, member and remedy."""
+    """Unusable tar or index; the message names member and remedy."""
 
 
 class TarMember(NamedTuple):
-    """A regular file in a tar: its bytes are `[start, start + size)` of the tar."""
+    """A regular file in a tar, at bytes `[start, start + size)`."""
 
     name: str
     start: int
@@ -101,14 +101,14 @@ class TarMember(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The member in whose middle a tar ends, the size that the tar should have at least, and the one it has."""
+    """Truncated member of a tar, its expected end and the actual size."""
 
     name: str
     wanted: int
     found: int
 
     def error(self, tar: str) -> ShardError:
-        """What to raise when it is not tolerated."""
+        """The error for a truncated tar."""
         return ShardError(
             f"{tar} is truncated: member {self.name!r} ends at byte {self.wanted:,}, the file at {self.found:,} (its "
             f"writer was killed, or still writes). Make or copy it again, or pass allow_truncated=True to read the "
@@ -117,10 +117,10 @@ class Cut(NamedTuple):
 
 
 class TarWalk:
-    """Iterates once over the regular files of a tar; `.cut` then tells where it is truncated, None where it is whole.
+    """Iterates once over the regular files of an open tar.
 
-    Folders and volume labels are passed over. A tar without its end mark, but with its last member whole, is whole.
-    `source` is open.
+    Afterwards `.cut` describes a truncated tar; it is None for a complete one. Folders and volume labels are skipped.
+    A tar without its end mark is complete if its last member is.
     """
 
     def __init__(self, source: TarSource) -> None:
@@ -153,7 +153,7 @@ class TarWalk:
             offset, before = start + -(-size // BLOCK) * BLOCK, name
 
     def _header(self, block: bytes, offset: int) -> tuple[bytes, int, str]:
-        """Kind, size of the data and name of the member whose header this is; an error for what is refused."""
+        """Parse a header into kind, data size and name; ShardError if refused."""
         if _checksum(block) != _number(block[148:156]):
             raise ShardError(f"{self.tar} is damaged: no tar header at byte {offset:,}. Make or copy the tar again")
         kind, size, name = block[156:157], _number(block[124:136]), _name(block)
@@ -189,7 +189,7 @@ class TarWalk:
             self._bad(name, f"has an extended header of {size:,} bytes")
 
     def _note(self, kind: bytes, data: bytes, name: str) -> None:
-        """Remember what an extended header says of the next member."""
+        """Store the fields of an extended header for the next member."""
         if kind in _PAX:
             records = dict(self._records(data, name))
             if any(key.startswith("GNU.sparse.") for key in records):
@@ -220,7 +220,7 @@ class TarWalk:
                 )
 
     def _refuse_more(self, offset: int, nbytes: int) -> None:
-        """Nothing may follow the end mark: a reader that stops there would lose what does."""
+        """ShardError for data after the end mark, where other readers stop."""
         while offset < nbytes:
             chunk = self._source.read(offset, _CHUNK)
             if chunk.strip(b"\0"):
@@ -235,7 +235,10 @@ class TarWalk:
 
 
 def members(tar: str | os.PathLike[str], *, allow_truncated: bool = False) -> Iterator[TarMember]:
-    """The regular files of a tar, in their order; ShardError names the member that cannot be read, and a remedy."""
+    """The regular files of a tar, in order.
+
+    ShardError names the member that cannot be read, and a remedy.
+    """
     with FileSource(os.fspath(tar)) as source:
         walk = TarWalk(source)
         yield from walk
@@ -248,7 +251,7 @@ def _checksum(block: bytes) -> int:
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or GNU's big-endian form for what does not fit them; -1 for what is neither."""
+    """Parse octal digits or GNU's base-256 form; -1 if it is neither."""
     if field[0] & 0x80:
         return int.from_bytes(field, "big", signed=False) - (0x80 << 8 * (len(field) - 1)) if field[0] == 0x80 else -1
     digits = field.strip(b" \0")
