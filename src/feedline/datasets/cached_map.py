@@ -44,7 +44,7 @@ _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(val
 def encode(sample: Any) -> bytes:
     """Serialize a sample; SampleError names an unsupported type."""
     buffers: list[bytes] = []
-    head = json.dumps(_described(sample, buffers, "sample")).encode()
+    head = json.dumps(_describe(sample, buffers, "sample")).encode()
     head = head.ljust(-(-(len(head) + _LENGTH_NBYTES) // _ALIGNMENT) * _ALIGNMENT - _LENGTH_NBYTES)
     return b"".join([len(head).to_bytes(_LENGTH_NBYTES, "little"), head, *buffers])
 
@@ -55,10 +55,10 @@ def decode(data: bytes) -> Any:
     Its memory is independent of `data`.
     """
     start = _LENGTH_NBYTES + int.from_bytes(data[:_LENGTH_NBYTES], "little")
-    return _restored(json.loads(data[_LENGTH_NBYTES:start]), memoryview(data)[start:])
+    return _restore(json.loads(data[_LENGTH_NBYTES:start]), memoryview(data)[start:])
 
 
-def _described(value: Any, buffers: list[bytes], where: str) -> Any:
+def _describe(value: Any, buffers: list[bytes], where: str) -> Any:
     """Describe a value as JSON; raw bytes are appended to `buffers`.
 
     The description refers to them by offset and length.
@@ -69,25 +69,25 @@ def _described(value: Any, buffers: list[bytes], where: str) -> Any:
     if kind is float:
         return {"f": value.hex()}
     if kind is dict and all(type(key) in {str, int} for key in value):
-        return {"d": [[key, _described(each, buffers, f"{where}[{key!r}]")] for key, each in value.items()]}
+        return {"d": [[key, _describe(each, buffers, f"{where}[{key!r}]")] for key, each in value.items()]}
     if kind in {list, tuple}:
-        return {kind.__name__[0]: [_described(each, buffers, f"{where}[{i}]") for i, each in enumerate(value)]}
+        return {kind.__name__[0]: [_describe(each, buffers, f"{where}[{i}]") for i, each in enumerate(value)]}
     if kind is bytes:
-        return {"b": _placed(value, buffers)}
+        return {"b": _append(value, buffers)}
     if kind is torch.Tensor and value.layout is torch.strided and not value.is_quantized:
         plain = value.detach().cpu().contiguous()
-        return {"T": [str(value.dtype), list(value.shape), *_placed(numpy_view(plain).tobytes(), buffers)]}
+        return {"T": [str(value.dtype), list(value.shape), *_append(numpy_view(plain).tobytes(), buffers)]}
     if isinstance(value, np.ndarray) and kind is np.ndarray and torch_dtype(value.dtype) is not None:
-        return {"A": [value.dtype.str, list(value.shape), *_placed(value.tobytes(), buffers)]}
+        return {"A": [value.dtype.str, list(value.shape), *_append(value.tobytes(), buffers)]}
     if isinstance(value, np.generic) and torch_dtype(value.dtype) is not None:
-        return {"S": [value.dtype.str, [], *_placed(value.tobytes(), buffers)]}
+        return {"S": [value.dtype.str, [], *_append(value.tobytes(), buffers)]}
     raise SampleError(
-        f"{where} is of type {kind.__name__}, which cannot be kept on disk; what can are tensors, arrays,"
-        " numbers, str, bytes, None, and dicts (by str or int), lists and tuples of these"
+        f"{where} is of type {kind.__name__}, which cannot be cached on disk; supported are tensors, arrays,"
+        " numbers, str, bytes, None, and dicts (with keys of str or int), lists and tuples of these"
     )
 
 
-def _placed(data: bytes, buffers: list[bytes]) -> list[int]:
+def _append(data: bytes, buffers: list[bytes]) -> list[int]:
     start = sum(map(len, buffers))
     padding = -start % 16
     buffers.append(b"\0" * padding)
@@ -95,12 +95,12 @@ def _placed(data: bytes, buffers: list[bytes]) -> list[int]:
     return [start + padding, len(data)]
 
 
-def _restored(told: Any, buffers: memoryview) -> Any:
-    ((kind, value),) = told.items()
+def _restore(described: Any, buffers: memoryview) -> Any:
+    ((kind, value),) = described.items()
     if kind in _CONTAINERS:
-        return _CONTAINERS[kind](_restored(each, buffers) for each in value)
+        return _CONTAINERS[kind](_restore(each, buffers) for each in value)
     if kind == "d":
-        return {key: _restored(each, buffers) for key, each in value}
+        return {key: _restore(each, buffers) for key, each in value}
     if kind == "v":
         return value
     if kind == "f":
@@ -141,7 +141,9 @@ class RecordStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._folder / "index", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            os.ftruncate(descriptor, length * _ENTRY.size)  # zeros, and the same for whoever comes first
+            os.ftruncate(
+                descriptor, length * _ENTRY.size
+            )  # zeros mean no record; concurrent calls have the same effect
         finally:
             os.close(descriptor)
         self._files = PerProcess(partial(_RecordFiles, self._folder))
@@ -170,12 +172,12 @@ class _RecordFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._index = self._closing(os.open(folder / "index", os.O_RDWR))
+        self._index = self._close_later(os.open(folder / "index", os.O_RDWR))
         self._segments: dict[int, mmap.mmap] = {}
         self._lock = Lock()
         self._own: tuple[int, int] | None = None
 
-    def _closing(self, descriptor: int) -> int:
+    def _close_later(self, descriptor: int) -> int:
         """Close the descriptor when this object is garbage-collected."""
         weakref.finalize(self, os.close, descriptor)
         return descriptor
@@ -185,21 +187,21 @@ class _RecordFiles:
 
     def record(self, number: int, segment: int, nbytes: int, place: int) -> bytes | None:
         stop = place + _HEADER.size + nbytes
-        mapped = self._mapped(segment, stop)
+        mapped = self._map(segment, stop)
         if mapped is None:
             return None
         whole = mapped[place:stop]
         data = whole[_HEADER.size :]
         return data if whole[: _HEADER.size] == _header(number, data) else None
 
-    def _mapped(self, segment: int, stop: int) -> mmap.mmap | None:
+    def _map(self, segment: int, stop: int) -> mmap.mmap | None:
         """Map the segment to at least `stop`; None if shorter."""
         mapped = self._segments.get(segment)
         if mapped is None or len(mapped) < stop:
             try:
                 with open(self._folder / _segment_name(segment), "rb") as file:
                     mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            except (OSError, ValueError):  # it is gone, or empty
+            except (OSError, ValueError):  # removed, or empty
                 return None
             self._segments[segment] = mapped
         return mapped if len(mapped) >= stop else None
@@ -208,10 +210,11 @@ class _RecordFiles:
         with self._lock:
             if self._own is None:
                 segment, descriptor = _new_segment(self._folder)
-                self._own = segment, self._closing(descriptor)
+                self._own = segment, self._close_later(descriptor)
             segment, descriptor = self._own
             place = os.lseek(descriptor, 0, os.SEEK_END)
             _write(descriptor, _header(number, data) + data)
+            # Only now: the index must never refer to an unwritten record.
             os.pwrite(self._index, _ENTRY.pack(segment, len(data), place), number * _ENTRY.size)
 
 
@@ -258,7 +261,7 @@ class CachedMap(WrappedDataset):
 
     def __init__(self, dataset: Any, fn: Any, folder: Pathlike) -> None:
         if not callable(fn) or takes_rng(fn):
-            raise ArgumentError("fn must be callable with a sample alone; use Map for what is random")
+            raise ArgumentError("fn must be callable with only a sample; use Map for random functions")
         super().__init__(dataset)
         self.fn = fn
         self.folder = str(Path(folder, fingerprint("map", fn, dataset, len(dataset))).absolute())
@@ -271,15 +274,15 @@ class CachedMap(WrappedDataset):
     def fill(self, num_workers: int = 0) -> None:
         """Compute all missing results now, in `num_workers` processes."""
         if len(self):
-            loader = torch.utils.data.DataLoader(_Filling(self), _BATCH, num_workers=num_workers, collate_fn=len)
+            loader = torch.utils.data.DataLoader(_Fill(self), _BATCH, num_workers=num_workers, collate_fn=len)
             for _ in loader:
                 pass
 
     def __getitem__(self, index: int) -> Any:
         """The result for sample `index`."""
         at = one_within(index, len(self), "CachedMap")
-        kept = self._store.get(at)
-        return decode(kept) if kept is not None else self._computed(at, self.dataset[at])
+        data = self._store.get(at)
+        return decode(data) if data is not None else self._compute(at, self.dataset[at])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The results for these samples.
@@ -287,19 +290,19 @@ class CachedMap(WrappedDataset):
         Missing ones are fetched together if the dataset supports it.
         """
         places = within(as_indices(indices), len(self), "CachedMap").tolist()
-        kept = {at: self._store.get(at) for at in places}
-        missing = [at for at, data in kept.items() if data is None]
+        stored = {at: self._store.get(at) for at in places}
+        missing = [at for at, data in stored.items() if data is None]
         fetched = dict(zip(missing, samples_of(self.dataset, missing) if missing else [], strict=True))
-        computed = {at: self._computed(at, sample) for at, sample in fetched.items()}
-        return [computed[at] if data is None else decode(data) for at, data in ((at, kept[at]) for at in places)]
+        computed = {at: self._compute(at, sample) for at, sample in fetched.items()}
+        return [computed[at] if data is None else decode(data) for at, data in ((at, stored[at]) for at in places)]
 
-    def _computed(self, at: int, sample: Any) -> Any:
+    def _compute(self, at: int, sample: Any) -> Any:
         data = encode(self.fn(sample))
         try:
             self._store.put(at, data)
         except OSError as error:
             warnings.warn(
-                f"results cannot be kept in {self.folder} ({error.strerror}), and are computed each time: make room"
+                f"results cannot be stored in {self.folder} ({error.strerror}), and are computed each time: free space"
                 " there, or give another folder",
                 CacheWriteWarning,
                 stacklevel=3,
@@ -307,18 +310,18 @@ class CachedMap(WrappedDataset):
         return decode(data)
 
 
-class _Filling(torch.utils.data.Dataset[None]):
+class _Fill(torch.utils.data.Dataset[None]):
     """Computes and stores missing results; its samples are None."""
 
-    def __init__(self, filled: CachedMap) -> None:
-        self._filled = filled
+    def __init__(self, cached: CachedMap) -> None:
+        self._cached = cached
 
     def __len__(self) -> int:
-        return len(self._filled)
+        return len(self._cached)
 
     def __getitem__(self, index: int) -> None:
         self.__getitems__([index])
 
     def __getitems__(self, indices: Sequence[int]) -> list[None]:
-        self._filled.__getitems__(indices)
+        self._cached.__getitems__(indices)
         return [None] * len(indices)

@@ -59,15 +59,15 @@ def versioned(info: ObjectInfo, url: str = "") -> ObjectInfo:
     if not info.is_versioned:
         name = join(url, info.path) if url else info.path
         raise ArgumentError(
-            f"the store tells no version of {name}: what is kept of it could not be told from that of another content."
-            " Leave out index_dir= of Filter, use Map instead of CachedMap, or copy the data to where changes show"
+            f"the store has no version of {name}, so a cached result could belong to another content of it."
+            " Leave out index_dir= of Filter, use Map instead of CachedMap, or copy the data to a store with versions"
         )
     return info
 
 
-def _digest(told: Iterable[tuple[str, str]]) -> str:
+def _digest(versions: Iterable[tuple[str, str]]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for name, version in told:
+    for name, version in versions:
         digest.update(f"{name}\0{version}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
@@ -76,7 +76,7 @@ def _version_of_file(path: str) -> str:
     try:
         return file_version(os.stat(path))  # noqa: PTH116 - millions of them
     except (OSError, ValueError):
-        return "not there"  # who reads it is told
+        return "not there"  # reading it raises the error
 
 
 def _infos(store: Store, paths: Sequence[str]) -> Iterator[ObjectInfo]:
@@ -90,5 +90,5 @@ def _infos(store: Store, paths: Sequence[str]) -> Iterator[ObjectInfo]:
 def _info(store: Store, path: str) -> ObjectInfo:
     try:
         return store.info(path)
-    except (ObjectNotFoundError, ArgumentError):  # a path that leads out of the store, say
+    except (ObjectNotFoundError, ArgumentError):  # also for a path that leads out of the store
         return ObjectInfo(path, 0, "not there")

@@ -87,7 +87,7 @@ def split_transform(
     return transform, None
 
 
-def refuse_bare(names: Any, argument: str, example: str) -> None:
+def check_names(names: Any, argument: str, example: str) -> None:
     """ArgumentError unless `names` is a non-empty collection of strings.
 
     A bare string would otherwise be taken for a collection of its letters.
@@ -172,7 +172,7 @@ def undecodable(what: str, error: Exception, remedy: str) -> SampleError:
     `remedy` is replaced where the cause has one of its own.
     """
     if isinstance(error, PIL.Image.DecompressionBombError):
-        remedy = "raise PIL.Image.MAX_IMAGE_PIXELS if such pictures are meant to be read"
+        remedy = "raise PIL.Image.MAX_IMAGE_PIXELS to read such large images"
     reason = _IN_MEMORY.sub("", str(error)).rstrip(".")
     return SampleError(f"{what} ({type(error).__name__}: {reason}); {remedy}, or pass on_error='skip' to the loader")
 
@@ -183,7 +183,7 @@ def _decoder(decode: Decode) -> Callable[[Encoded], Any]:
     try:
         return DECODERS[decode]
     except KeyError:
-        raise ArgumentError(f"decode={decode!r} is not one of {', '.join(DECODERS)}, nor a function") from None
+        raise ArgumentError(f"decode={decode!r} is neither a function nor one of {', '.join(DECODERS)}") from None
 
 
 def text_of(source: Encoded) -> str:
@@ -195,7 +195,7 @@ def npy_of(source: Encoded) -> torch.Tensor:
     array = array_container.array(memoryview(source))
     native = array.dtype.newbyteorder("=")
     if torch_dtype(native) is None:
-        raise ValueError(f"no tensor holds {array.dtype}")
+        raise ValueError(f"torch has no dtype for {array.dtype}")
     return torch.from_numpy(np.array(array, native, order="C"))
 
 
@@ -243,14 +243,14 @@ class ImageDecoding:
     def __init__(
         self, transform: Transform | None, load: Callable[[Any], Any], *, apply_exif_orientation: bool = False
     ) -> None:
-        found = plan(transform)
+        image_plan = plan(transform)
         self.called = Called(transform)
         self._load = load
         self._oriented = apply_exif_orientation
-        self._turns = found is not None and apply_exif_orientation
-        if found is not None and apply_exif_orientation:
-            found, self._turns = _turning(found)
-        self._plan = found
+        self._turns = image_plan is not None and apply_exif_orientation
+        if image_plan is not None and apply_exif_orientation:
+            image_plan, self._turns = _add_orientation(image_plan)
+        self._plan = image_plan
 
     @property
     def fused(self) -> bool:
@@ -276,7 +276,7 @@ class ImageDecoding:
         """Decode and transform one image; `rng` is required if it `draws`."""
         if self._plan is None:
             return self.called(self._load(source), rng)
-        return self._plan.sample(self._turned(source), SampleRng(0) if rng is None else rng, grid)
+        return self._plan.sample(self._turn(source), SampleRng(0) if rng is None else rng, grid)
 
     def batch(
         self,
@@ -291,10 +291,10 @@ class ImageDecoding:
         if keys is None:
             keys = np.zeros(len(sources), np.uint64)
         if self._turns:
-            sources, grids = [self._turned(source, row) for row, source in enumerate(sources)], None
+            sources, grids = [self._turn(source, row) for row, source in enumerate(sources)], None
         return self._plan.batch(sources, keys, empty, grids, threads)
 
-    def _turned(self, source: Any, row: int | None = None) -> Any:
+    def _turn(self, source: Any, row: int | None = None) -> Any:
         if not self._turns:
             return source
         try:
@@ -304,16 +304,16 @@ class ImageDecoding:
             raise
 
 
-def _turning(found: ImagePlan) -> tuple[ImagePlan, bool]:
+def _add_orientation(image_plan: ImagePlan) -> tuple[ImagePlan, bool]:
     """Add orientation to the plan's decoding step.
 
     The second result is True if images must instead be decoded and turned before the plan.
     """
-    first = found.steps[0]
+    first = image_plan.steps[0]
     if not isinstance(first.step, Window):
-        return found, True
+        return image_plan, True
     window = replace(first.step, recipe=replace(first.step.recipe, apply_exif_orientation=True))
-    return replace(found, steps=(replace(first, step=window), *found.steps[1:])), False
+    return replace(image_plan, steps=(replace(first, step=window), *image_plan.steps[1:])), False
 
 
 def rgb(file: Any, *, apply_exif_orientation: bool = False) -> PIL.Image.Image:
@@ -335,7 +335,7 @@ def loaded(source: str | memoryview, *, apply_exif_orientation: bool = False) ->
         file = source if isinstance(source, str) else io.BytesIO(source)
         return rgb(file, apply_exif_orientation=apply_exif_orientation)
     except DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the file, not of what is in it
+        if isinstance(error, OSError) and error.errno is not None:  # from the file system, not from the decoder
             raise
-        name = source if isinstance(source, str) else "what was fetched"
-        raise undecodable(f"{name} cannot be read as a picture", error, "replace or remove it") from error
+        name = source if isinstance(source, str) else "the fetched content"
+        raise undecodable(f"{name} cannot be read as an image", error, "replace or remove it") from error

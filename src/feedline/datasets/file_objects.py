@@ -68,7 +68,7 @@ class RangeFile(io.RawIOBase):
         try:
             data = self.read(len(buffer))
         except BaseException:
-            del buffer  # memory of the library's, which whoever keeps the error must not keep as well
+            del buffer  # the error's traceback must not keep the library's memory alive
             raise
         buffer[: len(data)] = data
         return len(data)
@@ -192,12 +192,12 @@ class FarFile(RangeFile):
         return joined([kept[number] for number in numbers])[start - first : stop - first]
 
     def _fetched(self, spans: Sequence[Range]) -> list[memoryview]:
-        with _nothing_collected():
+        with _gc_disabled():  # a collection could take the library's lock, which waits for this thread
             return self._blob.read(spans) if spans else []
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
+def _gc_disabled() -> Iterator[None]:
     was = gc.isenabled()
     gc.disable()
     try:

@@ -55,7 +55,7 @@ class FileRoot:
         if scheme_of(text) == "file":
             self.name = str(Path(local_path(text)).absolute())
             if not Path(self.name).is_dir():
-                raise FileNotFoundError(f"no such folder: {self.name}, the root of all files")
+                raise FileNotFoundError(f"no such folder: {self.name}, given as root=")
         else:
             kept = Path(cache) if isinstance(cache, os.PathLike) else cache
             self._objects = ObjectReader(open_store(text, options=options, cache=kept))
@@ -74,10 +74,10 @@ class FileRoot:
     def local(self, path: str) -> str:
         """The absolute path of a file; _PathError if invalid or outside."""
         if "\0" in path:
-            raise _PathError("has a NUL in its path, which no file can have")
+            raise _PathError("has a NUL character in its path")
         joined = os.path.normpath(os.path.join(self.name, path))  # noqa: PTH118 - links are kept as they are
         if not Path(joined).is_relative_to(self.name):
-            raise _PathError(f"leads out of {self.name}, the root of all files; give a root= that holds it")
+            raise _PathError(f"is outside the root {self.name}; give a root= that contains it")
         return joined
 
     def whole(self, fetched: Fetched) -> bytes | memoryview:
@@ -110,7 +110,7 @@ class FileDecoding(Decoding):
     def __init__(self, root: FileRoot, decode: Decode, transform: Transform | None = None) -> None:
         super().__init__(decode, transform)
         self.root = root
-        # Pictures that are decoded natively are read there, too: from their path.
+        # The native decoder opens image files itself, so it gets their path.
         self._source: Callable[[Any], Any] = root.local if root.is_local and self._plan is not None else root.whole
 
     def __call__(self, source: Any, row: int | None, where: Where) -> Any:
@@ -120,7 +120,7 @@ class FileDecoding(Decoding):
         """
         with _naming(where):
             read = self._source(source)
-            if self._plan is not None:  # which may open the file itself
+            if self._plan is not None:  # it may open the file itself
                 return super().__call__(read, row, where)
         return super().__call__(read, row, where)
 
@@ -158,6 +158,8 @@ def _naming(where: Where) -> Iterator[None]:
         raise SampleError(f"{where()} {error}") from error
     except OSError as error:
         if error.errno in _NO_FILE:
-            raise SampleError(f"{where()} is no file ({error.strerror}): correct its path, or leave it out") from error
+            raise SampleError(
+                f"{where()} is not a file ({error.strerror}): correct its path, or leave it out"
+            ) from error
         note(error, f"feedline: {where()}")
         raise

@@ -44,7 +44,7 @@ class Files(DecodedRecords):
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        root, inside = _located(paths, options)
+        root, inside = _locate(paths, options)
         self.root = root
         self.paths = PackedStrings(inside)
         self._decoding: FileDecoding = FileDecoding(FileRoot(root, cache=cache, options=options), decode, transform)
@@ -91,7 +91,7 @@ class Files(DecodedRecords):
         return self._decoding.batch(sources, keys, empty, lambda row: self._where(listed[row]))
 
 
-def _located(paths: Pathlike | Sequence[Pathlike], options: Mapping[str, Any] | None) -> tuple[str, list[str]]:
+def _locate(paths: Pathlike | Sequence[Pathlike], options: Mapping[str, Any] | None) -> tuple[str, list[str]]:
     """Split into a common root and the paths below it."""
     given = [os.fspath(path) for path in listed(paths)]
     if all(scheme_of(path) == "file" for path in given):
@@ -99,5 +99,7 @@ def _located(paths: Pathlike | Sequence[Pathlike], options: Mapping[str, Any] | 
     places = [split(address) for address in expand(given, options=options)]
     roots = {place.root for place in places}
     if len(roots) > 1:
-        raise ArgumentError(f"files lie in one store, not in {', '.join(sorted(roots))}: make a dataset for each")
+        raise ArgumentError(
+            f"all files must be in one store, but are in {', '.join(sorted(roots))}: create one dataset for each"
+        )
     return roots.pop(), [place.path for place in places]

@@ -55,8 +55,8 @@ def fingerprint(*things: Any) -> str:
         _Fingerprinter(digest).dump(things)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise ArgumentError(
-            f"no fingerprint can be taken ({error}): what a function or dataset refers to must be picklable, so that a"
-            " kept result is not taken for that of another"
+            f"no fingerprint can be computed ({error}): objects that a function or dataset refers to must be picklable,"
+            " to identify cached results"
         ) from error
     return digest.hash.hexdigest()
 
@@ -90,7 +90,7 @@ class _Fingerprinter(pickle.Pickler):
         if id(thing) in self._seen and not isinstance(thing, str):
             return "again", getattr(thing, "__qualname__", "")
         self._seen.add(id(thing))
-        self._kept.append(thing)  # else another thing might come to have its id
+        self._kept.append(thing)  # keeps its id from being reused
         return describe(thing)
 
 
@@ -100,8 +100,8 @@ def _by_base(thing: Any) -> Callable[[Any], Any] | None:
     if isinstance(thing, torch.Tensor):
         return _tensor
     if isinstance(thing, torch.utils.data.Dataset) or hasattr(thing, "_fingerprint"):
-        if _told(thing) is not None:
-            return _told
+        if _own_fingerprint(thing) is not None:
+            return _own_fingerprint
         return _with_content if hasattr(type(thing), "content_fingerprint") else None
     return _file if isinstance(thing, os.PathLike) else None
 
@@ -145,7 +145,7 @@ def _through(value: Any, names: Sequence[str], outer: tuple[types.ModuleType, ..
 
 
 def _content(cell: Any) -> Any:
-    with suppress(ValueError):  # a variable that was not yet given a value
+    with suppress(ValueError):  # a closure variable without a value yet
         return cell.cell_contents
     return None
 
@@ -161,7 +161,7 @@ def _imported(code: types.CodeType, package: str | None) -> list[types.ModuleTyp
     """The modules that a function imports when it is called."""
     steps, found = list(dis.get_instructions(code)), list[types.ModuleType]()
     for level, step in zip(steps, steps[2:], strict=False):
-        with suppress(ImportError, TypeError):  # as the function may find
+        with suppress(ImportError, TypeError):  # the function itself would fail the same way
             if step.opname == "IMPORT_NAME":
                 found.append(import_module("." * level.argval + step.argval, package))
             elif step.opname == "IMPORT_FROM" and found and not hasattr(found[-1], step.argval):
@@ -206,10 +206,10 @@ def _tensor(tensor: torch.Tensor) -> Any:
     return "tensor", str(tensor.dtype), numpy_view(tensor.detach().cpu())
 
 
-def _told(dataset: Any) -> Any:
-    told = getattr(dataset, "fingerprint", None)
-    told = getattr(dataset, "_fingerprint", None) if told is None else told
-    return None if told is None else ("told", type(dataset).__qualname__, str(told))
+def _own_fingerprint(dataset: Any) -> Any:
+    own = getattr(dataset, "fingerprint", None)
+    own = getattr(dataset, "_fingerprint", None) if own is None else own
+    return None if own is None else ("told", type(dataset).__qualname__, str(own))
 
 
 def _with_content(dataset: Any) -> Any:
@@ -241,8 +241,8 @@ def _file(path: Any) -> Any:
     if not isinstance(text, str) or not text.startswith("/"):
         return None
     with suppress(OSError, ValueError):
-        status = os.stat(text)  # noqa: PTH116 - asked of every text
-        if stat.S_ISREG(status.st_mode):  # a folder changes with whatever is put into it
+        status = os.stat(text)  # noqa: PTH116 - called for every string
+        if stat.S_ISREG(status.st_mode):  # a folder changes with every file in it
             return "file", text.encode(), status.st_size, status.st_mtime_ns
     return None
 
@@ -263,5 +263,5 @@ _DESCRIPTIONS: dict[type, Callable[[Any], Any]] = {
     ObjectInfo: _object,
     **dict.fromkeys((CachedStore, RemoteStore, ForeignStore, LocalStore), _store),
     ShardSources: _shards,
-    SideCar: lambda index: ("index", index._stamp),  # which follows from the file that it is of
+    SideCar: lambda index: ("index", index._stamp),  # the stamp identifies the indexed file
 }

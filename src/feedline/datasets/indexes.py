@@ -56,56 +56,58 @@ class SideCar:
         self._path = str(Path(path).absolute())
         self._stamp = stamp(source) if isinstance(source, (str, os.PathLike)) else [*source]
         self._build: Callable[[], Columns] | None = build
-        self._held: Columns | None = None
+        self._in_memory: Columns | None = None
         self._arrays: Columns | None = None
-        shapes = _kept(self._path, self._stamp)
-        self.shapes = self._made(build) if shapes is None else shapes
+        shapes = _stored_shapes(self._path, self._stamp)
+        self.shapes = self._build_and_store(build) if shapes is None else shapes
 
     @property
     def arrays(self) -> Columns:
         """The arrays, mapped on first use; StateError if the side-car changed."""
         arrays = self._arrays
         if arrays is None:
-            arrays = self._arrays = self.opened()  # two threads may both have mapped them: either result serves
+            arrays = self._arrays = self.open_arrays()  # no lock: if two threads map it, either result serves
         return arrays
 
-    def opened(self) -> Columns:
+    def open_arrays(self) -> Columns:
         """Map the arrays on each call, so that few side-cars stay open."""
-        if self._held is not None:
-            return self._held
+        if self._in_memory is not None:
+            return self._in_memory
         try:
-            found = files.opened(self._path)
+            stored = files.open_mapped(self._path)
         except OSError as error:
-            raise self._lost() from error
+            raise self._lost_error() from error
         except SampleError as error:
-            return self._mended(error)
-        if found.told.get("stamp") != self._stamp:
-            raise self._lost()
-        return found.arrays
+            return self._repair(error)
+        if stored.metadata.get("stamp") != self._stamp:
+            raise self._lost_error()
+        return stored.arrays
 
     def renew(self) -> None:
         """Compute the arrays again; only in the process that created the side-car."""
         assert self._build is not None
-        self.shapes, self._arrays = self._made(self._build), None
+        self.shapes, self._arrays = self._build_and_store(self._build), None
 
-    def _mended(self, damage: SampleError) -> Columns:
+    def _repair(self, damage: SampleError) -> Columns:
         """Rebuild a damaged side-car; StateError without `build`."""
         if self._build is None:
-            raise StateError(f"the index {damage}; remove it, and make the dataset anew") from damage
-        _tell(self._path, damage)
+            raise StateError(f"the index {damage}; remove it, and re-create the dataset") from damage
+        _log_rebuild(self._path, damage)
         before = self.shapes
         self.renew()
         if self.shapes != before:
-            raise self._lost()
-        return files.opened(self._path).arrays if self._held is None else self._held
+            raise self._lost_error()
+        return files.open_mapped(self._path).arrays if self._in_memory is None else self._in_memory
 
-    def _lost(self) -> StateError:
-        return StateError(f"the index {self._path} was removed or replaced while a dataset used it; make it anew")
+    def _lost_error(self) -> StateError:
+        return StateError(
+            f"the index {self._path} was removed or replaced while a dataset used it; re-create the dataset"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_arrays": None, "_build": None}
 
-    def _made(self, build: Callable[[], Columns]) -> dict[str, tuple[int, ...]]:
+    def _build_and_store(self, build: Callable[[], Columns]) -> dict[str, tuple[int, ...]]:
         """Compute and store the arrays; their shapes."""
         arrays = build()
         self._keep(arrays)
@@ -114,39 +116,39 @@ class SideCar:
     def _keep(self, arrays: Columns) -> None:
         try:
             Path(self._path).parent.mkdir(parents=True, exist_ok=True)
-            files.write(self._path, files.packed({"stamp": self._stamp}, arrays))
+            files.write(self._path, files.pack({"stamp": self._stamp}, arrays))
         except OSError as error:
             warnings.warn(
-                f"the index {self._path} could not be written ({error.strerror}), so that it is worked out again each"
-                " time; give index_dir=, a folder that can be written to",
+                f"the index {self._path} could not be written ({error.strerror}), so it is computed again each time;"
+                " give index_dir=, a writable folder",
                 SideCarWarning,
                 stacklevel=2,
             )
-            self._held = arrays
+            self._in_memory = arrays
 
 
 def stamp(source: Pathlike) -> list[int | str]:
     """Size and modification time of a file."""
-    found = os.stat(source)  # noqa: PTH116 - asked for every shard
-    return [found.st_size, found.st_mtime_ns]
+    status = os.stat(source)  # noqa: PTH116 - called for every shard
+    return [status.st_size, status.st_mtime_ns]
 
 
-def _kept(path: str, wanted: list[int | str]) -> dict[str, tuple[int, ...]] | None:
+def _stored_shapes(path: str, wanted: list[int | str]) -> dict[str, tuple[int, ...]] | None:
     """Shapes of the arrays in a matching side-car, else None."""
     try:
-        table = files.table_of(path)
+        table = files.read_table(path)
     except OSError:
         return None
     except SampleError as error:
-        _tell(path, error)
+        _log_rebuild(path, error)
         return None
-    if table.told.get("stamp") != wanted:
+    if table.metadata.get("stamp") != wanted:
         return None
     return {name: place.shape for name, place in table.arrays.items()}
 
 
-def _tell(path: str, damage: SampleError) -> None:
-    _log.warning("feedline: the index %s is made anew (%s)", path, damage)
+def _log_rebuild(path: str, damage: SampleError) -> None:
+    _log.warning("feedline: the index %s is built again (%s)", path, damage)
 
 
 _KEY_NBYTES = 16
@@ -184,14 +186,14 @@ class MetadataCache:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._held: Mapping[bytes, Description] = {}
+        self._in_memory: Mapping[bytes, Description] = {}
         self._mapped = PerProcess(_MappedMetadata)
 
     def get(self, key: bytes | None) -> Description | None:
         """The entry of a key, or None."""
         if key is None:
             return None
-        held = self._held.get(key)
+        held = self._in_memory.get(key)
         return self._mapped().of(self.path).get(key) if held is None else held
 
     def replace(self, found: Mapping[bytes | None, Description]) -> None:
@@ -205,15 +207,15 @@ class MetadataCache:
         whole = np.concatenate(data) if data else np.empty(0, np.uint8)
         try:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            files.write(self.path, files.packed({}, {"keys": keys, "bounds": bounds, "data": whole}))
+            files.write(self.path, files.pack({}, {"keys": keys, "bounds": bounds, "data": whole}))
         except OSError as error:
             warnings.warn(
-                f"the index {self.path} could not be written ({error.strerror}), so that it is worked out again each"
-                " time; give index_dir=, a folder that can be written to",
+                f"the index {self.path} could not be written ({error.strerror}), so it is computed again each time;"
+                " give index_dir=, a writable folder",
                 SideCarWarning,
                 stacklevel=2,
             )
-            self._held = described
+            self._in_memory = described
         self._mapped().forget()
 
     def __reduce__(self) -> tuple[type[MetadataCache], tuple[str]]:
@@ -229,7 +231,7 @@ class _MappedMetadata:
     def of(self, path: str) -> dict[bytes, memoryview]:
         entries = self._entries
         if entries is None:
-            entries = self._entries = _entries(path)  # two threads may both have mapped it: either result serves
+            entries = self._entries = _entries(path)  # no lock: if two threads map it, either result serves
         return entries
 
     def forget(self) -> None:
@@ -238,8 +240,8 @@ class _MappedMetadata:
 
 def _entries(path: str) -> dict[bytes, memoryview]:
     with suppress(OSError, SampleError, KeyError):
-        found = files.opened(path).arrays
-        keys, bounds, data = found["keys"].tobytes(), found["bounds"].tolist(), found["data"].data
+        arrays = files.open_mapped(path).arrays
+        keys, bounds, data = arrays["keys"].tobytes(), arrays["bounds"].tolist(), arrays["data"].data
         if len(keys) == _KEY_NBYTES * (len(bounds) - 1) and bounds == sorted(bounds) and bounds[-1] <= len(data):
             starts = range(0, len(keys), _KEY_NBYTES)
             return {
@@ -283,47 +285,51 @@ def _index(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None, number
     is_file = scheme_of(address) == "file"
     if is_file and index_dir is None:
         place = Path(address).with_name(name)
-    else:  # names are told apart by where they come from
+    else:  # files of one name may come from several folders
         key = hashlib.blake2b(address.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
         place = Path(index_dir or user_cache("indexes"), f"{key}-{name.lstrip('.')}")
     work = partial(_of_file, info, kind) if is_file else partial(_of_object, blobs, kind, number)
-    if key_of(address, info) is None:  # it may have changed without a sign: what was kept of it is not used
+    if key_of(address, info) is None:  # changes cannot be detected, so a stored index is never used
         return SideCar(place, (info.size, uuid4().hex), work)
     return SideCar(place, (info.size, info.version), work)
 
 
 def _of_file(info: ObjectInfo, kind: IndexRecipe) -> Columns:
-    return kind.scan(LocalFile(info.path, info.size, info.version))  # opened for this only: there may be too many
+    return kind.scan(
+        LocalFile(info.path, info.size, info.version)
+    )  # not `blobs[number]`, which stays open: there may be too many
 
 
 def _of_object(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:
     blob = blobs[number]
     assert isinstance(blob, RemoteBlob)
     folder, _, name = blob.path.rpartition("/")
-    beside = kind.name(name)
-    found = _found(blob, f"{folder}/{beside}".lstrip("/"))
-    if found is not None and kind.fits(blob, found):
-        return found
+    index_name = kind.name(name)
+    arrays = _fetch_arrays(blob, f"{folder}/{index_name}".lstrip("/"))
+    if arrays is not None and kind.fits(blob, arrays):
+        return arrays
     _log.info(
-        "indexing %s: all its %d bytes are read once; with its index, %s, beside it they need not be",
-        *(blob.name, blob.nbytes, beside),
+        "indexing %s: all its %d bytes are read once; put its index, %s, next to it to avoid this",
+        *(blob.name, blob.nbytes, index_name),
     )
     return kind.scan(blob)
 
 
-def _found(blob: RemoteBlob, path: str) -> Columns | None:
+def _fetch_arrays(blob: RemoteBlob, path: str) -> Columns | None:
     """The arrays in the side-car next to an object, if it exists."""
-    store = blob.store.store if isinstance(blob.store, CachedStore) else blob.store  # it is kept as a side-car anyway
+    store = (
+        blob.store.store if isinstance(blob.store, CachedStore) else blob.store
+    )  # bypasses the cache: it is stored as a side-car
     try:
         data = store.read(path)
-    except (ObjectNotFoundError, AccessDeniedError):  # who may not list a bucket is told so of what is not there
+    except (ObjectNotFoundError, AccessDeniedError):  # without the right to list, stores deny access to missing objects
         return None
     with TemporaryDirectory(prefix="feedline-") as scratch:
         place = Path(scratch, "index")
         place.write_bytes(data)
         try:
-            found = files.opened(str(place))  # stays mapped when the file is gone
+            stored = files.open_mapped(str(place))  # the mapping outlives the file
         except SampleError:
             return None
-    told = found.told.get("stamp")
-    return found.arrays if isinstance(told, list) and told[:1] == [blob.nbytes] else None
+    state = stored.metadata.get("stamp")
+    return stored.arrays if isinstance(state, list) and state[:1] == [blob.nbytes] else None

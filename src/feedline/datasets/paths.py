@@ -60,16 +60,18 @@ def _files(path: str, inside: str) -> list[str]:
     if stat.S_ISDIR(mode):
         return _matches(str(Path(glob.escape(path), inside)), str(Path(path, inside)))
     if not stat.S_ISREG(mode):
-        raise ArgumentError(f"{path} is a pipe or a device: only files can be read in any order, so write it to one")
+        raise ArgumentError(
+            f"{path} is a pipe or a device, which cannot be read in any order: write its content to a file"
+        )
     return [path]
 
 
-def _matches(pattern: str, told: str) -> list[str]:
+def _matches(pattern: str, shown: str) -> list[str]:
     """The matching files, sorted; errors show the unescaped pattern."""
     names = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
     files = sorted(_regular(names, pattern))
     if not files:
-        raise _nothing(told, "" if not names else ", but folders or the like ('**' goes into folders)")
+        raise _no_match(shown, "" if not names else " except folders or special files ('**' searches folders)")
     return files
 
 
@@ -89,11 +91,11 @@ def _special(folder: str) -> list[str]:
         return [os.path.join(folder, entry.name) for entry in entries if special_entry(entry)]  # noqa: PTH118
 
 
-def _nothing(pattern: str, but: str) -> ObjectNotFoundError:
+def _no_match(pattern: str, exception: str) -> ObjectNotFoundError:
     full = os.path.abspath(pattern)  # noqa: PTH100 - of a pattern
-    said = f"no files: {full!r} matches none{but}"
+    message = f"no files: {full!r} matches none{exception}"
     folder = next(each for each in Path(full).parents if not glob.has_magic(str(each)))
-    return ObjectNotFoundError(said) if folder.exists() else missing(folder, f"{said}: no such folder")
+    return ObjectNotFoundError(message) if folder.exists() else missing(folder, f"{message}: no such folder")
 
 
 def find(
@@ -152,7 +154,7 @@ def paths_of(given: Any, *others: str) -> list[Pathlike]:
     if all(isinstance(each, (str, os.PathLike)) for each in several):
         return several
     wanted = ", ".join(["a path", "an address", "a pattern", *others])
-    raise ArgumentError(f"{given!r:.100} is no path: give {wanted}, or a list of paths")
+    raise ArgumentError(f"{given!r:.100} is not a path: give {wanted}, or a list of paths")
 
 
 def columns_of(given: Any) -> list[str] | None:
@@ -186,20 +188,20 @@ def data_files(
 
 def _data(given: str, several: Found) -> Found:
     """Filter the data files among the matches of one path."""
-    folders = [f"{folder.rstrip('/')}/" for folder in _plain(given)]
-    placed = [_placed(_name(each), folders) for each in several]
+    folders = [f"{folder.rstrip('/')}/" for folder in _prefixes(given)]
+    placed = [_split_name(_name(each), folders) for each in several]
     for folder in {folder for folder, _ in placed if folder}:
-        _refuse_delta(folder, several[0][0])
+        _check_no_delta(folder, several[0][0])
     for folder, path in placed:
         if f"/{_DELTA}/" in f"/{path}":
-            raise _no_delta(f"{folder}{path.partition(_DELTA)[0]}")
-    kept = [each for each, (_, path) in zip(several, placed, strict=True) if not any(map(_is_aside, path.split("/")))]
-    if several and not kept:
-        raise ObjectNotFoundError(f"no files: in {given} there are none but in what begins with '_' or '.'")
-    return kept
+            raise _delta_error(f"{folder}{path.partition(_DELTA)[0]}")
+    data = [each for each, (_, path) in zip(several, placed, strict=True) if not any(map(_is_aside, path.split("/")))]
+    if several and not data:
+        raise ObjectNotFoundError(f"no files: all names in {given} begin with '_' or '.', and are ignored")
+    return data
 
 
-def _plain(given: str) -> list[str]:
+def _prefixes(given: str) -> list[str]:
     """Prefixes of the names found for a path with braces."""
     if scheme_of(given) != "file":
         return braces(given)
@@ -211,7 +213,7 @@ def _name(each: tuple[Store | None, ObjectInfo]) -> str:
     return info.path if store is None else join(store.url, info.path)
 
 
-def _placed(name: str, folders: Sequence[str]) -> tuple[str, str]:
+def _split_name(name: str, folders: Sequence[str]) -> tuple[str, str]:
     """Split a file name into a given folder and the rest.
 
     Both are empty for a file given by its name or a pattern.
@@ -223,20 +225,20 @@ def _is_aside(part: str) -> bool:
     return part.startswith(("_", ".")) and "=" not in part
 
 
-def _refuse_delta(folder: str, store: Store | None) -> None:
+def _check_no_delta(folder: str, store: Store | None) -> None:
     if Path(folder, _DELTA).is_dir() if store is None else _has(store, f"{split(folder).path}{_DELTA}/"):
-        raise _no_delta(folder)
+        raise _delta_error(folder)
 
 
 def _has(store: Store, folder: str) -> bool:
-    with suppress(ObjectNotFoundError):  # some stores know folders
+    with suppress(ObjectNotFoundError):  # stores with real folders report a missing one
         return any(True for _ in store.list(folder))
     return False
 
 
-def _no_delta(folder: str) -> ArgumentError:
+def _delta_error(folder: str) -> ArgumentError:
     table = folder.rstrip("/")
     return ArgumentError(
-        f"{table} is a Delta table, in whose folder files lie that are no longer part of it; give those that are, as"
-        f" the package deltalake lists them: Parquet(DeltaTable({table!r}).file_uris())"
+        f"{table} is a Delta table, whose folder may hold files that are no longer part of it; give the current ones,"
+        f" as listed by the package deltalake: Parquet(DeltaTable({table!r}).file_uris())"
     )

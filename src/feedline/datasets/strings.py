@@ -28,7 +28,7 @@ _HEADER_NBYTES = 64
 _BLOCK = 4096
 
 
-# os.fsdecode gives lone surrogates for the odd bytes of a file name; they must survive.
+# os.fsdecode returns lone surrogates for undecodable bytes of a file name; they must round-trip.
 _ERRORS = "surrogatepass"
 
 
@@ -51,7 +51,7 @@ class PackedStrings(Sequence[str]):
                 offsets.append(position)
             buffer += b"".join(block)
         self._path: str | None = None
-        # Arrays that own their memory: only such can share its pages with worker processes.
+        # Only arrays that own their memory can share its pages with worker processes.
         self._offsets = np.array(offsets, np.int64)
         self._buffer = np.array(buffer, np.uint8)
 
@@ -135,11 +135,11 @@ class PackedStrings(Sequence[str]):
         with open(self._path, "rb") as file:
             header = file.read(_HEADER_NBYTES)
         if not header.startswith(_MAGIC) or len(header) < _HEADER_NBYTES:
-            raise SampleError(f"{self._path} was not written by PackedStrings.save")
+            raise SampleError(f"{self._path} is not a file of PackedStrings.save")
         count, nbytes = map(int, header[len(_MAGIC) :].split())
         found, wanted = Path(self._path).stat().st_size, _HEADER_NBYTES + 8 * (count + 1) + nbytes
         if found != wanted:
-            raise SampleError(f"{self._path} is damaged: the file has {found} bytes, its header wants {wanted}")
+            raise SampleError(f"{self._path} is damaged: the file has {found} bytes, its header describes {wanted}")
         mapped: NDArray[np.uint8] = np.memmap(self._path, np.uint8, "r", _HEADER_NBYTES).view(np.ndarray)
         self._offsets = mapped[: 8 * (count + 1)].view(np.int64)
         self._buffer = mapped[8 * (count + 1) :]

@@ -49,7 +49,7 @@ class TokenStream(torch.utils.data.Dataset[Any]):
         options: Mapping[str, Any] | None,
     ) -> None:
         self._files = _opened(paths, dtype, cache, options)
-        stored = _refuse_other_kinds(self._files, dtype)
+        stored = _check_dtypes(self._files, dtype)
         self._dtype = _output_dtype(stored, out_dtype)
         self._bounds = [0, *accumulate(self._files.lengths)]
 
@@ -140,17 +140,17 @@ def _listed(source: TokenSource) -> list[Pathlike | Raw]:
     if isinstance(source, Raw):
         return [source]
     if not isinstance(source, (str, os.PathLike)):
-        return _refuse_none(list(source), source)
+        return _check_any(list(source), source)
     path = local_path(source)
     if Path(path).exists() or not glob.has_magic(path):
         return [path]
     found = sorted(glob.glob(path, recursive=True))  # noqa: PTH207 - Path.glob: no absolute ones
-    return _refuse_none([*found], str(Path(path).absolute()))
+    return _check_any([*found], str(Path(path).absolute()))
 
 
-def _refuse_none(found: list[Pathlike | Raw], asked: Any) -> list[Pathlike | Raw]:
+def _check_any(found: list[Pathlike | Raw], asked: Any) -> list[Pathlike | Raw]:
     if not found:
-        raise FileNotFoundError(f"no token files: {asked!r} names none")
+        raise FileNotFoundError(f"no token files: {asked!r} matches none")
     return found
 
 
@@ -163,11 +163,11 @@ def _typed(source: Pathlike | Raw, dtype: DTypeLike | None) -> Pathlike | Raw:
     return source
 
 
-def _refuse_other_kinds(files: MappedFiles | RemoteArrays, dtype: DTypeLike | None) -> np.dtype[Any]:
+def _check_dtypes(files: MappedFiles | RemoteArrays, dtype: DTypeLike | None) -> np.dtype[Any]:
     stored = files.dtypes[0] if dtype is None else np.dtype(dtype)
     for path, found, ndim in zip(files.paths, files.dtypes, files.ndims, strict=True):
         if ndim != 1 or found.kind not in "iu":
-            raise ArgumentError(f"{path} holds {found} of {ndim} dimensions; tokens are 1-D integers")
+            raise ArgumentError(f"{path} holds {found} of {ndim} dimensions; tokens must be 1-D integers")
         if found != stored:
             whose = f"{files.paths[0]} holds" if dtype is None else "the argument dtype says"
             raise ArgumentError(f"{path} holds {found}, but {whose} {stored}")
@@ -181,7 +181,7 @@ def _output_dtype(stored: np.dtype[Any], out_dtype: torch.dtype | DTypeLike | No
         return kept
     wanted = out_dtype if isinstance(out_dtype, torch.dtype) else _named(out_dtype)
     if not _holds(wanted, stored):
-        raise ArgumentError(f"out_dtype={out_dtype} cannot hold every {stored} that is stored")
+        raise ArgumentError(f"out_dtype={out_dtype} cannot represent all values of the stored {stored}")
     return wanted
 
 
@@ -191,7 +191,7 @@ def _named(out_dtype: DTypeLike) -> torch.dtype:
     except (TypeError, ValueError):
         found = None
     if found is None:
-        raise ArgumentError(f"out_dtype={out_dtype!r} is no dtype of tensors: give torch.int64, or its name")
+        raise ArgumentError(f"out_dtype={out_dtype!r} is not a torch dtype: give torch.int64, or its name")
     return found
 
 
@@ -239,7 +239,7 @@ class TokenFile(TokenStream):
         self._views: list[NDArray[Any]] | None = None
         if not len(self):
             raise ArgumentError(
-                f"no file holds {window + targets} tokens, as a window{' with targets' * targets} needs"
+                f"no file has {window + targets} tokens, the length of a window{' with targets' * targets}"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -346,7 +346,7 @@ class TokenDocuments(TokenStream):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(paths, dtype, out_dtype, cache, options)
-        self._offsets = _rising(positions_in(offsets, cache, options), self._bounds[-1])
+        self._offsets = _check_offsets(positions_in(offsets, cache, options), self._bounds[-1])
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -377,16 +377,16 @@ class TokenDocuments(TokenStream):
         return list(zip(self._offsets[places].tolist(), self._offsets[places + 1].tolist(), strict=True))
 
 
-def _rising(told: NDArray[Any], tokens: int) -> NDArray[np.int64]:
+def _check_offsets(positions: NDArray[Any], tokens: int) -> NDArray[np.int64]:
     """Check and copy the positions."""
-    if told.ndim != 1 or not len(told):
-        raise ArgumentError(f"offsets are n + 1 positions in one dimension, not of shape {told.shape}")
-    if told.dtype.kind not in "iu":
-        raise ArgumentError(f"offsets are positions of tokens, integers, not {told.dtype}")
-    offsets = np.array(told, np.int64)
+    if positions.ndim != 1 or not len(positions):
+        raise ArgumentError(f"offsets must be n + 1 positions in one dimension, not of shape {positions.shape}")
+    if positions.dtype.kind not in "iu":
+        raise ArgumentError(f"offsets must be integer token positions, not {positions.dtype}")
+    offsets = np.array(positions, np.int64)
     if offsets[0] < 0 or offsets[-1] > tokens or (np.diff(offsets) < 0).any():
         raise ArgumentError(
-            f"offsets must rise from 0 or more to at most the {tokens} tokens of the files; "
-            f"they go from {told[0]} to {told[-1]}"
+            f"offsets must ascend from at least 0 to at most the {tokens} tokens of the files; "
+            f"they range from {positions[0]} to {positions[-1]}"
         )
     return offsets

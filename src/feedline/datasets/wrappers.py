@@ -36,13 +36,13 @@ class Zip(StackDataset[Any]):
 
     def __init__(self, *datasets: Any, **named: Any) -> None:
         if bool(datasets) == bool(named):
-            raise ArgumentError("give at least one dataset; either all by place or all by name")
+            raise ArgumentError("give at least one dataset; either all by position or all by keyword")
         parts = named or {f"argument {place}": part for place, part in enumerate(datasets)}
         lengths = [len(part) for part in parts.values()]
         if len(set(lengths)) > 1:
             names = [f"{type(part).__name__} ({name})" for name, part in parts.items()]
             each = ", ".join(f"{name} has {length}" for name, length in zip(names, lengths, strict=True))
-            raise ArgumentError(f"datasets that are aligned have one length, but {each}")
+            raise ArgumentError(f"aligned datasets must have the same length, but {each}")
         super().__init__(*datasets, **named)
 
     @property
@@ -133,12 +133,12 @@ class Filter(WrappedDataset):
         if not callable(predicate):
             raise ArgumentError(f"predicate must be callable, got {type(predicate).__name__}")
         super().__init__(dataset)
-        find = partial(_found, dataset, predicate, num_workers)
+        find = partial(_find_indices, dataset, predicate, num_workers)
         self._path: str | None = None
         if index_dir is not None:
             key = fingerprint("filter", predicate, dataset, len(dataset))
             self._path = str(Path(index_dir, f"filter-{key}.npy").absolute())
-        self.indices: NDArray[np.int64] = find() if self._path is None else _recorded(self._path, find)
+        self.indices: NDArray[np.int64] = find() if self._path is None else _load_or_find(self._path, find)
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
@@ -191,11 +191,11 @@ class _Judged(torch.utils.data.Dataset[bool]):
         try:
             return bool(self._predicate(sample))
         except Exception as error:
-            note(error, f"feedline: while the predicate of a Filter looked at sample {index}")
+            note(error, f"feedline: in the predicate of a Filter, for sample {index}")
             raise
 
 
-def _found(dataset: Any, predicate: Predicate, num_workers: int) -> NDArray[np.int64]:
+def _find_indices(dataset: Any, predicate: Predicate, num_workers: int) -> NDArray[np.int64]:
     if not len(dataset):
         return np.empty(0, np.int64)
     judged = _Judged(dataset, predicate)
@@ -203,24 +203,24 @@ def _found(dataset: Any, predicate: Predicate, num_workers: int) -> NDArray[np.i
     return np.flatnonzero(np.concatenate(list(loader)))
 
 
-def _recorded(path: str, find: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-    kept = _kept(path)
-    if kept is not None:
-        return kept
+def _load_or_find(path: str, find: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+    stored = _load(path)
+    if stored is not None:
+        return stored
     indices = find()
-    _keep(path, indices)
+    _store(path, indices)
     return indices
 
 
-def _kept(path: str) -> NDArray[np.int64] | None:
+def _load(path: str) -> NDArray[np.int64] | None:
     try:
         indices: NDArray[np.int64] = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError):  # there is none, or it was cut short
+    except (OSError, ValueError, EOFError):  # missing, or truncated
         return None
     return indices
 
 
-def _keep(path: str, indices: NDArray[np.int64]) -> None:
+def _store(path: str, indices: NDArray[np.int64]) -> None:
     """Write the indices to a file, atomically."""
     folder = Path(path).parent
     folder.mkdir(parents=True, exist_ok=True)

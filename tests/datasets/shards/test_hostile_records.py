@@ -107,9 +107,7 @@ class TestPictures:
         tar = TarShards(write_tar(tmp_path / "a.tar", {"a.png": png(broken=False), "b.jpg": b"no picture"}))
         (tmp_path / "folder").mkdir()
         (tmp_path / "folder/a.png").write_bytes(png(broken=True))
-        with pytest.raises(
-            SampleError, match=r"a.png cannot be read as a picture \(SyntaxError: .*; replace or remove"
-        ):
+        with pytest.raises(SampleError, match=r"a.png cannot be read as an image \(SyntaxError: .*; replace or remove"):
             ImageFolder(tmp_path)[0]
         with pytest.raises(SampleError, match=r"'b.jpg' cannot be decoded as jpg \(.*\); repair it, or pass") as caught:
             tar[1]

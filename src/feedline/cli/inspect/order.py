@@ -62,7 +62,7 @@ def ordered(shards: ShardSummary, window: int, batch_size: int) -> Ordered | Non
         return judged(shards.kept.limit_nbytes, shards.kept.keeper, None)
     if shards.note is not None:
         return judged(None, None, None)
-    # Whole pages: the ends of a sample share theirs with its neighbors.
+    # A disk reads whole pages, and a sample rarely begins or ends at a page boundary.
     return judged(None, None, _mean(shards) + mmap.PAGESIZE)
 
 

@@ -27,8 +27,8 @@ from feedline.stores import AccessDeniedError, ObjectNotFoundError
 
 def problem(name: str, error: Exception) -> str:
     """One line about an error that names its subject."""
-    told = str(error) if isinstance(error, FeedlineError) else f"{type(error).__name__}: {error}"
-    return told if name in told else f"{name}: {told}"
+    text = str(error) if isinstance(error, FeedlineError) else f"{type(error).__name__}: {error}"
+    return text if name in text else f"{name}: {text}"
 
 
 Step = Callable[[str, int, int], None]
@@ -62,7 +62,7 @@ def list_remote_tars(sources: Sequence[str], step: Step) -> tuple[SampleList, li
         classes = _classes(tars[0])
     except Exception as error:  # noqa: BLE001 - as of a tar
         classes = None
-        unreadable.append(problem(f"{CLASSES} beside {tars[0].name}", error))
+        unreadable.append(problem(f"{CLASSES} next to {tars[0].name}", error))
     return SampleList(samples, classes, shards=list(map(len, groups))).with_unique_keys(), unreadable
 
 
@@ -72,7 +72,7 @@ def fetched(samples: Sequence[Sample]) -> Iterator[Sample]:
     They are fetched in groups.
     """
     for first in range(0, len(samples), _SAMPLES_AT_ONCE):
-        yield from _held(samples[first : first + _SAMPLES_AT_ONCE])
+        yield from _fetch_group(samples[first : first + _SAMPLES_AT_ONCE])
 
 
 class _PartlyHeld:
@@ -94,10 +94,10 @@ class _PartlyHeld:
 def _samples_in(tar: TarTarget) -> list[Sample] | str:
     """The samples of a tar, or a line about its problem."""
     try:
-        tar.head()  # which brings the index here from beside an object, for the next time too
+        tar.head()  # copies an index that lies next to an object to this machine
         index = tar.index() or tar.make(checksum=False)
         return samples_in(index, tar.blob if isinstance(tar, RemoteTar) else None)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with one is told, and the others are surveyed
+    except Exception as error:  # noqa: BLE001 - a broken tar is reported, and the others are surveyed
         return problem(tar.name, error)
 
 
@@ -112,7 +112,7 @@ def _classes(tar: TarTarget) -> list[str] | None:
         return None
 
 
-def _held(samples: Sequence[Sample]) -> list[Sample]:
+def _fetch_group(samples: Sequence[Sample]) -> list[Sample]:
     wanted: dict[Readable, list[tuple[int, int]]] = {}
     for sample in samples:
         for part in sample.parts:
@@ -144,7 +144,7 @@ def _read(wanted: tuple[Readable, list[tuple[int, int]]]) -> list[memoryview]:
     blob, spans = wanted
     try:
         return blob.read(spans)
-    except Exception:  # noqa: BLE001 - the same comes again, and is told then
+    except Exception:  # noqa: BLE001 - each part raises it again when it is read
         return []
 
 
@@ -210,7 +210,7 @@ class Survey:
 
 def survey(sources: Sequence[str], limit: int, step: Step) -> Survey:
     """Survey the sources; `limit` samples are examined, 0 for all."""
-    found = _counted(sources, step)
+    found = _count(sources, step)
     samples = found.listing.samples
     chosen = spread(len(samples), limit or len(samples))
     for number, sample in enumerate(fetched([samples[at] for at in chosen]), 1):
@@ -226,7 +226,7 @@ def spread(length: int, number: int) -> list[int]:
     return list(range(length)) if length <= number else [i * length // number for i in range(number)]
 
 
-def _counted(sources: Sequence[str], step: Step) -> Survey:
+def _count(sources: Sequence[str], step: Step) -> Survey:
     listing, unreadable = _listing(sources, step)
     found = Survey(listing, unreadable)
     for sample in listing.samples:
@@ -248,7 +248,7 @@ def _listing(sources: Sequence[str], step: Step) -> tuple[SampleList, list[str]]
     for number, tar in enumerate(tars, 1):
         try:
             groups.append(tars_listed([tar]))
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one is told, and the others are surveyed
+        except Exception as error:  # noqa: BLE001 - a broken tar is reported, and the others are surveyed
             unreadable.append(problem(tar, error))
         step("shards", number, len(tars))
     samples = [sample for group in groups for sample in group.samples]
@@ -309,8 +309,8 @@ def _labels(sample: Sample) -> Iterator[str]:
     for part in sample.parts:
         if part.field == "json":
             try:
-                told = json.loads(part.read())
+                value = json.loads(part.read())
             except (ValueError, RecursionError):
                 continue
-            if isinstance(told, dict) and "label" in told:
-                yield str(told["label"])
+            if isinstance(value, dict) and "label" in value:
+                yield str(value["label"])

@@ -125,11 +125,11 @@ def _folders(top: str) -> list[_Folder]:
     found, waiting = [], [top]
     while waiting:
         here, names = waiting.pop(), []
-        modified_ns = os.stat(here).st_mtime_ns  # noqa: PTH116 - before it is read: what comes later shows
+        modified_ns = os.stat(here).st_mtime_ns  # noqa: PTH116 - before the scan: later changes show as a newer time
         with os.scandir(here) as entries:
             for entry in entries:
                 if _is_folder(entry):
-                    _refuse_loop(entry, here)
+                    _check_loop(entry, here)
                     waiting.append(entry.path)
                 elif not special_entry(entry):
                     names.append(entry.name)
@@ -140,16 +140,16 @@ def _folders(top: str) -> list[_Folder]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself: a file that cannot be read, which is said when somebody does
+    except OSError:  # a link to itself: counts as a file, whose error comes when it is read
         return False
 
 
-def _refuse_loop(entry: os.DirEntry[str], here: str) -> None:
+def _check_loop(entry: os.DirEntry[str], here: str) -> None:
     if not entry.is_symlink():
         return
     inside, target = Path(here).resolve(), Path(entry.path).resolve()
     if inside.is_relative_to(target):
-        raise ArgumentError(f"{entry.path} is a link to {target}, in which it lies itself: remove the link")
+        raise ArgumentError(f"{entry.path} is a link to its own parent folder {target}: remove the link")
 
 
 def kept_listing(path: str, root: str, classes: Sequence[str], extensions: tuple[str, ...]) -> ImageListing:
@@ -159,15 +159,15 @@ def kept_listing(path: str, root: str, classes: Sequence[str], extensions: tuple
     """
     asked = {"root": root, "classes": list(classes), "extensions": list(extensions)}
     if Path(path).exists():
-        held = array_container.opened(path)
-        if "folder_times" not in held.arrays:
+        stored = array_container.open_mapped(path)
+        if "folder_times" not in stored.arrays:
             raise SampleError(f"{path} is not the listing of an ImageFolder: give another index_dir=, or remove it")
-        if held.told == asked and _unchanged(root, held.arrays):
-            return ImageListing(PackedBytes(held.arrays["bounds"], held.arrays["bytes"]), held.arrays["counts"])
+        if stored.metadata == asked and _unchanged(root, stored.arrays):
+            return ImageListing(PackedBytes(stored.arrays["bounds"], stored.arrays["bytes"]), stored.arrays["counts"])
     seen: list[tuple[str, int]] = []
-    made = listing(root, classes, ending(extensions), seen)
-    keep(path, array_container.packed(asked, _columns(made, seen)))
-    return made
+    images = listing(root, classes, ending(extensions), seen)
+    keep(path, array_container.pack(asked, _columns(images, seen)))
+    return images
 
 
 def keep(path: str, pieces: Sequence[bytes | memoryview]) -> None:
@@ -177,17 +177,17 @@ def keep(path: str, pieces: Sequence[bytes | memoryview]) -> None:
         array_container.write(path, pieces)
     except OSError as error:
         raise ArgumentError(
-            f"the listing {path!r} cannot be written ({error.strerror}): give index_dir=, a folder that can be written"
-            " to, or leave it out"
+            f"the listing {path!r} cannot be written ({error.strerror}): give a writable folder as index_dir=,"
+            " or leave it out"
         ) from error
 
 
-def _columns(made: ImageListing, seen: Sequence[tuple[str, int]]) -> dict[str, NDArray[Any]]:
+def _columns(images: ImageListing, seen: Sequence[tuple[str, int]]) -> dict[str, NDArray[Any]]:
     folders = PackedBytes.of(os.fsencode(folder) for folder, _ in seen)
     return {
-        "bounds": made.paths.offsets,
-        "bytes": made.paths.buffer,
-        "counts": made.counts,
+        "bounds": images.paths.offsets,
+        "bytes": images.paths.buffer,
+        "counts": images.counts,
         "folder_bounds": folders.offsets,
         "folder_bytes": folders.buffer,
         "folder_times": np.array([modified_ns for _, modified_ns in seen], np.int64),
@@ -202,7 +202,7 @@ def _unchanged(root: str, held: Mapping[str, NDArray[Any]]) -> bool:
             os.stat(os.path.join(root, os.fsdecode(folders[at]))).st_mtime_ns == time  # noqa: PTH116, PTH118
             for at, time in enumerate(times)
         )
-    except OSError:  # gone, or no folder any more
+    except OSError:  # removed, or replaced by a file
         return False
 
 
@@ -232,7 +232,7 @@ class Scan(NamedTuple):
         )
 
 
-def scanned(store: Store, wanted: Wanted) -> Scan:
+def scan_store(store: Store, wanted: Wanted) -> Scan:
     """List the class folders of a store.
 
     Objects of a folder are sorted by name, folders by path.
@@ -266,30 +266,30 @@ def kept_scan(path: str, store: Store, extensions: tuple[str, ...]) -> Scan:
     """
     asked = {"address": store.url, "extensions": list(extensions)}
     if Path(path).exists():
-        held = array_container.opened(path)
-        if not all(name in held.arrays for name in _NAMES):
+        stored = array_container.open_mapped(path)
+        if not all(name in stored.arrays for name in _NAMES):
             raise SampleError(
                 f"{path} is not the listing of an ImageFolder in a store: give another index_dir=, or remove it"
             )
-        if {name: held.told.get(name) for name in asked} == asked:
-            return _held(held)
-    made = scanned(store, ending(extensions))
-    keep(path, array_container.packed({**asked, "classes": made.classes}, _store_columns(made.listing)))
-    return made
+        if {name: stored.metadata.get(name) for name in asked} == asked:
+            return _as_scan(stored)
+    scan = scan_store(store, ending(extensions))
+    keep(path, array_container.pack({**asked, "classes": scan.classes}, _store_columns(scan.listing)))
+    return scan
 
 
-def _store_columns(made: ImageListing) -> dict[str, NDArray[Any]]:
-    paths, counts, details = made
+def _store_columns(images: ImageListing) -> dict[str, NDArray[Any]]:
+    paths, counts, details = images
     assert details is not None
     versions = details.versions
     columns = (paths.offsets, paths.buffer, counts, details.sizes, versions.offsets, versions.buffer)
     return dict(zip(_NAMES, columns, strict=True))
 
 
-def _held(held: array_container.NamedArrays) -> Scan:
-    bounds, data, counts, sizes, version_bounds, version_bytes = (held.arrays[name] for name in _NAMES)
+def _as_scan(stored: array_container.NamedArrays) -> Scan:
+    bounds, data, counts, sizes, version_bounds, version_bytes = (stored.arrays[name] for name in _NAMES)
     details = Details(sizes, PackedBytes(version_bounds, version_bytes))
-    return Scan(held.told["classes"], ImageListing(PackedBytes(bounds, data), counts, details))
+    return Scan(stored.metadata["classes"], ImageListing(PackedBytes(bounds, data), counts, details))
 
 
 class Samples(Sequence[tuple[str, int]]):
@@ -424,7 +424,7 @@ class LocalTree:
         return []
 
     def __getstate__(self) -> dict[str, Any]:
-        # The choice has been made, and its function may not be one that travels.
+        # The listing is complete without the function, which may not be picklable.
         return {**self.__dict__, "_choice": self._choice._replace(is_valid=None)}
 
 
@@ -440,7 +440,7 @@ class StoreTree:
         self.root = store.url
         self.folder = os.fsencode(f"{self.root}/")
         place = choice.listing_file(store.url)
-        scan = scanned(store, choice.wanted) if place is None else kept_scan(place, store, choice.extensions)
+        scan = scan_store(store, choice.wanted) if place is None else kept_scan(place, store, choice.extensions)
         if not isinstance(store, CachedStore):
             scan = scan._replace(listing=scan.listing._replace(details=None))
         self._scan = scan
@@ -472,7 +472,7 @@ class StoreTree:
         return [ObjectInfo(path, size, version.decode()) for path, size, version in each]
 
     def __getstate__(self) -> dict[str, Any]:
-        # The samples have what they need of it.
+        # Samples hold the listing; pickling it twice would double the size.
         return {
             **self.__dict__,
             "_scan": Scan(self._scan.classes, ImageListing(PackedBytes.of(()), np.empty(0, np.int64))),
@@ -480,5 +480,5 @@ class StoreTree:
 
     def _inside(self, path: str) -> str:
         if not path.startswith(f"{self.root}/"):
-            raise SampleError(f"{path} does not lie below {self.root}, whose pictures this ImageFolder reads")
+            raise SampleError(f"{path} is outside {self.root}, the root of this ImageFolder")
         return path.removeprefix(f"{self.root}/")

@@ -19,7 +19,7 @@ from feedline.core.caches import LoadingCache, PerProcess
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record
-from feedline.datasets.decoding import Decoding, SampleTransform, Where, refuse_bare, split_transform
+from feedline.datasets.decoding import Decoding, SampleTransform, Where, check_names, split_transform
 from feedline.datasets.formats import ShardSummary
 from feedline.datasets.shard_summaries import StoredShard, stored_nbytes, summarize_folders
 from feedline.datasets.shards.files import ShardFileFields, ShardFiles, ShardSource
@@ -319,7 +319,7 @@ def _wanted(leaves: Sequence[str] | None, names: Sequence[str], path: str) -> li
     """Of each leaf, whether it is one of those that were chosen; ArgumentError names one that is not there."""
     if leaves is None:
         return [True] * len(names)
-    refuse_bare(leaves, "columns", "('image', 'label')")
+    check_names(leaves, "columns", "('image', 'label')")
     for leaf in leaves:
         if leaf not in names:
             raise ArgumentError(f"{path} has samples without a leaf {leaf!r}; they have {', '.join(names)}")

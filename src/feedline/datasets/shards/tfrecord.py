@@ -189,4 +189,4 @@ class TFRecord(ShardedFields):
 
 
 def _starts(indexes: tuple[SideCar, ...], number: int) -> NDArray[np.integer[Any]]:
-    return indexes[number].opened()["starts"]
+    return indexes[number].open_arrays()["starts"]

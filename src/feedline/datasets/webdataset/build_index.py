@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from feedline import images
 from feedline.datasets import array_container
-from feedline.datasets.array_container import narrowed
+from feedline.datasets.array_container import narrow
 from feedline.datasets.webdataset import tar as names
 from feedline.datasets.webdataset.sources import TarSource, Version
 from feedline.datasets.webdataset.tar import BLOCK, ShardError, TarMember, TarWalk
@@ -55,15 +55,15 @@ class ImageSizeScanner:
     def add(self, cell: Cell, member: TarMember) -> None:
         """Scan a member if it may be an image."""
         if names.is_image(member.name.lower()):
-            self.sizes[cell] = self._picture(member)
+            self.sizes[cell] = self._image_size(member)
             if self._measure is not None and member.size <= _MOST_NBYTES:
                 lengths = self._measure(self._first(member, _MOST_NBYTES))
                 if lengths is not None:
                     self.lengths[cell] = lengths
-        elif may_be_picture(member.name.lower()):
-            self.sizes[cell] = _array(self._first(member, _GLANCE_NBYTES), member.size)
+        elif may_be_image(member.name.lower()):
+            self.sizes[cell] = _array_size(self._first(member, _GLANCE_NBYTES), member.size)
 
-    def _picture(self, member: TarMember) -> tuple[int, int]:
+    def _image_size(self, member: TarMember) -> tuple[int, int]:
         for nbytes in (_GLANCE_NBYTES, _MOST_NBYTES):
             try:
                 header = images.probe(self._first(member, nbytes))
@@ -78,12 +78,12 @@ class ImageSizeScanner:
         return self._source.view(member.start, min(member.size, nbytes))
 
 
-def may_be_picture(name: str) -> bool:
+def may_be_image(name: str) -> bool:
     """True for names with the extension of an image or array."""
     return names.is_image(name) or names.extension(name) == "npy"
 
 
-def _array(data: memoryview, nbytes: int) -> tuple[int, int]:
+def _array_size(data: memoryview, nbytes: int) -> tuple[int, int]:
     try:
         shape = array_container.layout(data, nbytes).shape
     except ValueError:
@@ -110,12 +110,12 @@ def fingerprint(source: TarSource, starts: NDArray[np.int64], sizes: NDArray[np.
         last = start + max(0, size - BLOCK)
         spans += [(start - BLOCK, start), (last, last + BLOCK)]
     digest.update(b"%d" % source.nbytes)
-    for data in source.looks(spans):
+    for data in source.read_spans(spans):
         digest.update(data)
     return digest.hexdigest()
 
 
-def hashed(source: TarSource) -> str:
+def checksum_of(source: TarSource) -> str:
     """BLAKE2b-256 of the whole tar, in hex."""
     digest, at = hashlib.blake2b(digest_size=32), 0
     while chunk := source.read(at, 1 << 22):
@@ -153,14 +153,14 @@ class SampleTable:
         column = self.columns.setdefault(name, len(self.columns))
         if len(self.columns) > _MOST_FIELDS:
             raise ShardError(
-                f"{self.tar}: member {member.name!r} would be field {name!r} of sample {key!r}, one of more than "
-                f"{_MOST_FIELDS:,}: the key ends at the first dot of the base name. Rename the members before packing"
+                f"{self.tar}: member {member.name!r} would be field {name!r} of sample {key!r}, but a tar has at most "
+                f"{_MOST_FIELDS:,}. The key ends at the first dot of the base name. Rename the members before packing"
             )
         before = self.cells.setdefault((row, column), member)
         if before is not member:
             raise ShardError(
-                f"{self.tar}: member {member.name!r} comes twice: field {name!r} of sample {key!r} is already "
-                f"{before.name!r}. Make the tar anew without one of them"
+                f"{self.tar}: member {member.name!r} is a duplicate: field {name!r} of sample {key!r} is already "
+                f"{before.name!r}. Re-create the tar without one of them"
             )
         return row, column
 
@@ -181,7 +181,7 @@ class SampleTable:
         return array
 
 
-def built(
+def compute_index(
     source: TarSource,
     *,
     allow_truncated: bool = False,
@@ -195,54 +195,55 @@ def built(
     fingerprint, and once more for a checksum. ShardError for contents that a tar of samples must not have.
     """
     version = source.version
-    walk, table, looks = TarWalk(source), SampleTable(source.name), ImageSizeScanner(source, measure)
+    walk, table, scanner = TarWalk(source), SampleTable(source.name), ImageSizeScanner(source, measure)
     for member in walk:
         cell = table.add(member)
         if cell is not None:
-            looks.add(cell, member)
+            scanner.add(cell, member)
     if walk.cut is not None:
         if not allow_truncated:
             raise walk.cut.error(source.name)
         table.forget(walk.cut.name)
     starts, sizes = table.array("start"), table.array("size")
-    pictured = [number for name, number in table.columns.items() if may_be_picture(name)]
-    told = {
+    image_columns = [number for name, number in table.columns.items() if may_be_image(name)]
+    metadata = {
         "samples": len(table.rows),
         "fields": list(table.columns),
         **stamp(version),
         "fingerprint": fingerprint(source, starts, sizes),
-        "blake2b": hashed(source) if checksum else None,
+        "blake2b": checksum_of(source) if checksum else None,
         "cut": walk.cut,
-        "pictured": pictured,
+        "pictured": image_columns,
     }
     arrays = {
         **_keys(table.rows),
-        "blocks": narrowed(starts // BLOCK),
-        "sizes": narrowed(sizes),
-        "dims": narrowed(_dimensions(table, pictured, looks)),
-        **_grids(table, {**looks.lengths, **_cells(table, grids or {})}),
+        "blocks": narrow(starts // BLOCK),
+        "sizes": narrow(sizes),
+        "dims": narrow(_dimensions(table, image_columns, scanner)),
+        **_grids(table, {**scanner.lengths, **_cells(table, grids or {})}),
     }
+    # A writer that is still at work would leave an index of half a tar.
     if source.version != version:
-        raise ShardError(f"{source.name} changed while it was indexed. Wait until its writer is done")
-    return told, arrays
+        raise ShardError(f"{source.name} changed while it was indexed. Wait until its writer has finished")
+    return metadata, arrays
 
 
 def stamp(version: Version) -> dict[str, Any]:
     """The version of a tar as index metadata."""
-    return {"nbytes": version.nbytes, "modified_ns": version.modified_ns, "version": version.told}
+    return {"nbytes": version.nbytes, "modified_ns": version.modified_ns, "version": version.object_version}
 
 
 def _keys(rows: Mapping[str, int]) -> dict[str, NDArray[Any]]:
     encoded = [key.encode("utf-8", "surrogateescape") for key in rows]
     bounds = np.cumsum([0, *map(len, encoded)])
-    return {"key_bounds": narrowed(bounds), "key_bytes": np.frombuffer(b"".join(encoded), np.uint8)}
+    return {"key_bounds": narrow(bounds), "key_bytes": np.frombuffer(b"".join(encoded), np.uint8)}
 
 
-def _dimensions(table: SampleTable, pictured: Sequence[int], looks: ImageSizeScanner) -> NDArray[np.int64]:
+def _dimensions(table: SampleTable, image_columns: Sequence[int], scanner: ImageSizeScanner) -> NDArray[np.int64]:
     """Width and height of images, (samples, image fields, 2); 0 if unknown."""
-    dims = np.zeros((len(table.rows), len(pictured), 2), np.int64)
-    place = {column: number for number, column in enumerate(pictured)}
-    for (row, column), size in looks.sizes.items():
+    dims = np.zeros((len(table.rows), len(image_columns), 2), np.int64)
+    place = {column: number for number, column in enumerate(image_columns)}
+    for (row, column), size in scanner.sizes.items():
         if (row, column) in table.cells:
             dims[row, place[column]] = size
     return dims
@@ -255,7 +256,7 @@ def _cells(table: SampleTable, grids: Grids) -> dict[Cell, NDArray[np.uint16]]:
         key, ending = names.split(name) or ("", "")
         cell = table.rows.get(key, -1), table.columns.get(ending, -1)
         if cell not in table.cells:
-            raise ArgumentError(f"grids= names {name!r}, which is no member of a sample in {table.tar}")
+            raise ArgumentError(f"grids= names {name!r}, which is not a member of a sample in {table.tar}")
         found[cell] = np.asarray(lengths, np.uint16)
     return found
 
@@ -269,4 +270,4 @@ def _grids(table: SampleTable, lengths: Mapping[Cell, NDArray[np.uint16]]) -> di
     for cell, each in found.items():
         counts[cell] = len(each)
     bounds = np.concatenate(([0], np.cumsum(counts.reshape(-1))))
-    return {"grid_bounds": narrowed(bounds), "grids": np.concatenate(list(found.values()))}
+    return {"grid_bounds": narrow(bounds), "grids": np.concatenate(list(found.values()))}

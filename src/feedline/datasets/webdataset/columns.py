@@ -67,7 +67,7 @@ def arrays(data: memoryview) -> dict[str, NDArray[Any] | bytes]:
         entries = archive.infolist()
         nbytes = sum(entry.file_size for entry in entries)
         if is_bomb(nbytes, len(data)):
-            raise ValueError(f"{len(data):,} bytes claim to hold {nbytes:,}, as a decompression bomb does")
+            raise ValueError(f"{len(data):,} bytes claim to hold {nbytes:,}, like a decompression bomb")
         return {entry.filename.removesuffix(".npy"): _array_in(archive.read(entry)) for entry in entries}
 
 
@@ -111,7 +111,7 @@ def decoder(field: str, own: Own) -> Decode | None:
         return None
     if extension(field) in PICKLES:
         raise ArgumentError(
-            f"field {field!r} would have to be unpickled, which runs whatever code its author put there. Store it as "
+            f"field {field!r} would have to be unpickled, which can run any code of its author. Store it as "
             f"npy, npz or json, leave it out with columns=, or pass decoders={{{field!r}: function_of_the_bytes}} if "
             f"you trust it"
         )
@@ -126,10 +126,10 @@ PSEUDO = ("__key__", "__shard__")
 """Fields that every sample has without a member."""
 
 
-_NOTHING = memoryview(b"")
+_EMPTY = memoryview(b"")
 
 
-_LEAST = -(1 << 63)
+_MIN_INT64 = -(1 << 63)
 
 
 class ShardPart(NamedTuple):
@@ -178,17 +178,17 @@ class TarColumn:
         self.spec = spec
         self.names = tuple(name.strip().lower() for name in spec.split(";"))
         if not all(self.names):
-            raise ArgumentError(f"field {spec!r} names nothing; alternatives look like 'jpg;png'")
+            raise ArgumentError(f"field {spec!r} has an empty name; write alternatives as 'jpg;png'")
         self._settings = settings
-        load = self._loaded if settings.decode else bytes
-        self._pictures = ImageDecoding(transform, load, apply_exif_orientation=settings.apply_exif_orientation)
+        load = self._load_image if settings.decode else bytes
+        self._images = ImageDecoding(transform, load, apply_exif_orientation=settings.apply_exif_orientation)
         self._decoders = {name: self._decoder(name) for name in self.names}
-        pictured = [decode is None for decode in self._decoders.values()]
-        self.pictured = any(pictured)
+        encoded = [decode is None for decode in self._decoders.values()]
+        self.has_images = any(encoded)
         """True if an alternative is an encoded image."""
         stored = [decode is array for decode in self._decoders.values()]
         self._fused = (
-            settings.decode and self._pictures.fused and all(a or b for a, b in zip(pictured, stored, strict=True))
+            settings.decode and self._images.fused and all(a or b for a, b in zip(encoded, stored, strict=True))
         )
 
     def _decoder(self, name: str) -> Decode | None:
@@ -201,13 +201,13 @@ class TarColumn:
     def batchable(self) -> bool:
         """True if `batch` equals default collation of the values."""
         if self._fused:
-            return self._pictures.batchable
-        return not self.pictured and self._pictures.called.transform is None
+            return self._images.batchable
+        return not self.has_images and self._images.called.transform is None
 
     @property
     def draws(self) -> bool:
         """True if values depend on the sample's generator."""
-        return self._pictures.draws if self._fused else self._pictures.called.wants_rng
+        return self._images.draws if self._fused else self._images.called.wants_rng
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -217,7 +217,7 @@ class TarColumn:
     def places(self, shard: Shard, rows: NDArray[np.int64]) -> list[MemberPlace]:
         """Locate the members of these rows; SampleError names a row without one."""
         if self.spec in PSEUDO:
-            return [MemberPlace(shard, MemberSpan(_NOTHING, 0, row, -1)) for row in rows.tolist()]
+            return [MemberPlace(shard, MemberSpan(_EMPTY, 0, row, -1)) for row in rows.tolist()]
         cells = shard.cells(rows, self.names)
         shard.prefetch(cells)
         return [MemberPlace(shard, cell) for cell in cells]
@@ -226,20 +226,20 @@ class TarColumn:
         """The value of one sample; SampleError names tar and member."""
         shard, cell = place
         if self.spec in PSEUDO:
-            return self._pictures.called(self._told(place), rng)
+            return self._images.called(self._pseudo_value(place), rng)
         if self._fused:
-            with _located([place]):
-                return self._pictures.value(_source(place), rng, shard.index.grid(cell.row, cell.column))
-        return self._pictures.called(self._decoded(place), rng)
+            with _naming([place]):
+                return self._images.value(_source(place), rng, shard.index.grid(cell.row, cell.column))
+        return self._images.called(self._decoded(place), rng)
 
-    def _told(self, place: MemberPlace) -> str:
+    def _pseudo_value(self, place: MemberPlace) -> str:
         shard, cell = place
         return shard.index.key(cell.row) if self.spec == "__key__" else shard.tar
 
     @property
     def splits(self) -> bool:
         """True if several threads can share the work on a batch."""
-        return self._fused and self._pictures.splits
+        return self._fused and self._images.splits
 
     def batch(self, places: Sequence[MemberPlace], keys: Keys | None, empty: Allocator, threads: int = 1) -> Any:
         """The default-collated values at these places, in memory from `empty`."""
@@ -248,8 +248,8 @@ class TarColumn:
         if not self._fused:
             return collate.default(tuple(map(self._decoded, places)), empty=empty)
         grids = _grids(places) if any(place.shard.index.has_grids for place in places) else None
-        with _located(places):
-            return self._pictures.batch(list(_sources(places)), keys, empty, grids, threads)
+        with _naming(places):
+            return self._images.batch(list(_sources(places)), keys, empty, grids, threads)
 
     def all_places(self, parts: Sequence[ShardPart], count: int) -> list[MemberPlace]:
         """The members of a whole batch, in batch order."""
@@ -260,26 +260,26 @@ class TarColumn:
         return found
 
     def _decoded(self, place: MemberPlace) -> Any:
-        decode = self._decoders[place.field] or self._loaded
+        decode = self._decoders[place.field] or self._load_image
         try:
             return decode(place.cell.data)
         except DAMAGE as error:
             if self._is_own(place.field) and not isinstance(error, BAD_DATA):
-                raise  # a bug in a user's function
+                raise  # a bug in the user's decoder, not bad data
             what = f"{place} cannot be decoded as {tar.extension(place.field)}"
             raise undecodable(what, error, "repair it") from error
 
     def _is_own(self, field: str) -> bool:
         return field in self._settings.own or tar.extension(field) in self._settings.own
 
-    def _loaded(self, data: memoryview) -> Any:
+    def _load_image(self, data: memoryview) -> Any:
         return rgb(io.BytesIO(data), apply_exif_orientation=self._settings.apply_exif_orientation)
 
 
 def _integer(data: memoryview) -> int:
     value = integer(data)
-    if not _LEAST <= value <= -_LEAST - 1:
-        raise ValueError(f"a number of {len(str(value))} digits, which no tensor of 64 bits holds")
+    if not _MIN_INT64 <= value <= -_MIN_INT64 - 1:
+        raise ValueError(f"a number of {len(str(value))} digits does not fit into int64")
     return value
 
 
@@ -292,7 +292,7 @@ def _source(place: MemberPlace) -> Any:
     except ValueError as error:
         raise ImageError(str(error)) from error
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
-        raise ImageError(f"{pixels.dtype} of shape {pixels.shape} is no picture, which is uint8 (height, width, 3)")
+        raise ImageError(f"{pixels.dtype} of shape {pixels.shape} is not an image, which is uint8 (height, width, 3)")
     return pixels
 
 
@@ -310,7 +310,7 @@ def _grids(places: Sequence[MemberPlace]) -> list[Grid | None]:
 
 
 @contextmanager
-def _located(places: Sequence[MemberPlace]) -> Iterator[None]:
+def _naming(places: Sequence[MemberPlace]) -> Iterator[None]:
     """Add tar and member to image errors of the block."""
     try:
         yield

@@ -31,7 +31,7 @@ from feedline.transforms import plan
 T = TypeVar("T")
 
 
-_OPEN = 128
+_OPEN_SHARDS = 128
 
 
 _SHOWN = 20
@@ -75,14 +75,14 @@ class TarShards(torch.utils.data.Dataset[Any]):
         decoders: Own | None = None,
         apply_exif_orientation: bool = False,
         allow_truncated: bool = False,
-        open_shards: int = _OPEN,
+        open_shards: int = _OPEN_SHARDS,
         index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if open_shards < 1:
-            raise ArgumentError(f"open_shards={open_shards}: at least one tar has to be open to be read")
-        names, self._blobs = _found(paths, cache, options)
+            raise ArgumentError(f"open_shards={open_shards} must be at least 1")
+        names, self._blobs = _find_tars(paths, cache, options)
         self.paths = PackedStrings(names)
         """Paths and addresses of the tars."""
         self._tars = Tars(self.paths, self._blobs, index_dir=index_dir, allow_truncated=allow_truncated)
@@ -91,17 +91,17 @@ class TarShards(torch.utils.data.Dataset[Any]):
         """Samples per tar, for `samplers.ShardShuffled`."""
         self._stops = np.cumsum(self.shard_sizes)
         if not len(self):
-            raise ArgumentError(f"there are no samples in {names[0]}{' and the other tars' * (len(names) > 1)}")
+            raise ArgumentError(f"no samples in {names[0]}{' and the other tars' * (len(names) > 1)}")
         prints = PackedStrings(head.fingerprint for head in heads)
         self._shards = ShardCache(self._tars, prints, open_shards)
-        self.columns = None if columns is None else _checked(columns)
+        self.columns = None if columns is None else _check_columns(columns)
         self.transform = transform
         self._settings = TarDecoding(decode, decoders or {}, apply_exif_orientation)
         self._known: dict[tuple[str, bool], TarColumn] = {}
         self._prepare(transform)
-        self._refuse_unknown(heads)
+        self._check_fields(heads)
         if self.columns is None and decode:
-            self._refuse_pickles(heads)
+            self._check_no_pickles(heads)
 
     @property
     def listing_fingerprint(self) -> str:
@@ -110,38 +110,40 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     def _prepare(self, transform: Transform | Mapping[str, Transform] | None) -> None:
         """Split the transform into those of fields, of images and of samples."""
-        self._of_fields: Mapping[str, Transform] = {}
-        self._of_pictures: Transform | None = None
+        self._field_transforms: Mapping[str, Transform] = {}
+        self._image_transform: Transform | None = None
         whole: Transform | None = None
         if isinstance(transform, Mapping):
-            self._of_fields = transform
+            self._field_transforms = transform
         elif transform is not None and not callable(transform):
-            raise ArgumentError(f"transform is a callable or a dict of them by field, not {type(transform).__name__}")
+            raise ArgumentError(
+                f"transform must be a callable or a dict of callables by field, not {type(transform).__name__}"
+            )
         elif plan(transform) is not None:
-            self._of_pictures = transform
+            self._image_transform = transform
         else:
             whole = transform
         self._whole = Called(whole)
-        named = self.columns if self.columns is not None else tuple(self._of_fields)
+        named = self.columns if self.columns is not None else tuple(self._field_transforms)
         self._columns = [self._column(name, named) for name in named]
         if self.columns is not None:
-            _refuse_unused(self._of_fields, self._columns)
-        free = plan(self._of_pictures) if self.columns is None else None
+            _check_used(self._field_transforms, self._columns)
+        free = plan(self._image_transform) if self.columns is None else None
         self._draws = (
             self._whole.wants_rng or any(c.draws for c in self._columns) or (free is not None and free.is_random)
         )
 
-    def _refuse_unknown(self, heads: Sequence[Head]) -> None:
+    def _check_fields(self, heads: Sequence[Head]) -> None:
         """ArgumentError for a name that is a field of no tar."""
         known = {field for head in heads for field in head.fields}
         for name in self.columns or ():
             if name not in PSEUDO and not any(each.strip().lower() in known for each in name.split(";")):
                 raise _unknown("columns", name, known.union(PSEUDO))
-        for name in self._of_fields if self.columns is None else ():
+        for name in self._field_transforms if self.columns is None else ():
             if name not in known:
                 raise _unknown("transform", name, known)
 
-    def _refuse_pickles(self, heads: Sequence[Head]) -> None:
+    def _check_no_pickles(self, heads: Sequence[Head]) -> None:
         """ArgumentError if all samples have a field that must be unpickled.
 
         A field that only some samples have is refused when it is read.
@@ -156,12 +158,12 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     def _column(self, name: str, beside: Sequence[str]) -> TarColumn:
         """The column of a field of a sample with the fields `beside`."""
-        pictured = self._of_pictures is not None and _is_picture(name, beside)
-        column = self._known.get((name, pictured))
+        as_image = self._image_transform is not None and _takes_image_transform(name, beside)
+        column = self._known.get((name, as_image))
         if column is None:
-            given = (self._of_fields[each] for each in _spellings(name) if each in self._of_fields)
-            transform = self._of_pictures if pictured else next(given, None)
-            column = self._known[name, pictured] = TarColumn(name, transform, self._settings)
+            given = (self._field_transforms[each] for each in _spellings(name) if each in self._field_transforms)
+            transform = self._image_transform if as_image else next(given, None)
+            column = self._known[name, as_image] = TarColumn(name, transform, self._settings)
         return column
 
     def __len__(self) -> int:
@@ -177,21 +179,21 @@ class TarShards(torch.utils.data.Dataset[Any]):
         if self._blobs is None:
             return []
         places = within(indices, len(self), "TarShards")
-        parts = self._parts(places, only_far=True)
+        parts = self._parts(places, only_remote=True)
         return self._blobs.ranges([extent for part in parts for extent in self._extents(part)])
 
     def __getitem__(self, index: int) -> Any:
         """Sample `index` in its own memory; negative indices count from the end."""
         shard, row = self._at(one_within(index, len(self), "TarShards"))
-        [sample] = self._ready([ShardPart(shard, _FIRST, np.array([row]))], self._found).values()
+        [sample] = self._with_members([ShardPart(shard, _FIRST, np.array([row]))], self._found).values()
         return self._sample(*sample, None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices; remote members are read together."""
-        if type(self).__getitem__ is not TarShards.__getitem__:  # a subclass makes samples of its own
+        if type(self).__getitem__ is not TarShards.__getitem__:  # a subclass overrides it
             return [self[index] for index in indices]
         places = within(as_indices(indices), len(self), "TarShards")
-        found = self._ready(self._parts(places), self._found)
+        found = self._with_members(self._parts(places), self._found)
         return [self._sample(*found[at], at) for at in range(len(places))]
 
     def _found(self, parts: Sequence[ShardPart]) -> dict[int, tuple[Shard, int, Sources]]:
@@ -255,22 +257,22 @@ class TarShards(torch.utils.data.Dataset[Any]):
         def found(parts: Sequence[ShardPart]) -> list[list[MemberPlace]]:
             return [column.all_places(parts, len(places)) for column in self._columns]
 
-        columns = zip(self._columns, self._ready(self._parts(places), found), strict=True)
+        columns = zip(self._columns, self._with_members(self._parts(places), found), strict=True)
         return [column.batch(each, keys, request.allocate, request.threads) for column, each in columns]
 
-    def _parts(self, places: NDArray[np.int64], *, only_far: bool = False) -> list[ShardPart]:
+    def _parts(self, places: NDArray[np.int64], *, only_remote: bool = False) -> list[ShardPart]:
         """Group samples by shard, opening each shard once."""
         numbers = self._stops.searchsorted(places, side="right")
         order = np.argsort(numbers, kind="stable")
         opened, starts = np.unique(numbers[order], return_index=True)
         parts = []
         for number, at in zip(opened.tolist(), np.split(order, starts[1:]), strict=True):
-            if not only_far or self._tars.is_far(number):
+            if not only_remote or self._tars.is_remote(number):
                 first = int(self._stops[number] - self.shard_sizes[number])
                 parts.append(ShardPart(self._shards[number], at, places[at] - first))
         return parts
 
-    def _ready(self, parts: Sequence[ShardPart], use: Callable[[Sequence[ShardPart]], T]) -> T:
+    def _with_members(self, parts: Sequence[ShardPart], use: Callable[[Sequence[ShardPart]], T]) -> T:
         """Apply `use` to the parts, with remote members in memory.
 
         Cached members are used without a look-up in the store.
@@ -278,12 +280,12 @@ class TarShards(torch.utils.data.Dataset[Any]):
         if self._blobs is None:
             return use(parts)
         try:
-            return use(self._at_hand(self._blobs, parts))
+            return use(self._with_cached(self._blobs, parts))
         except MissingPieceError:
             pass
-        return use(self._fetched(self._blobs, parts))
+        return use(self._with_fetched(self._blobs, parts))
 
-    def _at_hand(self, blobs: FileSet, parts: Sequence[ShardPart]) -> list[ShardPart]:
+    def _with_cached(self, blobs: FileSet, parts: Sequence[ShardPart]) -> list[ShardPart]:
         found = []
         for part in parts:
             if isinstance(part.shard, RemoteShard):
@@ -294,7 +296,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
             found.append(part)
         return found
 
-    def _fetched(self, blobs: FileSet, parts: Sequence[ShardPart]) -> list[ShardPart]:
+    def _with_fetched(self, blobs: FileSet, parts: Sequence[ShardPart]) -> list[ShardPart]:
         """Fetch the remote members of all parts in one request."""
         wanted = [self._extents(part) for part in parts]
         views = iter(blobs.read([extent for extents in wanted for extent in extents]))
@@ -321,17 +323,17 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return f"<TarShards: {len(self)} samples in {len(self.paths)} tars>"
 
 
-def _found(
+def _find_tars(
     paths: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
 ) -> tuple[list[str], FileSet | None]:
     """Names of the tars, and their file set if any is remote."""
     given = [os.fspath(path) for path in listed(paths)]
-    _refuse_commands(given)
+    _check_no_commands(given)
     blobs = find(given, "*.tar", cache=cache, options=options) if any("://" in path for path in given) else None
     names = matching(paths, FORMATS["tar"].pattern) if blobs is None else blobs.names
     if len(set(names)) < len(names):
         twice = next(name for number, name in enumerate(names) if name in names[:number])
-        raise ArgumentError(f"{twice} is named twice, so that its samples would be, too")
+        raise ArgumentError(f"{twice} is listed twice; its samples would be duplicated")
     return names, None if blobs is None or blobs.is_local else blobs
 
 
@@ -346,18 +348,18 @@ def _holding(shard: Shard, held: Held) -> Shard:
     return shard.holding(held) if isinstance(shard, RemoteShard) else shard
 
 
-def _refuse_commands(given: Sequence[str]) -> None:
+def _check_no_commands(given: Sequence[str]) -> None:
     for path in given:
         command = path.removeprefix("pipe:").split()
         if path.startswith("pipe:"):
             raise ArgumentError(
-                f"'pipe:{command[0] if command else ''} ...' is a command, and TarShards starts none, because it reads "
-                "samples in any order: give the address that the command reads (s3://, gs://, az://, https://, hf://), "
-                "and cache=, a folder of this machine, to keep what was read"
+                f"'pipe:{command[0] if command else ''} ...' is a command, which TarShards does not run, because it "
+                "reads samples in any order: give the address that the command reads (s3://, gs://, az://, https://, "
+                "hf://), and a local folder as cache= to keep downloads"
             )
 
 
-def _checked(columns: Sequence[str]) -> tuple[str, ...]:
+def _check_columns(columns: Sequence[str]) -> tuple[str, ...]:
     if isinstance(columns, str) or not columns or not all(isinstance(name, str) for name in columns):
         raise ArgumentError(f"columns={columns!r}: give a tuple of names, such as ('jpg;png', 'cls')")
     return tuple(columns)
@@ -367,7 +369,7 @@ def _unknown(argument: str, name: str, known: Iterable[str]) -> ArgumentError:
     names = sorted(known)
     near = [near for each in name.lower().split(";") for near in difflib.get_close_matches(each.strip(), names, 1)]
     return ArgumentError(
-        f"{argument} names {name!r}, and no sample has such a field; fields are {', '.join(names[:_SHOWN])}"
+        f"{argument} names {name!r}, but no sample has this field; fields are {', '.join(names[:_SHOWN])}"
         f"{', …' * (len(names) > _SHOWN)}{f'. Did you mean {near[0]!r}?' if near else ''}"
     )
 
@@ -377,7 +379,7 @@ def _spellings(name: str) -> tuple[str, ...]:
     return name, *(each.strip() for each in name.split(";"))
 
 
-def _is_picture(name: str, beside: Sequence[str]) -> bool:
+def _takes_image_transform(name: str, beside: Sequence[str]) -> bool:
     """True if a transform of all images applies to this field.
 
     It applies to encoded images, or to arrays in samples without any.
@@ -387,7 +389,7 @@ def _is_picture(name: str, beside: Sequence[str]) -> bool:
     return any(each.rpartition(".")[2] == "npy" for each in _spellings(name))
 
 
-def _refuse_unused(transforms: Mapping[str, Transform], columns: Sequence[TarColumn]) -> None:
+def _check_used(transforms: Mapping[str, Transform], columns: Sequence[TarColumn]) -> None:
     known = {each for column in columns for each in _spellings(column.spec)}
     for name in transforms:
         if name not in known:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.datasets import array_container as files
-from feedline.datasets.webdataset.build_index import fingerprint, hashed, stamp
+from feedline.datasets.webdataset.build_index import checksum_of, fingerprint, stamp
 from feedline.datasets.webdataset.sources import FileSource, TarSource, Version
 from feedline.datasets.webdataset.tar import BLOCK, Cut, ShardError
 from feedline.errors import SampleError
@@ -29,17 +29,17 @@ class Head:
     pictured: tuple[int, ...]
 
     @classmethod
-    def of(cls, told: Mapping[str, Any], path: str) -> Head:
+    def of(cls, metadata: Mapping[str, Any], path: str) -> Head:
         """Parse index metadata; SampleError if it is of something else."""
         try:
             return cls(
-                int(told["samples"]),
-                tuple(map(str, told["fields"])),
-                Version(int(told["nbytes"]), int(told["modified_ns"]), str(told.get("version", ""))),
-                str(told["fingerprint"]),
-                told["blake2b"],
-                None if told["cut"] is None else Cut(*told["cut"]),
-                tuple(map(int, told["pictured"])),
+                int(metadata["samples"]),
+                tuple(map(str, metadata["fields"])),
+                Version(int(metadata["nbytes"]), int(metadata["modified_ns"]), str(metadata.get("version", ""))),
+                str(metadata["fingerprint"]),
+                metadata["blake2b"],
+                None if metadata["cut"] is None else Cut(*metadata["cut"]),
+                tuple(map(int, metadata["pictured"])),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise SampleError(f"{path} is not the index of a tar ({error!r})") from error
@@ -53,14 +53,14 @@ class TarIndex:
     """
 
     def __init__(
-        self, tar: str, told: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], path: str | None = None
+        self, tar: str, metadata: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], path: str | None = None
     ) -> None:
         self.tar = tar
         self.path = path
         """The index file; None for an index in memory."""
-        self.head = Head.of(told, f"the index of {tar}")
-        _refuse_unfit(self.head, arrays, tar)
-        self._told, self._arrays = told, arrays
+        self.head = Head.of(metadata, f"the index of {tar}")
+        _check_shapes(self.head, arrays, tar)
+        self._metadata, self._arrays = metadata, arrays
         self._keys, self._key_bounds = arrays["key_bytes"], arrays["key_bounds"]
         self.blocks: NDArray[Any] = arrays["blocks"]
         """First block of each member's data, (samples, fields), in blocks of 512 bytes; 0 for absent fields."""
@@ -136,16 +136,18 @@ class TarIndex:
         the `fingerprint` must be.
         """
         version = source.version
-        return version.same(self.head.version) or (version.nbytes == self.head.version.nbytes and self._alike(source))
+        return version.same(self.head.version) or (
+            version.nbytes == self.head.version.nbytes and self._has_same_fingerprint(source)
+        )
 
-    def _alike(self, source: TarSource) -> bool:
+    def _has_same_fingerprint(self, source: TarSource) -> bool:
         starts = self.blocks.astype(np.int64) * BLOCK
         with source:
             return fingerprint(source, starts, self.sizes.astype(np.int64)) == self.head.fingerprint
 
-    def written(self, version: Version) -> list[bytes | memoryview]:
+    def serialize(self, version: Version) -> list[bytes | memoryview]:
         """Serialize the index for a tar of this version."""
-        return files.packed({**self._told, **stamp(version)}, self._arrays)
+        return files.pack({**self._metadata, **stamp(version)}, self._arrays)
 
     def verify(self, source: TarSource | None = None) -> None:
         """Read the whole tar and compare its checksum.
@@ -153,28 +155,28 @@ class TarIndex:
         ShardError if it differs, or if the index has no checksum.
         """
         if self.head.blake2b is None:
-            raise ShardError(f"the index of {self.tar} holds no checksum; write it with checksum=True")
+            raise ShardError(f"the index of {self.tar} has no checksum; write it with checksum=True")
         with source or FileSource(self.tar) as opened:
-            found = hashed(opened)
-        if found != self.head.blake2b:
+            checksum = checksum_of(opened)
+        if checksum != self.head.blake2b:
             raise ShardError(
-                f"{self.tar} is not what was indexed: its checksum is {found}, that of its index {self.head.blake2b}. "
+                f"{self.tar} is not the indexed tar: its checksum is {checksum}, but {self.head.blake2b} in the index. "
                 f"Copy the tar again"
             )
 
     def __repr__(self) -> str:
-        return f"<Index of {self.tar}: {len(self)} samples, fields {', '.join(self.fields) or 'none'}>"
+        return f"<TarIndex of {self.tar}: {len(self)} samples, fields {', '.join(self.fields) or 'none'}>"
 
 
 def unfit(source: TarSource, index: str) -> ShardError:
     """The error for an explicitly given index that does not match."""
     return ShardError(
-        f"the index {index} does not fit its tar {source.name} ({source.version.nbytes:,} bytes): the tar was written "
-        f"again since, or the index is another's. Delete the index to have it made anew"
+        f"the index {index} does not match its tar {source.name} ({source.version.nbytes:,} bytes): the tar was "
+        f"rewritten, or the index belongs to another tar. Delete the index to have it built again"
     )
 
 
-def _refuse_unfit(head: Head, arrays: Mapping[str, NDArray[Any]], tar: str) -> None:
+def _check_shapes(head: Head, arrays: Mapping[str, NDArray[Any]], tar: str) -> None:
     """SampleError unless the array shapes are consistent with the head."""
     rows, columns = head.samples, len(head.fields)
     ends = {name: int(arrays[name][-1]) for name in ("key_bounds", "grid_bounds") if arrays.get(name, _NONE).size}
@@ -191,10 +193,12 @@ def _refuse_unfit(head: Head, arrays: Mapping[str, NDArray[Any]], tar: str) -> N
         found = arrays.get(name, _NONE)
         if found.shape != shape or found.dtype.kind != "u":
             raise SampleError(
-                f"the index of {tar} is damaged: {name} is {found.dtype} of shape {found.shape}, not of {shape}"
+                f"the index of {tar} is damaged: {name} is {found.dtype} of shape {found.shape} instead of {shape}"
             )
     if not set(head.pictured) <= set(range(columns)):
-        raise SampleError(f"the index of {tar} is damaged: it has {columns} fields, and pictures in {head.pictured}")
+        raise SampleError(
+            f"the index of {tar} is damaged: it has {columns} fields, but images in fields {head.pictured}"
+        )
 
 
 _NONE: NDArray[Any] = np.empty(0, np.int64)

@@ -1,6 +1,6 @@
 """Index files of tars: look-up, construction and storage.
 
-The index of a local tar lies next to it, in `index_dir` or in the user's cache. `FarIndexes` manages indexes of
+The index of a local tar lies next to it, in `index_dir` or in the user's cache. `RemoteIndexes` manages indexes of
 objects: they are kept on this machine, copied from next to the objects, or built by reading them.
 """
 
@@ -48,7 +48,7 @@ def build_index(
     """Build the index of a tar in memory; arguments as of `write_index`."""
     with FileSource(_absolute(tar)) as source:
         return TarIndex(
-            source.name, *table.built(source, allow_truncated=allow_truncated, grids=grids, checksum=checksum)
+            source.name, *table.compute_index(source, allow_truncated=allow_truncated, grids=grids, checksum=checksum)
         )
 
 
@@ -70,11 +70,11 @@ def write_index(
     """
     path = _absolute(tar)
     with FileSource(path) as source:
-        told, held = table.built(
+        metadata, arrays = table.compute_index(
             source, allow_truncated=allow_truncated, grids=grids, measure=measure, checksum=checksum
         )
-    place = beside(path) if index is None else os.fspath(index)
-    array_container.write(place, array_container.packed(told, held))
+    place = adjacent(path) if index is None else os.fspath(index)
+    array_container.write(place, array_container.pack(metadata, arrays))
     return Path(place)
 
 
@@ -90,15 +90,15 @@ def open_index(
     path = _absolute(tar)
     source = FileSource(path)
     if index is not None:
-        return whole(_given(source, os.fspath(index)), allow_truncated)
+        return whole(_open_explicit(source, os.fspath(index)), allow_truncated)
     where = places(path, index_dir)
     for place in where:
-        found = fitting(source, place)
-        if found is not None:
-            return whole(found, allow_truncated)
+        matching = fitting(source, place)
+        if matching is not None:
+            return whole(matching, allow_truncated)
     with source:
-        told, held = table.built(source, allow_truncated=allow_truncated)
-    return kept(TarIndex(path, told, held), source.version, where)
+        metadata, arrays = table.compute_index(source, allow_truncated=allow_truncated)
+    return kept(TarIndex(path, metadata, arrays), source.version, where)
 
 
 def glance(tar: str, *, index_dir: Pathlike | None = None, allow_truncated: bool = False) -> Head | None:
@@ -110,7 +110,7 @@ def glance(tar: str, *, index_dir: Pathlike | None = None, allow_truncated: bool
 def head_at(place: str, version: Version) -> Head | None:
     """Head of the index at `place`; None for another version."""
     try:
-        head = Head.of(array_container.table_of(place).told, place)
+        head = Head.of(array_container.read_table(place).metadata, place)
     except (OSError, SampleError):
         return None
     return head if head.version.same(version) else None
@@ -123,10 +123,10 @@ def places(tar: str, index_dir: Pathlike | None) -> tuple[str, ...]:
     """
     if index_dir is not None:
         return (str(Path(index_dir, mirrored(tar)).absolute()),)
-    return (beside(tar), cached(tar)) if scheme_of(tar) == "file" else (cached(tar),)
+    return (adjacent(tar), cached(tar)) if scheme_of(tar) == "file" else (cached(tar),)
 
 
-def beside(tar: str) -> str:
+def adjacent(tar: str) -> str:
     """The index file next to a tar."""
     return f"{tar}.index"
 
@@ -143,22 +143,22 @@ def mirrored(tar: str) -> str:
     For `s3://bucket/train/0.tar` it is `bucket/train/0.tar.index`.
     """
     path = os.path.abspath(tar) if scheme_of(tar) == "file" else tar.partition("://")[2]  # noqa: PTH100 - links stay
-    return beside(checked(path.lstrip("/")))
+    return adjacent(checked(path.lstrip("/")))
 
 
 def fitting(
-    source: TarSource, place: str, opening: Callable[[str], array_container.NamedArrays] = array_container.opened
+    source: TarSource, place: str, opening: Callable[[str], array_container.NamedArrays] = array_container.open_mapped
 ) -> TarIndex | None:
     """Open the index at `place` with `opening`; None without a match.
 
     An index that exists but does not match is logged.
     """
     try:
-        held = opening(place)
-        index = TarIndex(source.name, held.told, held.arrays, place)
+        stored = opening(place)
+        index = TarIndex(source.name, stored.metadata, stored.arrays, place)
         if index.fits(source):
             return index
-        reason, had_grids = "the tar has changed", "grids" in held.arrays
+        reason, had_grids = "the tar has changed", "grids" in stored.arrays
     except FileNotFoundError:
         return None
     except StoreError:
@@ -166,15 +166,15 @@ def fitting(
     except (OSError, SampleError) as error:
         reason, had_grids = str(error), _had_grids(place)
     remedy = f": restore them with feedline index --rebuild {source.name}"
-    lost = f", without the offsets that decode parts of pictures{remedy}" if had_grids else ""
-    _log.warning("feedline: the index %s is made anew%s (%s)", place, lost, reason)
+    lost = f", without the restart offsets for decoding parts of images{remedy}" if had_grids else ""
+    _log.warning("feedline: the index %s is built again%s (%s)", place, lost, reason)
     return None
 
 
 def _had_grids(place: str) -> bool:
     """True if the head of a damaged index still lists grid lengths."""
     with suppress(OSError, SampleError):
-        return "grids" in array_container.table_of(place).arrays
+        return "grids" in array_container.read_table(place).arrays
     return False
 
 
@@ -190,18 +190,18 @@ def kept(index: TarIndex, version: Version, where: Sequence[str]) -> TarIndex:
 
     Without a writable place it stays in memory.
     """
-    pieces = index.written(version)
+    pieces = index.serialize(version)
     for place in where:
         try:
             Path(place).parent.mkdir(parents=True, exist_ok=True)
             array_container.write(place, pieces)
-        except OSError:  # a read-only folder, a full disk: there may be another place
+        except OSError:  # read-only or full: try the next place
             continue
-        held = array_container.opened(place)
-        return TarIndex(index.tar, held.told, held.arrays, place)
+        stored = array_container.open_mapped(place)
+        return TarIndex(index.tar, stored.metadata, stored.arrays, place)
     _log.warning(
-        "feedline: the index of %s is held in memory, and made again in each process: %s can not be written to; "
-        "give index_dir=, a folder that can be",
+        "feedline: the index of %s stays in memory, and is built again in each process: %s cannot be written to; "
+        "give index_dir=, a writable folder",
         index.tar,
         " and ".join(str(Path(place).parent) for place in where),
     )
@@ -213,9 +213,9 @@ def _absolute(tar: Pathlike) -> str:
     return str(Path(tar).absolute())
 
 
-def _given(source: TarSource, place: str) -> TarIndex:
-    held = array_container.opened(place)
-    index = TarIndex(source.name, held.told, held.arrays, place)
+def _open_explicit(source: TarSource, place: str) -> TarIndex:
+    stored = array_container.open_mapped(place)
+    index = TarIndex(source.name, stored.metadata, stored.arrays, place)
     if not index.fits(source):
         raise unfit(source, place)
     return index
@@ -224,11 +224,11 @@ def _given(source: TarSource, place: str) -> TarIndex:
 _ASKED_AT_ONCE = 32
 
 
-_MADE_AT_ONCE = 8
+_BUILT_AT_ONCE = 8
 """Each holds a few parts of its tar in memory."""
 
 
-class FarIndexes:
+class RemoteIndexes:
     """Indexes of remote tars, kept in `index_dir` or in the user's cache."""
 
     def __init__(self, blobs: FileSet, index_dir: Pathlike | None, *, allow_truncated: bool) -> None:
@@ -244,26 +244,26 @@ class FarIndexes:
     def found(self, numbers: Sequence[int]) -> list[TarIndex]:
         """The index of each tar; missing ones are fetched or built concurrently."""
         with DaemonPool(_ASKED_AT_ONCE, "feedline-index") as pool:
-            indexes = dict(zip(numbers, pool.map(self._there, numbers), strict=True))
+            indexes = dict(zip(numbers, pool.map(self._look_up_and_keep, numbers), strict=True))
         missing = [number for number in numbers if indexes[number] is None]
         if missing:
-            self._tell(missing)
-            with DaemonPool(_MADE_AT_ONCE, "feedline-index") as pool:
-                indexes |= zip(missing, pool.map(self._made, missing), strict=True)
+            self._log_indexing(missing)
+            with DaemonPool(_BUILT_AT_ONCE, "feedline-index") as pool:
+                indexes |= zip(missing, pool.map(self._build, missing), strict=True)
         return [index for index in indexes.values() if index is not None]
 
     def one(self, number: int) -> TarIndex:
         """The index of one tar."""
-        return self._there(number) or self.found([number])[0]
+        return self._look_up_and_keep(number) or self.found([number])[0]
 
-    def _there(self, number: int) -> TarIndex | None:
+    def _look_up_and_keep(self, number: int) -> TarIndex | None:
         blob, place = self._blob(number), self._place(number)
         index, version = looked_up(blob, place), ObjectSource(blob).version
         if index is None or (index.path == place and index.head.version == version):
             return index
         return kept(index, version, [place])
 
-    def _made(self, number: int) -> TarIndex:
+    def _build(self, number: int) -> TarIndex:
         blob = self._blob(number)
         index = made(blob, allow_truncated=self._allow_truncated)
         return kept(index, index.head.version, [self._place(number)])
@@ -276,12 +276,12 @@ class FarIndexes:
     def _place(self, number: int) -> str:
         return places(self._blobs.name(number), self._index_dir)[0]
 
-    def _tell(self, missing: Sequence[int]) -> None:
+    def _log_indexing(self, missing: Sequence[int]) -> None:
         nbytes = sum(self._blobs.info(number).size for number in missing)
         first = self._blobs.name(missing[0])
         _log.warning(
-            "feedline: all %s bytes of %d tars (%s, ...) are read once to index them. To have the indexes on other "
-            "machines: feedline index %s --into FOLDER, then put NAME.tar.index beside each NAME.tar",
+            "feedline: all %s bytes of %d tars (%s, ...) are read once to index them. To share the indexes with "
+            "other machines: feedline index %s --into FOLDER, then put NAME.tar.index next to each NAME.tar",
             *(f"{nbytes:,}", len(missing), first, first),
         )
 
@@ -289,7 +289,7 @@ class FarIndexes:
 def looked_up(blob: RemoteBlob, place: str) -> TarIndex | None:
     """The matching index at `place`, or next to the object."""
     source = ObjectSource(blob)
-    return fitting(source, place) or fitting(source, beside(blob.name), partial(_beside, blob))
+    return fitting(source, place) or fitting(source, adjacent(blob.name), partial(_adjacent, blob))
 
 
 def made(
@@ -300,13 +300,17 @@ def made(
     Arguments are those of `write_index`.
     """
     with ObjectSource(blob) as source:
-        told, held = table.built(source, allow_truncated=allow_truncated, measure=measure, checksum=checksum)
-    return TarIndex(blob.name, told, held)
+        metadata, arrays = table.compute_index(
+            source, allow_truncated=allow_truncated, measure=measure, checksum=checksum
+        )
+    return TarIndex(blob.name, metadata, arrays)
 
 
-def _beside(blob: RemoteBlob, name: str) -> array_container.NamedArrays:
-    store = blob.store.store if isinstance(blob.store, CachedStore) else blob.store  # the index is a file of its own
+def _adjacent(blob: RemoteBlob, name: str) -> array_container.NamedArrays:
+    store = (
+        blob.store.store if isinstance(blob.store, CachedStore) else blob.store
+    )  # bypasses the cache: the index is stored as a file
     try:
-        return array_container.held(bytes(store.read(beside(blob.path))), name)
-    except AccessDeniedError:  # who may not list a bucket is told so of what is not there
-        raise ObjectNotFoundError(f"{name} is not there, or may not be read") from None
+        return array_container.parse(bytes(store.read(adjacent(blob.path))), name)
+    except AccessDeniedError:  # without the right to list, stores deny access to missing objects
+        raise ObjectNotFoundError(f"{name} does not exist, or access is denied") from None

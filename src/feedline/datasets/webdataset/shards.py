@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from feedline.core.paths import expanded
 from feedline.datasets.webdataset.index import Head, TarIndex
-from feedline.datasets.webdataset.index_files import FarIndexes, Pathlike, glance, open_index, whole
+from feedline.datasets.webdataset.index_files import Pathlike, RemoteIndexes, glance, open_index, whole
 from feedline.datasets.webdataset.sources import FileSource, version_of
 from feedline.datasets.webdataset.tar import BLOCK, ShardError
 from feedline.errors import SampleError
@@ -45,7 +45,7 @@ class Located(NamedTuple):
     columns: NDArray[Any]
 
 
-def located(index: TarIndex, rows: NDArray[np.int64], fields: Sequence[str], nbytes: int) -> Located:
+def locate(index: TarIndex, rows: NDArray[np.int64], fields: Sequence[str], nbytes: int) -> Located:
     """Locate the first of `fields` that each sample has.
 
     `nbytes` is the size of the tar; ShardError if the index points beyond it. SampleError names a sample without any
@@ -53,16 +53,16 @@ def located(index: TarIndex, rows: NDArray[np.int64], fields: Sequence[str], nby
     """
     columns = [column for column in map(index.column, fields) if column is not None]
     if not columns:
-        raise _lacking(index, int(rows[0]), fields)
+        raise _missing_field(index, int(rows[0]), fields)
     blocks = index.blocks[rows][:, columns].astype(np.int64)
     chosen = (blocks > 0).argmax(axis=1)
     starts = blocks[np.arange(len(rows)), chosen] * BLOCK
     if not starts.all():
-        raise _lacking(index, int(rows[starts == 0][0]), fields)
+        raise _missing_field(index, int(rows[starts == 0][0]), fields)
     taken = np.asarray(columns)[chosen]
     stops = starts + index.sizes[rows, taken].astype(np.int64)
     if stops.max(initial=0) > nbytes:
-        raise changed(index.tar)
+        raise changed_error(index.tar)
     return Located(starts, stops, taken)
 
 
@@ -86,23 +86,23 @@ def spans(
     return starts, starts + index.sizes[rows][wanted].astype(np.int64)
 
 
-def changed(tar: str) -> ShardError:
+def changed_error(tar: str) -> ShardError:
     """The error for a tar that no longer matches its index."""
     return ShardError(
-        f"the index of {tar} does not fit it: the tar was changed or replaced while it was in use. Put the "
-        f"tar back, or make the dataset anew"
+        f"the index of {tar} does not match: the tar was changed or replaced while it was in use. Restore "
+        f"the tar, or re-create the dataset"
     )
 
 
-def _lacking(index: TarIndex, row: int, fields: Sequence[str]) -> SampleError:
+def _missing_field(index: TarIndex, row: int, fields: Sequence[str]) -> SampleError:
     return SampleError(
         f"{index.tar}: sample {index.key(row)!r} has no {' or '.join(fields)}; it has "
-        f"{', '.join(index.present(row))}. Pack it again with all its parts, or pass on_error='skip' to the "
+        f"{', '.join(index.present(row))}. Repack the sample with all fields, or pass on_error='skip' to the "
         f"loader"
     )
 
 
-_WORTH_ASKING = 4 * mmap.PAGESIZE
+_MIN_PREFETCH_NBYTES = 4 * mmap.PAGESIZE
 
 
 class LocalShard:
@@ -119,16 +119,16 @@ class LocalShard:
         self._memory = memoryview(self._map)
         self._version = version_of(self.tar)
         if not index.fits(FileSource(self.tar)):
-            raise changed(self.tar)
+            raise changed_error(self.tar)
 
-    def refuse_changed(self) -> None:
+    def check_unchanged(self) -> None:
         """ShardError if the file has changed since it was opened."""
         if version_of(self.tar) != self._version:
-            raise changed(self.tar)
+            raise changed_error(self.tar)
 
     def cells(self, rows: NDArray[np.int64], fields: Sequence[str]) -> list[MemberSpan]:
         """The first of `fields` that each sample has; SampleError without any."""
-        starts, stops, columns = located(self.index, rows, fields, len(self._memory))
+        starts, stops, columns = locate(self.index, rows, fields, len(self._memory))
         spans = zip(starts.tolist(), stops.tolist(), rows.tolist(), columns.tolist(), strict=True)
         return [MemberSpan(self._memory[start:stop], start, row, column) for start, stop, row, column in spans]
 
@@ -138,7 +138,7 @@ class LocalShard:
         They lie far apart, so its own read-ahead does not help.
         """
         for cell in cells:
-            if len(cell.data) >= _WORTH_ASKING:
+            if len(cell.data) >= _MIN_PREFETCH_NBYTES:
                 first = cell.start - cell.start % mmap.PAGESIZE
                 self._map.madvise(mmap.MADV_WILLNEED, first, cell.start + len(cell.data) - first)
 
@@ -175,7 +175,7 @@ class RemoteShard:
         self._nbytes = nbytes
         self._held: Held = held or Fetched({})
 
-    def refuse_changed(self) -> None:
+    def check_unchanged(self) -> None:
         """Do nothing: reading another version raises ObjectChangedError."""
 
     def spans(
@@ -184,7 +184,7 @@ class RemoteShard:
         """Byte ranges as of `spans`; ShardError if they exceed the tar."""
         starts, stops = spans(self.index, rows, choices)
         if stops.max(initial=0) > self._nbytes:
-            raise changed(self.tar)
+            raise changed_error(self.tar)
         return starts, stops
 
     def holding(self, held: Held) -> RemoteShard:
@@ -193,7 +193,7 @@ class RemoteShard:
 
     def cells(self, rows: NDArray[np.int64], fields: Sequence[str]) -> list[MemberSpan]:
         """The first of `fields` that each sample has; SampleError without any."""
-        starts, stops, columns = located(self.index, rows, fields, self._nbytes)
+        starts, stops, columns = locate(self.index, rows, fields, self._nbytes)
         places = zip(starts.tolist(), stops.tolist(), rows.tolist(), columns.tolist(), strict=True)
         return [MemberSpan(self._held.cut(start, stop), start, row, column) for start, stop, row, column in places]
 
@@ -223,12 +223,12 @@ class Tars:
         index_dir = None if index_dir is None else Path(expanded(index_dir)).absolute()
         self.names = names
         self._blobs = blobs
-        self._far = None if blobs is None else FarIndexes(blobs, index_dir, allow_truncated=allow_truncated)
+        self._remote = None if blobs is None else RemoteIndexes(blobs, index_dir, allow_truncated=allow_truncated)
         self._index_dir = index_dir
         self._allow_truncated = allow_truncated
-        self._unkept: dict[int, TarIndex] = {}
+        self._unsaved: dict[int, TarIndex] = {}
 
-    def is_far(self, number: int) -> bool:
+    def is_remote(self, number: int) -> bool:
         """True for an object in a store."""
         return self._blobs is not None and scheme_of(self.names[number]) != "file"
 
@@ -236,43 +236,45 @@ class Tars:
         """The head of each index; missing indexes are built."""
         heads = {number: self._head(number) for number in range(len(self.names))}
         missing = [number for number, head in heads.items() if head is None]
-        if self._far is not None and missing:
-            for number, index in zip(missing, self._far.found(missing), strict=True):
-                heads[number] = self._kept(number, index).head
+        if self._remote is not None and missing:
+            for number, index in zip(missing, self._remote.found(missing), strict=True):
+                heads[number] = self._remember(number, index).head
         return [head for head in heads.values() if head is not None]
 
     def index(self, number: int) -> TarIndex:
         """The index of one tar."""
-        index = self._unkept.get(number)
+        index = self._unsaved.get(number)
         if index is not None:
             return index
-        if self._far is not None and self.is_far(number):
-            return self._kept(number, self._far.one(number))
+        if self._remote is not None and self.is_remote(number):
+            return self._remember(number, self._remote.one(number))
         name = self.names[number]
-        return self._kept(number, open_index(name, index_dir=self._index_dir, allow_truncated=self._allow_truncated))
+        return self._remember(
+            number, open_index(name, index_dir=self._index_dir, allow_truncated=self._allow_truncated)
+        )
 
     def shard(self, number: int, index: TarIndex) -> Shard:
         """Open one tar."""
-        if self._blobs is not None and self.is_far(number):
+        if self._blobs is not None and self.is_remote(number):
             return RemoteShard(index, number, self._blobs.info(number).size)
         return LocalShard(index)
 
-    def _kept(self, number: int, index: TarIndex) -> TarIndex:
+    def _remember(self, number: int, index: TarIndex) -> TarIndex:
         if index.path is None:
-            self._unkept[number] = index
+            self._unsaved[number] = index
         return whole(index, self._allow_truncated)
 
     def _head(self, number: int) -> Head | None:
         """The head of one index; None for an unindexed object."""
-        if self._far is not None and self.is_far(number):
-            head = self._far.known(number)
+        if self._remote is not None and self.is_remote(number):
+            head = self._remote.known(number)
             return head if head is None or head.cut is None or self._allow_truncated else self.index(number).head
         head = glance(self.names[number], index_dir=self._index_dir, allow_truncated=self._allow_truncated)
         return self.index(number).head if head is None else head
 
     def __getstate__(self) -> dict[str, object]:
-        unkept = {number: index for number, index in self._unkept.items() if self.is_far(number)}
-        return {**self.__dict__, "_unkept": unkept}
+        unsaved = {number: index for number, index in self._unsaved.items() if self.is_remote(number)}
+        return {**self.__dict__, "_unsaved": unsaved}
 
 
 class ShardCache:
@@ -284,9 +286,9 @@ class ShardCache:
 
     def __init__(self, tars: Tars, fingerprints: Sequence[str], most: int) -> None:
         self._tars, self._fingerprints, self._most = tars, fingerprints, most
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._process, self._lock = os.getpid(), threading.Lock()
         self._open: OrderedDict[int, Shard] = OrderedDict()
 
@@ -299,23 +301,23 @@ class ShardCache:
         return len(self._open)
 
     def __getitem__(self, number: int) -> Shard:
-        if self._process != os.getpid():  # a fork may have happened while another thread held the lock
-            self._begin()
+        if self._process != os.getpid():  # the fork may have copied the lock while another thread held it
+            self._reset()
         with self._lock:
             shard = self._open.get(number)
             if shard is not None:
                 self._open.move_to_end(number)
         if shard is not None:
-            shard.refuse_changed()
+            shard.check_unchanged()  # touching a mapping of a truncated file would kill the process
             return shard
-        return self._keep(number, self._opened(number))
+        return self._keep(number, self._open_shard(number))
 
-    def _opened(self, number: int) -> Shard:
+    def _open_shard(self, number: int) -> Shard:
         index = self._tars.index(number)
         if index.head.fingerprint != self._fingerprints[number]:
             raise ShardError(
-                f"{index.tar} is not the tar that was indexed when this dataset was made. Put that one back, or make "
-                f"the dataset anew"
+                f"{index.tar} is not the tar that was indexed when this dataset was created. Restore that tar, or "
+                f"re-create the dataset"
             )
         return self._tars.shard(number, index)
 
@@ -323,7 +325,7 @@ class ShardCache:
         with self._lock:
             self._open[number] = shard
             while len(self._open) > self._most:
-                self._open.popitem(last=False)  # its views keep the mapping alive for as long as they are in use
+                self._open.popitem(last=False)  # views in use keep the mapping alive
         return shard
 
     def __getstate__(self) -> tuple[Tars, Sequence[str], int]:
@@ -331,4 +333,4 @@ class ShardCache:
 
     def __setstate__(self, state: tuple[Tars, Sequence[str], int]) -> None:
         self._tars, self._fingerprints, self._most = state
-        self._begin()
+        self._reset()

@@ -31,12 +31,12 @@ class Version(NamedTuple):
 
     nbytes: int
     modified_ns: int = 0
-    told: str = ""
+    object_version: str = ""
     """Version of an object; empty if it would not change with the content."""
 
     def same(self, other: Version) -> bool:
         """True if both are known to be one state."""
-        return self == other and bool(self.modified_ns or self.told)
+        return self == other and bool(self.modified_ns or self.object_version)
 
 
 class TarSource(Protocol):
@@ -63,7 +63,7 @@ class TarSource(Protocol):
         """The bytes as `read`, without a copy if possible."""
         ...
 
-    def looks(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         """Copy small ranges from anywhere, clipped to the tar."""
         ...
 
@@ -100,7 +100,7 @@ class FileSource:
             self._memory = memoryview(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
         return self._memory[start : start + nbytes]
 
-    def looks(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.read(start, stop - start) for start, stop in spans]
 
     def __enter__(self) -> Self:
@@ -112,12 +112,12 @@ class FileSource:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        self._memory = None  # who still has a view of it keeps the mapping
+        self._memory = None  # remaining views keep the mapping alive
 
 
 def version_of_object(nbytes: int, version: str) -> Version:
     """The version of an object as its store reports it."""
-    return Version(nbytes, told="" if version == unversioned(nbytes) else version)
+    return Version(nbytes, object_version="" if version == unversioned(nbytes) else version)
 
 
 class ObjectSource:
@@ -129,7 +129,7 @@ class ObjectSource:
     def __init__(self, blob: RemoteBlob) -> None:
         self.name = blob.name
         self._blob = blob
-        self._coming: dict[int, Future[list[memoryview]]] = {}
+        self._pending: dict[int, Future[list[memoryview]]] = {}
 
     @property
     def version(self) -> Version:
@@ -154,19 +154,19 @@ class ObjectSource:
         ]
         return pieces[0] if len(pieces) == 1 else joined(pieces)
 
-    def looks(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        store = self._blob.store  # a piece of its cache would be far larger than what is looked at
+    def read_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        store = self._blob.store  # bypasses the cache, whose blocks are far larger than the spans
         bare = store.store if isinstance(store, CachedStore) else store
         within = [(max(0, min(start, self.nbytes)), max(0, min(stop, self.nbytes))) for start, stop in spans]
         return [bytes(view) for view in bare.read_many(self._blob.path, within, version=self._blob.version)]
 
     def _parts(self, first: int, last: int) -> list[memoryview]:
-        for number in [number for number in self._coming if number < first]:
-            self._coming.pop(number).cancel()
+        for number in [number for number in self._pending if number < first]:
+            self._pending.pop(number).cancel()
         for number in range(first, min(last + 1 + _AHEAD, -(-self.nbytes // _PART_NBYTES))):
-            if number not in self._coming:
-                self._coming[number] = self._pool.submit(self._blob.read, [self._span(number)])
-        return [self._coming[number].result()[0] for number in range(first, last + 1)]
+            if number not in self._pending:
+                self._pending[number] = self._pool.submit(self._blob.read, [self._span(number)])
+        return [self._pending[number].result()[0] for number in range(first, last + 1)]
 
     def _span(self, number: int) -> tuple[int, int]:
         return number * _PART_NBYTES, min((number + 1) * _PART_NBYTES, self.nbytes)
@@ -179,10 +179,10 @@ class ObjectSource:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
-        self._coming.clear()
+        self._pending.clear()
 
 
 def version_of(path: str) -> Version:
     """The current state of a file; FileNotFoundError if it is gone."""
-    status = os.stat(path)  # noqa: PTH116 - asked of every shard of every batch
+    status = os.stat(path)  # noqa: PTH116 - called for every shard of every batch
     return Version(status.st_size, status.st_mtime_ns)
