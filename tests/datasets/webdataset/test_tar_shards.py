@@ -321,13 +321,13 @@ class TestBadInput:
                 r"transform names the field 'png'; fields are cls, jpg",
                 {"columns": ("jpg", "cls"), "transform": {"png": CROP}},
             ),
-            (r"transform is a callable or a dict of them by field, not int", {"transform": 3}),
+            (r"transform must be a callable or a dict of callables by field, not int", {"transform": 3}),
             (
-                r"transform names 'jgp', and no sample has such a field; fields are cls, jpg. Did you mean 'jpg'\?",
+                r"transform names 'jgp', but no sample has this field; fields are cls, jpg. Did you mean 'jpg'\?",
                 {"transform": {"jgp": CROP}},
             ),
             (
-                r"columns names 'jpgg;png', and no sample has such a field; fields are __key__, __shard__, cls, jpg. D",
+                r"columns names 'jpgg;png', but no sample has this field; fields are __key__, __shard__, cls, jpg. D",
                 {"columns": ("cls", "jpgg;png")},
             ),
             (r"open_shards=0: at least one tar", {"open_shards": 0}),
