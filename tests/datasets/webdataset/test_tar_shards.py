@@ -330,7 +330,7 @@ class TestBadInput:
                 r"columns names 'jpgg;png', but no sample has this field; fields are __key__, __shard__, cls, jpg. D",
                 {"columns": ("cls", "jpgg;png")},
             ),
-            (r"open_shards=0: at least one tar", {"open_shards": 0}),
+            (r"open_shards=0 must be at least 1", {"open_shards": 0}),
         ]
         for message, arguments in wrong:
             with pytest.raises(ArgumentError, match=message):
