@@ -149,9 +149,9 @@ class TestObjectsWithoutVersions:
         case = FORMATS[name]
         case.write(folder)
         dataset = case.open(Away(folder).root, **({"cache": tmp_path / "cache"} if cached else {}))
-        with pytest.raises(ArgumentError, match=r"tells no version of .*copy the data to where changes show"):
+        with pytest.raises(ArgumentError, match=r"has no version of .*copy the data to a store with versions"):
             CachedMap(dataset, str, tmp_path / "kept")
-        with pytest.raises(ArgumentError, match=r"tells no version of .*Leave out index_dir= of Filter"):
+        with pytest.raises(ArgumentError, match=r"has no version of .*Leave out index_dir= of Filter"):
             Filter(dataset, bool, index_dir=tmp_path / "kept")
 
 

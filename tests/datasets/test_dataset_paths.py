@@ -66,7 +66,7 @@ def test_folders_that_are_columns_are_data(tmp_path: Path) -> None:
 def test_a_folder_without_data_is_named(tmp_path: Path) -> None:
     (tmp_path / "_temporary").mkdir()
     pq.write_table(pa.table({"x": [1]}), tmp_path / "_temporary/0.parquet")
-    with pytest.raises(FileNotFoundError, match=r"no files: in .* there are none but in what begins with '_' or '\.'"):
+    with pytest.raises(FileNotFoundError, match=r"no files: all names in .* begin with '_' or '\.'"):
         Parquet(tmp_path)
 
 
@@ -89,7 +89,9 @@ def test_one_table_within_a_folder_of_others_is_refused(folder: Path) -> None:
 
 
 def test_what_is_neither_a_table_nor_a_path_is_named() -> None:
-    with pytest.raises(ArgumentError, match=r"None is no path: give a path, .* a pyarrow\.Table, or a list of paths"):
+    with pytest.raises(
+        ArgumentError, match=r"None is not a path: give a path, .* a pyarrow\.Table, or a list of paths"
+    ):
         Arrow(None)
     with pytest.raises(ArgumentError, match=r"columns='xy': give a list of names"):
         Arrow(pa.table({"x": [1], "y": [2]}), "xy")

@@ -75,7 +75,7 @@ def test_what_names_no_file(folder: Path) -> None:
 
 
 def test_files_of_several_stores_are_refused(folder: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"files lie in one store, not in memory://, s3://bucket"):
+    with pytest.raises(ArgumentError, match=r"all files must be in one store, but are in memory://, s3://bucket"):
         Files(["s3://bucket/a.txt", "memory://b.txt"])
 
 

@@ -24,7 +24,7 @@ def built() -> Columns:
 
 
 def forbidden() -> Columns:
-    pytest.fail("made anew")
+    pytest.fail("built again")
 
 
 def damages(good: bytes) -> Iterator[bytes]:
@@ -50,37 +50,37 @@ def equal(found: Columns, expected: Columns = CONTENT) -> bool:
 class TestArrays:
     def test_any_damage_is_told(self, tmp_path: Path) -> None:
         path = tmp_path / "x"
-        array_container.write(str(path), array_container.packed({"a": "é"}, CONTENT))
-        assert equal(array_container.opened(str(path)).arrays)
+        array_container.write(str(path), array_container.pack({"a": "é"}, CONTENT))
+        assert equal(array_container.open_mapped(str(path)).arrays)
         good = path.read_bytes()
         for hurt in damages(good):
             replace(path, hurt)
             try:
-                assert equal(array_container.opened(str(path)).arrays)  # a byte of padding
+                assert equal(array_container.open_mapped(str(path)).arrays)  # a byte of padding
             except SampleError:
                 continue
-            assert equal(array_container.held(hurt, "x").arrays)
+            assert equal(array_container.parse(hurt, "x").arrays)
 
     def test_the_head_alone_is_checked_when_nothing_else_is_read(self, tmp_path: Path) -> None:
         path = tmp_path / "x"
-        array_container.write(str(path), array_container.packed({}, CONTENT))
+        array_container.write(str(path), array_container.pack({}, CONTENT))
         data = bytearray(path.read_bytes())
         data[-60] ^= 1
         replace(path, bytes(data))
-        assert array_container.table_of(str(path)).arrays["names"].shape == (7,)
-        for read in (array_container.opened, lambda name: array_container.held(path.read_bytes(), name)):
-            with pytest.raises(SampleError, match=r"x is damaged: its array 'names' is not what was written"):
+        assert array_container.read_table(str(path)).arrays["names"].shape == (7,)
+        for read in (array_container.open_mapped, lambda name: array_container.parse(path.read_bytes(), name)):
+            with pytest.raises(SampleError, match=r"x is damaged: the checksum of its array 'names' does not match"):
                 read(str(path))
 
     def test_an_older_version_is_told_with_the_remedy(self, tmp_path: Path) -> None:
         path = tmp_path / "x"
-        array_container.write(str(path), array_container.packed({}, CONTENT))
+        array_container.write(str(path), array_container.pack({}, CONTENT))
         data = bytearray(path.read_bytes())
         data[16] = 1
         path.write_bytes(data)
         with pytest.raises(SampleError, match=r"version 1 of the format; this feedline reads 2") as told:
-            array_container.table_of(str(path))
-        assert told.value.__notes__ == ["Remove the file, and it is made anew."]
+            array_container.read_table(str(path))
+        assert told.value.__notes__ == ["Remove the file, and it is built again."]
 
 
 class TestSideCar:
@@ -97,7 +97,7 @@ class TestSideCar:
             assert equal(SideCar(path, STATE, built).arrays)
             assert equal(SideCar(path, STATE, forbidden).arrays)
         assert [record.getMessage() for record in caplog.records] == [
-            f"feedline: the index {path} is made anew ({path} is damaged: its table is not what was written)"
+            f"feedline: the index {path} is built again ({path} is damaged: the checksum of its table does not match)"
         ]
 
     def test_damaged_arrays_are_made_anew_when_they_are_used(
@@ -108,25 +108,28 @@ class TestSideCar:
         opened = SideCar(path, STATE, built)
         assert path.read_bytes() != good
         with caplog.at_level(logging.WARNING, "feedline"):
-            assert equal(opened.opened())
-            assert equal(opened.opened())
+            assert equal(opened.open_arrays())
+            assert equal(opened.open_arrays())
         assert path.read_bytes() == good
         assert len(caplog.records) == 1
-        assert "made anew (" in caplog.text
+        assert "built again (" in caplog.text
 
     def test_another_process_says_what_to_do(self, path: Path) -> None:
         opened = pickle.loads(pickle.dumps(SideCar(path, STATE, built)))
         good = path.read_bytes()
         replace(path, good[:-60] + b"\xff" + good[-59:])
-        with pytest.raises(StateError, match=r"index .*side is damaged: its array 'names' .*; remove it, and make the"):
-            opened.opened()
+        with pytest.raises(
+            StateError,
+            match=r"index .*side is damaged: the checksum of its array 'names' .*; remove it, and re-create the",
+        ):
+            opened.open_arrays()
 
     def test_what_is_not_the_same_when_it_is_made_anew_is_refused(self, path: Path) -> None:
         other = {"starts": CONTENT["starts"][:9]}
         good = path.read_bytes()
         replace(path, good[:-60] + b"\xff" + good[-59:])
         with pytest.raises(StateError, match=r"side was removed or replaced while a dataset used it"):
-            SideCar(path, STATE, lambda: other).opened()
+            SideCar(path, STATE, lambda: other).open_arrays()
 
 
 class TestDatasets:

@@ -87,10 +87,10 @@ class TestFiles:
         path = tmp_path / "texts"
         PackedStrings(TEXTS).save(path)
         os.truncate(path, path.stat().st_size - 1)
-        with pytest.raises(SampleError, match=r"has \d+ bytes, its header wants \d+"):
+        with pytest.raises(SampleError, match=r"has \d+ bytes, its header describes \d+"):
             PackedStrings.open(path)
         path.write_bytes(b"something else")
-        with pytest.raises(SampleError, match="not written by PackedStrings"):
+        with pytest.raises(SampleError, match="is not a file of PackedStrings"):
             PackedStrings.open(path)
 
     def test_a_failed_save_leaves_nothing(self, tmp_path: Path) -> None:

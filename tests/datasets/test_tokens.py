@@ -152,21 +152,21 @@ class TestBadInput:
         np.save(folder / "floats.npy", np.ones(9))
         np.save(folder / "table.npy", np.ones((9, 2), np.int32))
         for name in ("floats", "table"):
-            with pytest.raises(ArgumentError, match="tokens are 1-D integers"):
+            with pytest.raises(ArgumentError, match="tokens must be 1-D integers"):
                 TokenFile(folder / f"{name}.npy", 4)
 
     def test_an_output_that_cannot_hold_them(self, folder: Path) -> None:
         for dtype in (torch.int16, torch.uint8, torch.bfloat16, "int16"):
-            with pytest.raises(ArgumentError, match="cannot hold every uint16"):
+            with pytest.raises(ArgumentError, match="cannot represent all values of the stored uint16"):
                 TokenFile(folder / "a.bin", 4, out_dtype=dtype)
 
     @pytest.mark.parametrize("out_dtype", ["text", "U4", 64, ["int64"]])
     def test_an_output_of_no_dtype(self, folder: Path, out_dtype: Any) -> None:
-        with pytest.raises(ArgumentError, match=r"out_dtype=.* is no dtype of tensors: give torch.int64, or its name"):
+        with pytest.raises(ArgumentError, match=r"out_dtype=.* is not a torch dtype: give torch.int64, or its name"):
             TokenFile(folder / "a.bin", 4, out_dtype=out_dtype)
 
     def test_no_window_fits(self, folder: Path) -> None:
-        with pytest.raises(ArgumentError, match="no file holds 101 tokens, as a window with targets needs"):
+        with pytest.raises(ArgumentError, match="no file has 101 tokens, the length of a window with targets"):
             TokenFile(three(folder), 100, targets=True)
 
     @pytest.mark.parametrize("arguments", [{"window": 0}, {"window": 4, "stride": 0}])
@@ -204,12 +204,12 @@ class TestDocuments:
     def test_offsets_in_a_list(self, folder: Path) -> None:
         assert TokenDocuments(folder / "a.bin", [0, 2, 5]).lengths.tolist() == [2, 3]
         assert TokenDocuments(folder / "a.bin", torch.tensor([0, 2, 5])).lengths.tolist() == [2, 3]
-        with pytest.raises(ArgumentError, match="offsets are n"):
+        with pytest.raises(ArgumentError, match="offsets must be n"):
             TokenDocuments(folder / "a.bin", [])
 
     @pytest.mark.parametrize("offsets", [[0, 2.7], np.array([0.0, 2.0]), ["0", "2"], [False, True], [0, None]])
     def test_offsets_that_are_no_integers(self, folder: Path, offsets: Any) -> None:
-        with pytest.raises(ArgumentError, match="offsets are positions of tokens, integers, not"):
+        with pytest.raises(ArgumentError, match="offsets must be integer token positions, not"):
             TokenDocuments(folder / "a.bin", offsets)
 
     def test_an_index_out_of_range_is_named(self, folder: Path) -> None:

@@ -67,7 +67,7 @@ class TestZip:
         with pytest.raises(ArgumentError, match=r"Arrays \(x\) has 40, list \(y\) has 2"):
             Zip(x=numbers(), y=[1, 2])
         for arguments in ({}, {"x": numbers()}):
-            with pytest.raises(ArgumentError, match="either all by place or all by name"):
+            with pytest.raises(ArgumentError, match="either all by position or all by keyword"):
                 Zip(*[numbers()] * len(arguments), **arguments)
 
     def test_it_is_thread_safe_if_its_parts_are(self) -> None:
@@ -231,7 +231,7 @@ class TestFingerprint:
         assert fingerprint(Told("a")) == fingerprint(Told("a")) != fingerprint(Told("b"))
 
     def test_what_cannot_be_pickled_is_refused(self) -> None:
-        with pytest.raises(ArgumentError, match=r"no fingerprint can be taken .*lock"):
+        with pytest.raises(ArgumentError, match=r"no fingerprint can be computed .*lock"):
             fingerprint(threading.Lock())
 
 
@@ -266,7 +266,7 @@ class TestPlainValues:
         assert back[1] == value[1]
 
     def test_other_types_are_named_with_their_place(self) -> None:
-        with pytest.raises(SampleError, match=r"sample\['a'\]\[1\] is of type set, which cannot be kept on disk"):
+        with pytest.raises(SampleError, match=r"sample\['a'\]\[1\] is of type set, which cannot be cached on disk"):
             encode({"a": [1, {2}]})
 
 
@@ -361,11 +361,11 @@ class TestCachedMap:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(dataset._store, "put", full)
-        with pytest.warns(CacheWriteWarning, match="results cannot be kept in .*No space left on device"):
+        with pytest.warns(CacheWriteWarning, match="results cannot be stored in .*No space left on device"):
             assert dataset[1].item() == 2
 
     def test_a_random_function_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ArgumentError, match="use Map for what is random"):
+        with pytest.raises(ArgumentError, match="use Map for random functions"):
             CachedMap(numbers(), lambda x, rng: x, tmp_path)
 
     def test_torchs_subset_and_concat_suffice(self, tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ class TestBadInput:
             TarShards(f"{root}/train-{{000..003}}.tar")
         with pytest.raises(FileNotFoundError, match=r"memory://far/val-\*.tar: nothing matches"):
             TarShards(f"{root}/val-*.tar")
-        with pytest.raises(ArgumentError, match=r"memory://far/train-000.tar is named twice"):
+        with pytest.raises(ArgumentError, match=r"memory://far/train-000.tar is listed twice"):
             TarShards([f"{root}/train-000.tar", f"{root}/train-*.tar"])
 
     def test_commands_are_refused_and_not_repeated(self) -> None:
@@ -197,9 +197,9 @@ class TestBadInput:
     ) -> None:
         _, far = both(memory, folder, "numbers")
         [place] = home.rglob("*train-000.tar.index")
-        told, held = array_container.opened(str(place))
+        told, held = array_container.open_mapped(str(place))
         sizes = np.full_like(held["sizes"], 0xFFFF)
-        array_container.write(str(place), array_container.packed(told, {**held, "sizes": sizes}))
+        array_container.write(str(place), array_container.pack(told, {**held, "sizes": sizes}))
         fresh = pickle.loads(pickle.dumps(far))
         with pytest.raises((ShardError, RangeError), match=r"memory://far/train-000.tar"):
             fresh[0]

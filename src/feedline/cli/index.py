@@ -134,7 +134,7 @@ class RemoteTar:
 
     def _write(self, index: TarIndex) -> TarIndex:
         make_folder(Path(self.place).parent, "the folder of the index")
-        array_container.write(self.place, index.written(ObjectSource(self.blob).version))
+        array_container.write(self.place, index.serialize(ObjectSource(self.blob).version))
         return index
 
 

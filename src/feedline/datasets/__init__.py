@@ -1,4 +1,4 @@
-"""Datasets: ordinary torch-style ones, which work in torch's own DataLoader too."""
+"""Datasets in PyTorch's map-style protocol, usable with torch's DataLoader as well."""
 
 from __future__ import annotations
 

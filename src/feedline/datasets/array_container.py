@@ -1,12 +1,13 @@
-r"""A small file of named arrays: a table in JSON, then the arrays, each aligned to 64 bytes so that it can be mapped.
+r"""A file format for named integer arrays that can be memory-mapped.
 
     b"feedline arrays\n" · version, length and CRC-32 of the table (each uint32) · the table · padding · the arrays
 
-Numbers are little endian. The table is `{"told": {…}, "arrays": {name: [dtype, shape, offset, CRC-32]}}`; offsets count
-from the first 64-byte border after the table. There is nothing in it that could run: no pickle. The table is checked
-whenever it is read, so that many files open fast; arrays are checked when a process maps them for the first time.
+Numbers are little endian. The table is JSON: `{"told": {…}, "arrays": {name: [dtype, shape, offset, CRC-32]}}`.
+Offsets count from the first 64-byte boundary after the table, and each array is aligned to 64 bytes. Reading a file
+never runs code: there is no pickle in it. The table is checked on every read, so that many files open fast. Arrays are
+checked when a process maps them for the first time.
 
-Arrays in the `.npy` format that lie in a larger file: seen where they are, without a copy.
+The module also reads `.npy` arrays inside a larger buffer, without a copy.
 """
 
 from __future__ import annotations
@@ -50,11 +51,14 @@ _DTYPES = frozenset(("|u1", "<u2", "<u4", "<u8", "<i4", "<i8"))
 
 
 _checked: set[tuple[int, ...]] = set()
-"""The states of files whose arrays this process has checked: of many shards few are open, and many come back."""
+"""Device, inode, size and mtime of files whose arrays this process has checked; shards are reopened often."""
 
 
 class ArrayPlace(NamedTuple):
-    """One array of a file: what it is, where behind the table it begins, and its checksum."""
+    """Type, shape, offset and checksum of one array.
+
+    `offset` counts from the first byte after the table.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -63,14 +67,17 @@ class ArrayPlace(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Where it ends."""
+        """The offset of the first byte after the array."""
         return self.offset + prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class ArrayTable(NamedTuple):
-    """The head of a file of arrays: what was told of them, the place of each, where the data begin."""
+    """The parsed table of a file.
 
-    told: dict[str, Any]
+    `data` is the file position from which array offsets count.
+    """
+
+    metadata: dict[str, Any]
     arrays: dict[str, ArrayPlace]
     data: int
 
@@ -81,14 +88,17 @@ class ArrayTable(NamedTuple):
 
 
 class NamedArrays(NamedTuple):
-    """Arrays by name, read-only views of one mapping or buffer, and what was told of them."""
+    """Metadata and read-only array views of one mapping or buffer."""
 
-    told: dict[str, Any]
+    metadata: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
 
 
-def packed(told: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview]:
-    """The bytes of a file of these arrays, in pieces; the dtypes are little-endian integers."""
+def pack(metadata: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview]:
+    """Serialize metadata and arrays into pieces of a file.
+
+    Arrays must have little-endian integer dtypes. The pieces may be views of the arrays.
+    """
     places, pieces, offset = {}, list[bytes | memoryview](), 0
     for name, array in arrays.items():
         flat = np.ascontiguousarray(array)
@@ -97,14 +107,14 @@ def packed(told: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[
         padding = -flat.nbytes % _ALIGNMENT
         pieces += [data, bytes(padding)]
         offset += flat.nbytes + padding
-    table = json.dumps({"told": told, "arrays": places}, separators=(",", ":")).encode()
+    table = json.dumps({"told": metadata, "arrays": places}, separators=(",", ":")).encode()
     preface = _PREFACE.pack(_MAGIC, _VERSION, len(table), crc32(memoryview(table))) + table
     return [preface.ljust(_aligned(len(preface)), b"\0"), *pieces]
 
 
 def write(path: str, pieces: Sequence[bytes | memoryview]) -> None:
-    """Write the file; it appears whole or not at all."""
-    partial = f"{path}.partial-{threading.get_native_id()}"  # two threads may find one file damaged
+    """Write the file atomically."""
+    partial = f"{path}.partial-{threading.get_native_id()}"  # two threads may repair one damaged file
     try:
         with open(partial, "wb") as file:
             file.writelines(pieces)
@@ -114,59 +124,71 @@ def write(path: str, pieces: Sequence[bytes | memoryview]) -> None:
         raise
 
 
-def table_of(path: str) -> ArrayTable:
-    """The head of a file, with one small read; SampleError if `write` has not written it, if it is damaged or cut."""
+def read_table(path: str) -> ArrayTable:
+    """Read the table of a file with one small read.
+
+    SampleError for a file of another format, and for a damaged or truncated one.
+    """
     with open(path, "rb", buffering=0) as file:
-        table, _ = _table_in(file.fileno(), path)
+        table, _ = _read_table(file.fileno(), path)
         return table
 
 
-def opened(path: str) -> NamedArrays:
-    """The arrays of a file, mapped, and read whole the first time in a process; SampleError if they are damaged."""
+def open_mapped(path: str) -> NamedArrays:
+    """Map the arrays of a file.
+
+    Checksums are verified the first time that a process opens the file. SampleError if it is damaged.
+    """
     with open(path, "rb", buffering=0) as file:
-        table, status = _table_in(file.fileno(), path)
-        found = _views(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), table, path)
+        table, status = _read_table(file.fileno(), path)
+        result = _views(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), table, path)
     state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     if state not in _checked:
-        _refuse_damaged(found, table, path)
+        _check_checksums(result, table, path)
         _checked.add(state)
-    return found
+    return result
 
 
-def held(data: bytes, name: str) -> NamedArrays:
-    """The arrays of a file that was read whole, as views of it; `name` is what errors call it."""
-    table = _parsed(data, lambda: b"", name)
-    found = _views(data, table, name)
-    _refuse_damaged(found, table, name)
-    return found
+def parse(data: bytes, name: str) -> NamedArrays:
+    """Parse a whole file in memory; `name` identifies it in errors.
+
+    The arrays are views of `data`.
+    """
+    table = _parse_table(data, lambda: b"", name)
+    result = _views(data, table, name)
+    _check_checksums(result, table, name)
+    return result
 
 
-def narrowed(array: NDArray[Any]) -> NDArray[Any]:
-    """The array in the smallest unsigned dtype that holds its values, at least uint16."""
+def narrow(array: NDArray[Any]) -> NDArray[Any]:
+    """Cast to the smallest unsigned dtype from uint16 that holds all values."""
     most = int(array.max(initial=0))
     dtype = next(dtype for dtype in ("<u2", "<u4", "<u8") if most <= np.iinfo(dtype).max)
     return array.astype(dtype)
 
 
-def _table_in(fd: int, path: str) -> tuple[ArrayTable, os.stat_result]:
+def _read_table(fd: int, path: str) -> tuple[ArrayTable, os.stat_result]:
     begin = os.pread(fd, _GLANCE_NBYTES, 0)
-    table = _parsed(begin, lambda: os.pread(fd, 1 << 30, len(begin)), path)
+    table = _parse_table(begin, lambda: os.pread(fd, 1 << 30, len(begin)), path)
     status = os.fstat(fd)
-    _refuse_truncated(status.st_size, table, path)
+    _check_length(status.st_size, table, path)
     return table, status
 
 
-def _parsed(begin: bytes, more: Any, path: str) -> ArrayTable:
-    """The table at the beginning of a file; `more()` gives the rest of it, if it goes on after `begin`."""
+def _parse_table(begin: bytes, more: Any, path: str) -> ArrayTable:
+    """Parse the table at the beginning of a file.
+
+    `more()` returns the bytes that follow `begin`, and is called only for a longer table.
+    """
     if len(begin) < _PREFACE.size or not begin.startswith(_MAGIC):
-        raise SampleError(f"{path} is not a file of feedline's arrays")
+        raise SampleError(f"{path} is not a file of feedline arrays")
     _, version, nbytes, promised = _PREFACE.unpack_from(begin)
     if version != _VERSION:
         raise _unusable(f"{path} has version {version} of the format; this feedline reads {_VERSION}")
     stop = _PREFACE.size + nbytes
     text = begin[_PREFACE.size : stop] if stop <= len(begin) else (begin + more())[_PREFACE.size : stop]
     if crc32(memoryview(text)) != promised:
-        raise _unusable(f"{path} is damaged: its table is not what was written")
+        raise _unusable(f"{path} is damaged: the checksum of its table does not match")
     try:
         table = json.loads(text)
         arrays = {name: _place(*place) for name, place in table["arrays"].items()}
@@ -183,9 +205,9 @@ def _place(dtype: str, shape: list[int], offset: int, checksum: int) -> ArrayPla
 
 
 def _views(buffer: Any, table: ArrayTable, path: str) -> NamedArrays:
-    _refuse_truncated(len(buffer), table, path)
+    _check_length(len(buffer), table, path)
     return NamedArrays(
-        table.told,
+        table.metadata,
         {
             name: np.frombuffer(buffer, dtype, prod(shape), table.data + offset).reshape(shape)
             for name, (dtype, shape, offset, _) in table.arrays.items()
@@ -193,20 +215,20 @@ def _views(buffer: Any, table: ArrayTable, path: str) -> NamedArrays:
     )
 
 
-def _refuse_truncated(nbytes: int, table: ArrayTable, path: str) -> None:
+def _check_length(nbytes: int, table: ArrayTable, path: str) -> None:
     if nbytes < table.nbytes:
-        raise SampleError(f"{path} is truncated: it has {nbytes:,} bytes, its table wants {table.nbytes:,}")
+        raise SampleError(f"{path} is truncated: it has {nbytes:,} bytes, its table describes {table.nbytes:,}")
 
 
-def _refuse_damaged(found: NamedArrays, table: ArrayTable, path: str) -> None:
-    for name, array in found.arrays.items():
+def _check_checksums(named: NamedArrays, table: ArrayTable, path: str) -> None:
+    for name, array in named.arrays.items():
         if crc32(array.reshape(-1).view(np.uint8).data) != table.arrays[name].crc32:
-            raise _unusable(f"{path} is damaged: its array {name!r} is not what was written")
+            raise _unusable(f"{path} is damaged: the checksum of its array {name!r} does not match")
 
 
 def _unusable(text: str) -> SampleError:
     error = SampleError(text)
-    note(error, "Remove the file, and it is made anew.")  # where that does not happen by itself
+    note(error, "Remove the file, and it is built again.")  # for callers that do not rebuild it themselves
     return error
 
 
@@ -218,7 +240,7 @@ _NPY_MAGIC = b"\x93NUMPY"
 
 
 class NpyHeader(NamedTuple):
-    """What the header of a `.npy` file says, and where the numbers begin."""
+    """Fields of a `.npy` header, and the offset of the data."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -227,42 +249,44 @@ class NpyHeader(NamedTuple):
 
 
 def is_array(data: bytes | memoryview) -> bool:
-    """Whether data begin as a `.npy` array does."""
+    """True for data with the magic bytes of a `.npy` array."""
     return data[:6] == _NPY_MAGIC
 
 
 def layout(data: memoryview, nbytes: int | None = None) -> NpyHeader:
-    """The layout of an array; ValueError for what is none, holds Python objects, or is shorter than it says.
+    """Parse and check the header of a `.npy` array.
 
-    `data` may be its beginning only, if `nbytes` tells how long it is.
+    `data` may be only the beginning of the array if `nbytes` is its whole length. ValueError if it is not a `.npy`
+    array, holds Python objects, or is truncated.
     """
     found = len(data) if nbytes is None else nbytes
     if len(data) < 12 or not is_array(data):
         raise ValueError("not a .npy array")
     header = 10 + int.from_bytes(data[8:10], "little") if data[6] == 1 else 12 + int.from_bytes(data[8:12], "little")
-    told = _parse_npy_header(bytes(data[: min(header, len(data))]))
-    if min(told.shape, default=0) < 0:
-        raise ValueError(f"the header of the .npy array claims the shape {told.shape}")
-    wanted = told.offset + prod(told.shape) * told.dtype.itemsize
+    parsed = _parse_npy_header(bytes(data[: min(header, len(data))]))
+    # NumPy accepts negative lengths, whose product could pass the size check below.
+    if min(parsed.shape, default=0) < 0:
+        raise ValueError(f"the header of the .npy array claims the shape {parsed.shape}")
+    wanted = parsed.offset + prod(parsed.shape) * parsed.dtype.itemsize
     if found < wanted:
-        raise ValueError(f"the .npy array is truncated: {found:,} bytes, its header wants {wanted:,}")
-    return told
+        raise ValueError(f"the .npy array is truncated: {found:,} bytes, its header describes {wanted:,}")
+    return parsed
 
 
 def array(data: memoryview) -> NDArray[Any]:
-    """The array: a read-only view of `data`, valid as long as that is."""
-    told = layout(data)
-    flat: NDArray[Any] = np.frombuffer(data, told.dtype, prod(told.shape), told.offset)
-    return flat.reshape(told.shape, order="F" if told.fortran else "C")
+    """The array as a read-only view of `data`."""
+    header = layout(data)
+    flat: NDArray[Any] = np.frombuffer(data, header.dtype, prod(header.shape), header.offset)
+    return flat.reshape(header.shape, order="F" if header.fortran else "C")
 
 
-@lru_cache(maxsize=4096)  # pictures of one shape have one header
+@lru_cache(maxsize=4096)  # arrays of one shape have one header
 def _parse_npy_header(header: bytes) -> NpyHeader:
     file = io.BytesIO(header)
     version = npy.read_magic(file)
     try:
         shape, fortran, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
-    except (SyntaxError, RecursionError, TokenError, TypeError) as error:  # it is a Python literal
+    except (SyntaxError, RecursionError, TokenError, TypeError) as error:  # NumPy parses the header as a Python literal
         raise ValueError(f"the header of the .npy array is damaged ({error})") from error
     if dtype.hasobject:
         raise ValueError("the .npy array holds Python objects, which only pickle could read; save it as numbers")

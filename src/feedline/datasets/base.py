@@ -1,6 +1,7 @@
-"""What datasets of single records share: checked indices, many at once.
+"""Base classes of datasets that read single records.
 
-Records that lie in files or objects, each in one piece: those that are wanted together are read together.
+`Records` checks indices. `DecodedRecords` decodes records of one value, `FieldRecords` records of several fields.
+`ShardedRecords` reads the records of a batch from files or objects in one request.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from feedline.stores.files import Extent
 
 
 class Records(torch.utils.data.Dataset[Any]):
-    """A map-style dataset of which a subclass tells its length and how to read the record of a checked index."""
+    """A map-style dataset of records; subclasses define length and `_sample`."""
 
     @property
     def traits(self) -> Traits:
@@ -35,7 +36,10 @@ class Records(torch.utils.data.Dataset[Any]):
         raise NotImplementedError
 
     def _sample(self, at: int, row: int | None) -> Any:
-        """Sample `at`, in memory of its own; `row` is its place in a batch that is fetched at once, None alone."""
+        """Sample `at`, in memory of its own.
+
+        `at` is a checked index. `row` is the sample's row in a batch read at once, or None.
+        """
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> Any:
@@ -49,7 +53,7 @@ class Records(torch.utils.data.Dataset[Any]):
 
 
 class DecodedRecords(Records):
-    """Records that are one thing each, decoded by `_decoding`: pictures can be made as whole batches."""
+    """Records of a single value, decoded by `_decoding`; images support whole batches."""
 
     _decoding: Decoding
 
@@ -65,18 +69,18 @@ class DecodedRecords(Records):
         )
 
     def _batch(self, places: NDArray[np.int64], empty: Allocator, keys: Keys | None) -> torch.Tensor:
-        """`_decoding.batch` of the records of checked indices."""
+        """Decode the records of checked indices as one batch."""
         raise NotImplementedError
 
     def read_batch(self, request: BatchRead) -> torch.Tensor:
-        """Images as one batch; TypeError where samples have to be made one by one."""
+        """Read images as one batch; TypeError if samples must be read singly."""
         check_reads_batches(self)
         places = within(request.indices, len(self), type(self).__name__)
         return self._batch(places, request.allocate, request.keys)
 
 
 class Decodes(Protocol):
-    """Makes values of fields as `Decoding` does; `batchable` only if it is one."""
+    """Decodes one field. Only a `Decoding` may be `batchable`."""
 
     @property
     def step(self) -> SampleTransform: ...
@@ -88,7 +92,7 @@ class Decodes(Protocol):
 
 
 class Field(NamedTuple):
-    """One field of a record: its bytes, how they are decoded, and what an error calls it."""
+    """One field of a record: decoder, encoded bytes and description for errors."""
 
     decoding: Decodes
     source: Any
@@ -96,9 +100,10 @@ class Field(NamedTuple):
 
 
 class FieldRecords(Records):
-    """Records of fields that are decoded each by itself: samples are dicts, unless `_joined` makes something else.
+    """Records of fields, each decoded by itself.
 
-    A subclass says which decodings every record has, and gives the fields of one record in their order.
+    Samples are dicts, unless a subclass overrides `_joined`. A subclass defines the decoders of its fields
+    (`_decodings`) and the fields of a record in order (`_fields`).
     """
 
     def __init__(self, transform: Transform | None) -> None:
@@ -114,7 +119,7 @@ class FieldRecords(Records):
         return self._made(self._fields(at), row)
 
     def _made(self, fields: Mapping[str, Field], row: int | None) -> Any:
-        """The sample that these fields are."""
+        """Decode the fields of one record into a sample."""
         decoded = {name: decoding(source, row, where) for name, (decoding, source, where) in fields.items()}
         return self._step(self._joined(decoded), row)
 
@@ -123,11 +128,11 @@ class FieldRecords(Records):
         return [self._fields(at) for at in places.tolist()]
 
     def _joined(self, values: dict[str, Any]) -> Any:
-        """The sample of which these are the values, before its transform."""
+        """Build a sample from decoded values, before the transform."""
         return values
 
     def _collated(self, columns: dict[str, Any]) -> Any:
-        """The batch of which these are the columns: what default collate makes of such samples."""
+        """Build a batch from columns, as default collate would from such samples."""
         return self._joined(columns)
 
     @property
@@ -142,7 +147,10 @@ class FieldRecords(Records):
         )
 
     def read_batch(self, request: BatchRead) -> Batch:
-        """The collated batch, images decoded in place; TypeError where a transform has to see each sample."""
+        """The collated batch, images decoded in place.
+
+        TypeError if a transform needs single samples.
+        """
         check_reads_batches(self)
         records = self._all_fields(within(request.indices, len(self), type(self).__name__))
         names = list(records[0])
@@ -154,7 +162,10 @@ class FieldRecords(Records):
 
 
 def _keys_of(keys: Keys | None, count: int, names: Sequence[str]) -> dict[str, Keys]:
-    """The keys of each field: those of the samples, or what one sample after the other would draw without."""
+    """Random keys by field.
+
+    Without keys of the samples they are drawn in the order in which single samples would draw them.
+    """
     if keys is not None:
         return dict.fromkeys(names, keys)
     drawn = torch_keys(count * len(names)).reshape(count, -1) if names else np.empty((count, 0), np.uint64)
@@ -169,7 +180,7 @@ def _column(fields: Sequence[Field], keys: Keys | None, empty: Allocator) -> Any
 
 
 class Content(Protocol):
-    """What shards hold, by number: `stores.blobs.Blobs` is one."""
+    """Byte access to numbered shards, as by `stores.files.FileSet`."""
 
     @property
     def is_local(self) -> bool: ...
@@ -178,7 +189,7 @@ class Content(Protocol):
 
 
 class Record(NamedTuple):
-    """Record `row` of a shard, as it was read."""
+    """The bytes of record `row` of a shard."""
 
     shard: int
     row: int
@@ -186,35 +197,35 @@ class Record(NamedTuple):
 
 
 class ShardedRecords(Records):
-    """Records of shards, of which a subclass tells where in its shard each lies, and what sample it is.
+    """Records in shards; subclasses define `_span` and `_decoded`.
 
-    However many records are asked for at once: what they need of objects is read concurrently.
+    The byte ranges of all requested records are read concurrently from object stores.
     """
 
     def __init__(self, sizes: Iterable[int], content: Content) -> None:
         self.shard_sizes: NDArray[np.int64] = np.array([*sizes], np.int64)
-        """The samples of each shard, for `samplers.ShardShuffled`."""
+        """Samples per shard, for `samplers.ShardShuffled`."""
         self._firsts: list[int] = [0, *accumulate(self.shard_sizes.tolist())]
         self._content = content
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
-        """Where in its shard a record begins and ends."""
+        """Byte range of a record within its shard."""
         raise NotImplementedError
 
     def _decoded(self, record: Record, row: int | None) -> Any:
-        """The sample that a record is; `row` as in `_sample`."""
+        """Decode a record into a sample; `row` as in `_sample`."""
         raise NotImplementedError
 
     def __len__(self) -> int:
         return self._firsts[-1]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of these indices, read all at once."""
+        """The samples of these indices, read concurrently."""
         places = within(as_indices(indices), len(self), type(self).__name__)
         return [self._decoded(record, row) for row, record in enumerate(self._read(places.tolist()))]
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What reading these samples will want from which cache."""
+        """Cache and byte range of every read for these samples."""
         places = within(indices, len(self), type(self).__name__)
         if self._content.is_local:
             return []
@@ -222,7 +233,7 @@ class ShardedRecords(Records):
         return self._content.ranges([Extent(shard, *self._span(shard, row)) for shard, row in found])
 
     def _at(self, at: int) -> tuple[int, int]:
-        """The shard of a sample, and its place therein."""
+        """Shard of a sample, and its row therein."""
         shard = bisect_right(self._firsts, at) - 1
         return shard, at - self._firsts[shard]
 
@@ -238,10 +249,10 @@ class ShardedRecords(Records):
 
 
 class ShardedFields(ShardedRecords, FieldRecords):
-    """Records of shards that consist of fields: pictures among them can be made as whole batches."""
+    """Sharded records of several fields; images support whole batches."""
 
     def _fields_in(self, record: Record) -> Mapping[str, Field]:
-        """The fields of a record that was read."""
+        """The fields of a record."""
         raise NotImplementedError
 
     def _decoded(self, record: Record, row: int | None) -> Any:

@@ -1,8 +1,7 @@
-"""`CachedMap`: a function over each sample, computed once and kept on disk.
+"""`CachedMap`: results of a function over each sample, cached on disk.
 
-Samples as bytes and back: tensors, arrays, numbers, texts and bytes in dicts, lists and tuples; never a pickle.
-
-Numbered records in a folder, written by any number of processes at once, whole or not at all.
+`encode` and `decode` serialize samples of tensors, arrays, numbers, str and bytes in dicts, lists and tuples, without
+pickle. `RecordStore` keeps numbered records in a folder that several processes write to without locks.
 """
 
 from __future__ import annotations
@@ -43,46 +42,52 @@ _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(val
 
 
 def encode(sample: Any) -> bytes:
-    """The bytes of a sample; SampleError names a type that has no form here."""
+    """Serialize a sample; SampleError names an unsupported type."""
     buffers: list[bytes] = []
-    head = json.dumps(_described(sample, buffers, "sample")).encode()
+    head = json.dumps(_describe(sample, buffers, "sample")).encode()
     head = head.ljust(-(-(len(head) + _LENGTH_NBYTES) // _ALIGNMENT) * _ALIGNMENT - _LENGTH_NBYTES)
     return b"".join([len(head).to_bytes(_LENGTH_NBYTES, "little"), head, *buffers])
 
 
 def decode(data: bytes) -> Any:
-    """The sample, equal in values, dtypes and containers; its memory is its own."""
+    """Deserialize a sample, equal in values, dtypes and containers.
+
+    Its memory is independent of `data`.
+    """
     start = _LENGTH_NBYTES + int.from_bytes(data[:_LENGTH_NBYTES], "little")
-    return _restored(json.loads(data[_LENGTH_NBYTES:start]), memoryview(data)[start:])
+    return _restore(json.loads(data[_LENGTH_NBYTES:start]), memoryview(data)[start:])
 
 
-def _described(value: Any, buffers: list[bytes], where: str) -> Any:
-    """A JSON value for this one; what is bytes in memory goes to `buffers`, and is told by place and length."""
+def _describe(value: Any, buffers: list[bytes], where: str) -> Any:
+    """Describe a value as JSON; raw bytes are appended to `buffers`.
+
+    The description refers to them by offset and length.
+    """
     kind = type(value)
     if kind in {bool, int, str} or value is None:
         return {"v": value}
     if kind is float:
         return {"f": value.hex()}
     if kind is dict and all(type(key) in {str, int} for key in value):
-        return {"d": [[key, _described(each, buffers, f"{where}[{key!r}]")] for key, each in value.items()]}
+        return {"d": [[key, _describe(each, buffers, f"{where}[{key!r}]")] for key, each in value.items()]}
     if kind in {list, tuple}:
-        return {kind.__name__[0]: [_described(each, buffers, f"{where}[{i}]") for i, each in enumerate(value)]}
+        return {kind.__name__[0]: [_describe(each, buffers, f"{where}[{i}]") for i, each in enumerate(value)]}
     if kind is bytes:
-        return {"b": _placed(value, buffers)}
+        return {"b": _append(value, buffers)}
     if kind is torch.Tensor and value.layout is torch.strided and not value.is_quantized:
         plain = value.detach().cpu().contiguous()
-        return {"T": [str(value.dtype), list(value.shape), *_placed(numpy_view(plain).tobytes(), buffers)]}
+        return {"T": [str(value.dtype), list(value.shape), *_append(numpy_view(plain).tobytes(), buffers)]}
     if isinstance(value, np.ndarray) and kind is np.ndarray and torch_dtype(value.dtype) is not None:
-        return {"A": [value.dtype.str, list(value.shape), *_placed(value.tobytes(), buffers)]}
+        return {"A": [value.dtype.str, list(value.shape), *_append(value.tobytes(), buffers)]}
     if isinstance(value, np.generic) and torch_dtype(value.dtype) is not None:
-        return {"S": [value.dtype.str, [], *_placed(value.tobytes(), buffers)]}
+        return {"S": [value.dtype.str, [], *_append(value.tobytes(), buffers)]}
     raise SampleError(
-        f"{where} is of type {kind.__name__}, which cannot be kept on disk; what can are tensors, arrays,"
-        " numbers, str, bytes, None, and dicts (by str or int), lists and tuples of these"
+        f"{where} is of type {kind.__name__}, which cannot be cached on disk; supported are tensors, arrays,"
+        " numbers, str, bytes, None, and dicts (with keys of str or int), lists and tuples of these"
     )
 
 
-def _placed(data: bytes, buffers: list[bytes]) -> list[int]:
+def _append(data: bytes, buffers: list[bytes]) -> list[int]:
     start = sum(map(len, buffers))
     padding = -start % 16
     buffers.append(b"\0" * padding)
@@ -90,12 +95,12 @@ def _placed(data: bytes, buffers: list[bytes]) -> list[int]:
     return [start + padding, len(data)]
 
 
-def _restored(told: Any, buffers: memoryview) -> Any:
-    ((kind, value),) = told.items()
+def _restore(described: Any, buffers: memoryview) -> Any:
+    ((kind, value),) = described.items()
     if kind in _CONTAINERS:
-        return _CONTAINERS[kind](_restored(each, buffers) for each in value)
+        return _CONTAINERS[kind](_restore(each, buffers) for each in value)
     if kind == "d":
-        return {key: _restored(each, buffers) for key, each in value}
+        return {key: _restore(each, buffers) for key, each in value}
     if kind == "v":
         return value
     if kind == "f":
@@ -116,19 +121,19 @@ _CONTAINERS: dict[str, Any] = {"l": list, "t": tuple}
 
 
 _ENTRY = struct.Struct("<IIQ")
-"""Of one record in the index: number of its segment (from 1; 0 says that there is none), bytes, place therein."""
+"""Index entry: segment number from 1, record length, position in the segment. Segment 0 means no record."""
 
 
 _HEADER = struct.Struct("<QII")
-"""In front of a record: its number, its bytes, and the CRC-32 of these and the record."""
+"""Record header: number, length, and CRC-32 of the number and the record."""
 
 
 class RecordStore:
-    """`get(number)` gives the bytes that were `put`, or None; numbers are below `length`.
+    """Records numbered below `length`, stored in a folder.
 
-    Each process appends to a segment of its own and notes the place in an index that all share, once the record is
-    written. A process that is killed in between leaves bytes that nothing points to; a record that is not whole, for
-    whatever reason, counts as missing. Needs no locks between processes: of two that put one number, either is found.
+    Each process appends to its own segment file. The shared index gets the position after the record is written, so a
+    process killed in between leaves only unreferenced bytes. A record that fails its checksum counts as missing. No
+    locks between processes are needed: if two write the same number, one of the two is read.
     """
 
     def __init__(self, folder: str, length: int) -> None:
@@ -136,42 +141,44 @@ class RecordStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._folder / "index", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            os.ftruncate(descriptor, length * _ENTRY.size)  # zeros, and the same for whoever comes first
+            os.ftruncate(
+                descriptor, length * _ENTRY.size
+            )  # zeros mean no record; concurrent calls have the same effect
         finally:
             os.close(descriptor)
         self._files = PerProcess(partial(_RecordFiles, self._folder))
 
     def get(self, number: int) -> bytes | None:
-        """The record, or None where none was put, or none that is whole."""
+        """The record, or None if it is missing or damaged."""
         segment, nbytes, place = _ENTRY.unpack(self._files().index_entry(number))
         return self._files().record(number, segment, nbytes, place) if segment else None
 
     def has(self, number: int) -> bool:
-        """Whether a record was put; that it is whole is found when it is read."""
+        """True if a record was put; its checksum is not verified."""
         segment, _, _ = _ENTRY.unpack(self._files().index_entry(number))
         return bool(segment)
 
     def put(self, number: int, data: bytes) -> None:
-        """Keep the record; OSError if the disk is full or may not be written."""
+        """Store a record; OSError if the folder is full or read-only."""
         self._files().append(number, data)
 
     def count(self) -> int:
-        """How many records there are."""
+        """Number of intact records."""
         return sum(self.get(number) is not None for number in range(self._length))
 
 
 class _RecordFiles:
-    """The open files of one process."""
+    """Open files of one process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._index = self._closing(os.open(folder / "index", os.O_RDWR))
+        self._index = self._close_later(os.open(folder / "index", os.O_RDWR))
         self._segments: dict[int, mmap.mmap] = {}
         self._lock = Lock()
         self._own: tuple[int, int] | None = None
 
-    def _closing(self, descriptor: int) -> int:
-        """The descriptor, which is closed when these files are no longer used."""
+    def _close_later(self, descriptor: int) -> int:
+        """Close the descriptor when this object is garbage-collected."""
         weakref.finalize(self, os.close, descriptor)
         return descriptor
 
@@ -180,21 +187,21 @@ class _RecordFiles:
 
     def record(self, number: int, segment: int, nbytes: int, place: int) -> bytes | None:
         stop = place + _HEADER.size + nbytes
-        mapped = self._mapped(segment, stop)
+        mapped = self._map(segment, stop)
         if mapped is None:
             return None
         whole = mapped[place:stop]
         data = whole[_HEADER.size :]
         return data if whole[: _HEADER.size] == _header(number, data) else None
 
-    def _mapped(self, segment: int, stop: int) -> mmap.mmap | None:
-        """The segment, mapped at least up to `stop`; None if it is not that long."""
+    def _map(self, segment: int, stop: int) -> mmap.mmap | None:
+        """Map the segment to at least `stop`; None if shorter."""
         mapped = self._segments.get(segment)
         if mapped is None or len(mapped) < stop:
             try:
                 with open(self._folder / _segment_name(segment), "rb") as file:
                     mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            except (OSError, ValueError):  # it is gone, or empty
+            except (OSError, ValueError):  # removed, or empty
                 return None
             self._segments[segment] = mapped
         return mapped if len(mapped) >= stop else None
@@ -203,10 +210,11 @@ class _RecordFiles:
         with self._lock:
             if self._own is None:
                 segment, descriptor = _new_segment(self._folder)
-                self._own = segment, self._closing(descriptor)
+                self._own = segment, self._close_later(descriptor)
             segment, descriptor = self._own
             place = os.lseek(descriptor, 0, os.SEEK_END)
             _write(descriptor, _header(number, data) + data)
+            # Only now: the index must never refer to an unwritten record.
             os.pwrite(self._index, _ENTRY.pack(segment, len(data), place), number * _ENTRY.size)
 
 
@@ -221,7 +229,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def _new_segment(folder: Path) -> tuple[int, int]:
-    """The number and the descriptor of a segment that no other process has."""
+    """Create a segment for this process; its number and descriptor."""
     for segment in count(1 + sum(1 for _ in folder.glob("segment-*"))):
         try:
             return segment, os.open(folder / _segment_name(segment), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -238,60 +246,63 @@ _BATCH = 64
 
 
 class CacheWriteWarning(RuntimeWarning):
-    """A result could not be kept, and will be computed again."""
+    """A result could not be stored, and will be computed again."""
 
 
 class CachedMap(WrappedDataset):
-    """`fn(sample)` of each sample, computed when it is first fetched, and from then on read from `folder`.
+    """`fn(sample)` of each sample, cached in `folder` on first access.
 
-    Kept under a fingerprint of the function, what it refers to, and the dataset: when one of them changes, results are
-    computed anew, into a folder of their own; a dataset of which nothing tells that, such as one of objects in a store
-    without versions, is an ArgumentError. Any number of workers and jobs may share a folder; one that is killed
-    loses the sample it was working on. `fn` gives tensors, arrays, numbers, texts, bytes, and dicts, lists and tuples
-    of these. A random function has no one result to keep: ArgumentError.
+    Results are stored in a subfolder named by a fingerprint of the function, of what it refers to, and of the dataset.
+    When one of them changes, results are computed again in a new subfolder. ArgumentError if changes of the dataset
+    cannot be detected, as for objects of a store without versions. Several workers and jobs may share a folder; a
+    killed process loses only the sample that it was computing. `fn` returns tensors, arrays, numbers, str, bytes, and
+    dicts, lists and tuples of these. A function that takes an `rng` is an ArgumentError, as its results vary.
     """
 
     def __init__(self, dataset: Any, fn: Any, folder: Pathlike) -> None:
         if not callable(fn) or takes_rng(fn):
-            raise ArgumentError("fn must be callable with a sample alone; use Map for what is random")
+            raise ArgumentError("fn must be callable with only a sample; use Map for random functions")
         super().__init__(dataset)
         self.fn = fn
         self.folder = str(Path(folder, fingerprint("map", fn, dataset, len(dataset))).absolute())
         self._store = RecordStore(self.folder, len(dataset))
 
     def ranges(self, indices: Int64s) -> Ranges:
-        """Ranges that the dataset within needs for results that are missing."""
+        """Ranges that the wrapped dataset reads for missing results."""
         return super().ranges(np.array([at for at in indices.tolist() if not self._store.has(at)], np.int64))
 
     def fill(self, num_workers: int = 0) -> None:
-        """Compute all that is missing now, in that many processes."""
+        """Compute all missing results now, in `num_workers` processes."""
         if len(self):
-            loader = torch.utils.data.DataLoader(_Filling(self), _BATCH, num_workers=num_workers, collate_fn=len)
+            loader = torch.utils.data.DataLoader(_Fill(self), _BATCH, num_workers=num_workers, collate_fn=len)
             for _ in loader:
                 pass
 
     def __getitem__(self, index: int) -> Any:
-        """The function of sample `index`."""
+        """The result for sample `index`."""
         at = one_within(index, len(self), "CachedMap")
-        kept = self._store.get(at)
-        return decode(kept) if kept is not None else self._computed(at, self.dataset[at])
+        data = self._store.get(at)
+        return decode(data) if data is not None else self._compute(at, self.dataset[at])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The function of the samples of these indices; what is missing is fetched at once where the dataset can."""
-        places = within(as_indices(indices), len(self), "CachedMap").tolist()
-        kept = {at: self._store.get(at) for at in places}
-        missing = [at for at, data in kept.items() if data is None]
-        fetched = dict(zip(missing, samples_of(self.dataset, missing) if missing else [], strict=True))
-        computed = {at: self._computed(at, sample) for at, sample in fetched.items()}
-        return [computed[at] if data is None else decode(data) for at, data in ((at, kept[at]) for at in places)]
+        """The results for these samples.
 
-    def _computed(self, at: int, sample: Any) -> Any:
+        Missing ones are fetched together if the dataset supports it.
+        """
+        places = within(as_indices(indices), len(self), "CachedMap").tolist()
+        stored = {at: self._store.get(at) for at in places}
+        missing = [at for at, data in stored.items() if data is None]
+        fetched = dict(zip(missing, samples_of(self.dataset, missing) if missing else [], strict=True))
+        computed = {at: self._compute(at, sample) for at, sample in fetched.items()}
+        return [computed[at] if data is None else decode(data) for at, data in ((at, stored[at]) for at in places)]
+
+    def _compute(self, at: int, sample: Any) -> Any:
         data = encode(self.fn(sample))
         try:
             self._store.put(at, data)
         except OSError as error:
             warnings.warn(
-                f"results cannot be kept in {self.folder} ({error.strerror}), and are computed each time: make room"
+                f"results cannot be stored in {self.folder} ({error.strerror}), and are computed each time: free space"
                 " there, or give another folder",
                 CacheWriteWarning,
                 stacklevel=3,
@@ -299,18 +310,18 @@ class CachedMap(WrappedDataset):
         return decode(data)
 
 
-class _Filling(torch.utils.data.Dataset[None]):
-    """Samples that are computed for the sake of being kept."""
+class _Fill(torch.utils.data.Dataset[None]):
+    """Computes and stores missing results; its samples are None."""
 
-    def __init__(self, filled: CachedMap) -> None:
-        self._filled = filled
+    def __init__(self, cached: CachedMap) -> None:
+        self._cached = cached
 
     def __len__(self) -> int:
-        return len(self._filled)
+        return len(self._cached)
 
     def __getitem__(self, index: int) -> None:
         self.__getitems__([index])
 
     def __getitems__(self, indices: Sequence[int]) -> list[None]:
-        self._filled.__getitems__(indices)
+        self._cached.__getitems__(indices)
         return [None] * len(indices)

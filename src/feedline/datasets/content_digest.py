@@ -1,4 +1,7 @@
-"""What files and objects hold, told without reading them: by names, sizes, and times or versions, as they are now."""
+"""Digests of file and object contents from names, sizes, times and versions.
+
+The contents themselves are not read.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,22 @@ from feedline.stores.urls import join
 
 
 def digest_below(root: FileRoot, paths: Sequence[str]) -> str:
-    """Of files below a root, on this machine or in a store."""
+    """Digest of files below a local or remote root."""
     if root.store is None:
         return digest_of_files(os.path.join(root.name, path) for path in paths)  # noqa: PTH118 - millions of them
     return digest_of_objects(root.store, paths)
 
 
 def digest_of_files(paths: Iterable[str]) -> str:
-    """Of files by path, one `stat` each: a million take seconds on a disk of this machine, and minutes on a server."""
+    """Digest of files by path, with one `stat` each.
+
+    A million files take seconds on a local disk and minutes on a file server.
+    """
     return _digest((path, _version_of_file(path)) for path in paths)
 
 
 def digest_of_folder(folder: str) -> str:
-    """Of a file, or of all files below a folder."""
+    """Digest of a file, or of all files below a folder."""
     if not Path(folder).is_dir():
         return digest_of_files([folder])
     found = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)  # noqa: PTH118
@@ -37,28 +43,29 @@ def digest_of_folder(folder: str) -> str:
 
 
 def digest_of_objects(store: Store, paths: Sequence[str] | None = None) -> str:
-    """Of objects of a store, by default of all; ArgumentError names one of which the store tells no version.
+    """Digest of objects, by default of all objects in the store.
 
-    A few are asked for one by one, many at once; more are taken from a listing.
+    ArgumentError names an object without a version. A few objects are looked up concurrently; many are taken from a
+    listing.
     """
     infos = store.list() if paths is None else _infos(store, paths)
     return _digest((info.path, versioned(info, store.url).version) for info in infos)
 
 
 def versioned(info: ObjectInfo, url: str = "") -> ObjectInfo:
-    """The object; ArgumentError if its content may change without a sign."""
+    """Return `info`; ArgumentError if changes of its content cannot be detected."""
     if not info.is_versioned:
         name = join(url, info.path) if url else info.path
         raise ArgumentError(
-            f"the store tells no version of {name}: what is kept of it could not be told from that of another content."
-            " Leave out index_dir= of Filter, use Map instead of CachedMap, or copy the data to where changes show"
+            f"the store has no version of {name}, so a cached result could belong to another content of it."
+            " Leave out index_dir= of Filter, use Map instead of CachedMap, or copy the data to a store with versions"
         )
     return info
 
 
-def _digest(told: Iterable[tuple[str, str]]) -> str:
+def _digest(versions: Iterable[tuple[str, str]]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for name, version in told:
+    for name, version in versions:
         digest.update(f"{name}\0{version}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
@@ -67,7 +74,7 @@ def _version_of_file(path: str) -> str:
     try:
         return FileVersion.of(os.stat(path)).tag  # noqa: PTH116 - millions of them
     except (OSError, ValueError):
-        return "not there"  # who reads it is told
+        return "not there"  # reading it raises the error
 
 
 def _infos(store: Store, paths: Sequence[str]) -> Iterator[ObjectInfo]:
@@ -81,5 +88,5 @@ def _infos(store: Store, paths: Sequence[str]) -> Iterator[ObjectInfo]:
 def _info(store: Store, path: str) -> ObjectInfo:
     try:
         return store.info(path)
-    except (ObjectNotFoundError, ArgumentError):  # a path that leads out of the store, say
+    except (ObjectNotFoundError, ArgumentError):  # also for a path that leads out of the store
         return ObjectInfo(path, 0, "not there")

@@ -1,6 +1,6 @@
-"""From the bytes of a record to a sample: what it is decoded as, and the transform that follows.
+"""Decoding of record bytes into values, and transforms of values and samples.
 
-Pictures that become samples: straight into a tensor by feedline's own transforms, as PIL images for any other.
+Images are decoded straight into tensors by feedline's transforms, and into PIL images for others.
 """
 
 from __future__ import annotations
@@ -34,25 +34,28 @@ Encoded = bytes | memoryview
 
 
 Where = Callable[[], str]
-"""Names a record or a field of it, for an error."""
+"""Describes a record or a field of it, for errors."""
 
 
 Decode = str | Callable[[Any], Any]
 
 
 BAD_DATA = (ValueError, TypeError, LookupError, OSError, ArithmeticError, PIL.Image.DecompressionBombError)
-"""What a decode function of a user's raises when the data are not what they should be; all else is a bug in it."""
+"""Errors by which a user's decoder reports bad data; any other exception is a bug in it."""
 
 
 DAMAGE = (*BAD_DATA, SyntaxError, RuntimeError, EOFError, struct.error, zlib.error, BadZipFile)
-"""What Pillow and other libraries raise beside that."""
+"""Errors by which Pillow and other libraries report bad data."""
 
 
 _IN_MEMORY = re.compile(r" <_io\.BytesIO object at 0x[0-9a-fA-F]+>")
 
 
 class SampleTransform:
-    """A transform, called with the sample's generator where it wants one; None passes samples through."""
+    """A transform, called with the sample's generator if it takes one.
+
+    Without a transform, samples are returned unchanged.
+    """
 
     def __init__(self, transform: Transform | None) -> None:
         if transform is not None and not callable(transform):
@@ -61,7 +64,7 @@ class SampleTransform:
         self._wants_rng = transform is not None and takes_rng(transform)
 
     def __call__(self, sample: Any, row: int | None) -> Any:
-        """The transformed sample; `row` is its place in a batch that is fetched at once, None alone."""
+        """The transformed sample; `row` is its row in a batch, or None."""
         if self.transform is None:
             return sample
         return self.transform(sample, sample_rng(row)) if self._wants_rng else self.transform(sample)
@@ -70,7 +73,10 @@ class SampleTransform:
 def split_transform(
     transform: Transform | Mapping[str, Transform] | None, fields: Iterable[str] | None
 ) -> tuple[Mapping[str, Transform], Transform | None]:
-    """The transforms of single fields by name, and that of whole samples; one of the two is empty."""
+    """Split into transforms by field and a transform of whole samples.
+
+    One of the two is empty. ArgumentError names a key that is no field.
+    """
     if not isinstance(transform, Mapping):
         return {}, transform
     unknown = [name for name in transform if name not in (fields or ())]
@@ -81,18 +87,21 @@ def split_transform(
     return transform, None
 
 
-def refuse_bare(names: Any, argument: str, example: str) -> None:
-    """ArgumentError for names that are not several: one text, whose letters would be taken for names, or none."""
+def check_names(names: Any, argument: str, example: str) -> None:
+    """ArgumentError unless `names` is a non-empty collection of strings.
+
+    A bare string would otherwise be taken for a collection of its letters.
+    """
     if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"{argument}={names!r}: give a tuple of names, such as {example}")
 
 
 class Decoding:
-    """How the bytes of a record become a value: `decode`, then `transform`.
+    """Decodes the bytes of a record into a value, and transforms it.
 
     `decode` is "bytes", "text" (UTF-8), "npy" (a tensor), "image" (RGB, as a PIL image) or a function of the bytes,
-    which may come as a memoryview. A picture and a transform of feedline's own are one step, straight from the bytes.
-    A function of our own comes with the name of the `kind` of values that it decodes.
+    which may be a memoryview. An image and a feedline transform are one step from the encoded bytes. `kind` names the
+    values of a decoder that is feedline's own.
     """
 
     def __init__(self, decode: Decode, transform: Transform | None = None, *, kind: str | None = None) -> None:
@@ -105,31 +114,34 @@ class Decoding:
 
     @property
     def _damage(self) -> tuple[type[Exception], ...]:
-        """What tells of bad data. Our own decoders fail by nothing else, and libraries let anything out."""
+        """Exceptions that mean bad data; libraries under feedline's decoders may raise any."""
         return BAD_DATA if self._foreign else (Exception,)
 
     @property
     def is_ours(self) -> bool:
-        """Whether no function of a user's takes part."""
+        """True if no user function is involved."""
         return self._decode in DECODERS.values() and self.step.transform is None
 
     @property
     def copies(self) -> bool:
-        """Whether a value is a copy of the bytes, and nothing else."""
+        """True if a value is nothing but a copy of the bytes."""
         return self._decode is bytes and self.step.transform is None
 
     @property
     def batchable(self) -> bool:
-        """Whether `batch` can be had."""
+        """True if `batch` is supported."""
         return self._plan is not None and self._plan.batchable
 
     @property
     def draws(self) -> bool:
-        """Whether `batch` depends on keys."""
+        """True if `batch` depends on keys."""
         return self._plan is not None and self._plan.is_random
 
     def __call__(self, source: Any, row: int | None, where: Where) -> Any:
-        """The value; SampleError says that `where()` cannot be decoded. Our own decoders keep nothing of `source`."""
+        """The value; SampleError if `where()` cannot be decoded.
+
+        feedline's decoders keep no reference to `source`.
+        """
         if self._plan is not None:
             try:
                 return self._plan.run(source, sample_rng(row).key if self._plan.is_random else 0)
@@ -146,7 +158,7 @@ class Decoding:
     def batch(
         self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, empty: Allocator, where: Callable[[int], str]
     ) -> torch.Tensor:
-        """The values as one tensor; `where(row)` names one that cannot be read."""
+        """The values as one tensor; `where(row)` describes an unreadable one."""
         assert self._plan is not None
         try:
             return self._plan.batch(sources, keys, empty)
@@ -155,9 +167,12 @@ class Decoding:
 
 
 def undecodable(what: str, error: Exception, remedy: str) -> SampleError:
-    """The error that says `what` is wrong, why, and what helps: `remedy`, unless the reason has one of its own."""
+    """A SampleError with cause and remedy for undecodable data.
+
+    `remedy` is replaced where the cause has one of its own.
+    """
     if isinstance(error, PIL.Image.DecompressionBombError):
-        remedy = "raise PIL.Image.MAX_IMAGE_PIXELS if such pictures are meant to be read"
+        remedy = "raise PIL.Image.MAX_IMAGE_PIXELS to read such large images"
     reason = _IN_MEMORY.sub("", str(error)).rstrip(".")
     return SampleError(f"{what} ({type(error).__name__}: {reason}); {remedy}, or pass on_error='skip' to the loader")
 
@@ -168,25 +183,24 @@ def _decoder(decode: Decode) -> Callable[[Encoded], Any]:
     try:
         return DECODERS[decode]
     except KeyError:
-        raise ArgumentError(f"decode={decode!r} is not one of {', '.join(DECODERS)}, nor a function") from None
+        raise ArgumentError(f"decode={decode!r} is neither a function nor one of {', '.join(DECODERS)}") from None
 
 
 def text_of(source: Encoded) -> str:
-    """UTF-8."""
     return str(source, "utf-8")
 
 
 def npy_of(source: Encoded) -> torch.Tensor:
-    """The array of a `.npy` file, as a tensor of its own; never unpickles."""
+    """Copy a `.npy` array into a new tensor; never unpickles."""
     array = array_container.array(memoryview(source))
     native = array.dtype.newbyteorder("=")
     if torch_dtype(native) is None:
-        raise ValueError(f"no tensor holds {array.dtype}")
+        raise ValueError(f"torch has no dtype for {array.dtype}")
     return torch.from_numpy(np.array(array, native, order="C"))
 
 
 def image_of(source: Encoded) -> PIL.Image.Image:
-    """The picture, read to its end and converted to RGB."""
+    """Decode an image completely and convert it to RGB."""
     with PIL.Image.open(io.BytesIO(source)) as image:
         return image.convert("RGB")
 
@@ -197,14 +211,17 @@ DECODERS: dict[str, Callable[[Encoded], Any]] = {
     "npy": npy_of,
     "image": image_of,
 }
-"""What the names that `decode` takes stand for."""
+"""Decoders by the names that `decode` accepts."""
 
 
 Grid = NDArray[np.uint16]
 
 
 class Called:
-    """A transform, called with the sample's generator where it wants one; None passes values through."""
+    """A transform, called with the sample's generator if it takes one.
+
+    Without a transform, values are returned unchanged.
+    """
 
     def __init__(self, transform: Transform | None) -> None:
         self.transform = transform
@@ -217,49 +234,49 @@ class Called:
 
 
 class ImageDecoding:
-    """How the source of a picture (a path, encoded bytes or ready pixels) becomes a value, and many a batch.
+    """Decodes and transforms images, singly or in batches.
 
-    A transform of feedline's own is one step with decoding; any other gets what `load(source)` gives. With
-    `apply_exif_orientation` the transform sees the picture as it is meant to be looked at.
+    A source is a path, encoded bytes or decoded pixels. A feedline transform is fused with decoding; any other is
+    applied to `load(source)`. With `apply_exif_orientation` the transform sees the upright image.
     """
 
     def __init__(
         self, transform: Transform | None, load: Callable[[Any], Any], *, apply_exif_orientation: bool = False
     ) -> None:
-        found = plan(transform)
+        image_plan = plan(transform)
         self.called = Called(transform)
         self._load = load
         self._oriented = apply_exif_orientation
-        self._turns = found is not None and apply_exif_orientation
-        if found is not None and apply_exif_orientation:
-            found, self._turns = _turning(found)
-        self._plan = found
+        self._turns = image_plan is not None and apply_exif_orientation
+        if image_plan is not None and apply_exif_orientation:
+            image_plan, self._turns = _add_orientation(image_plan)
+        self._plan = image_plan
 
     @property
     def fused(self) -> bool:
-        """Whether decoding and transform are one step."""
+        """True if decoding and transform are one step."""
         return self._plan is not None
 
     @property
     def batchable(self) -> bool:
-        """Whether `batch` can be had."""
+        """True if `batch` is supported."""
         return self._plan is not None and self._plan.batchable
 
     @property
     def draws(self) -> bool:
-        """Whether values depend on the sample's generator."""
+        """True if values depend on the sample's generator."""
         return self.called.wants_rng if self._plan is None else self._plan.is_random
 
     @property
     def splits(self) -> bool:
-        """Whether several threads can share the work on a batch."""
+        """True if several threads can share the work on a batch."""
         return self._plan is not None and not self._turns and self._plan.supports_threads
 
     def value(self, source: Any, rng: SampleRng | None, grid: Grid | None = None) -> Any:
-        """One picture transformed; `rng` is needed if it `draws`."""
+        """Decode and transform one image; `rng` is required if it `draws`."""
         if self._plan is None:
             return self.called(self._load(source), rng)
-        return self._plan.sample(self._turned(source), SampleRng(0) if rng is None else rng, grid)
+        return self._plan.sample(self._turn(source), SampleRng(0) if rng is None else rng, grid)
 
     def batch(
         self,
@@ -269,15 +286,15 @@ class ImageDecoding:
         grids: Sequence[Grid | None] | None = None,
         threads: int = 1,
     ) -> torch.Tensor:
-        """The values as one tensor; an ImageError tells the row of the first picture that cannot be read."""
+        """The images as one tensor; ImageError carries the first unreadable row."""
         assert self._plan is not None
         if keys is None:
             keys = np.zeros(len(sources), np.uint64)
         if self._turns:
-            sources, grids = [self._turned(source, row) for row, source in enumerate(sources)], None
+            sources, grids = [self._turn(source, row) for row, source in enumerate(sources)], None
         return self._plan.batch(sources, keys, empty, grids, threads)
 
-    def _turned(self, source: Any, row: int | None = None) -> Any:
+    def _turn(self, source: Any, row: int | None = None) -> Any:
         if not self._turns:
             return source
         try:
@@ -287,32 +304,38 @@ class ImageDecoding:
             raise
 
 
-def _turning(found: ImagePlan) -> tuple[ImagePlan, bool]:
-    """The plan with orientation applied where it decodes, and whether pictures must be decoded and turned before it."""
-    first = found.steps[0]
+def _add_orientation(image_plan: ImagePlan) -> tuple[ImagePlan, bool]:
+    """Add orientation to the plan's decoding step.
+
+    The second result is True if images must instead be decoded and turned before the plan.
+    """
+    first = image_plan.steps[0]
     if not isinstance(first.step, Window):
-        return found, True
+        return image_plan, True
     window = replace(first.step, recipe=replace(first.step.recipe, apply_exif_orientation=True))
-    return replace(found, steps=(replace(first, step=window), *found.steps[1:])), False
+    return replace(image_plan, steps=(replace(first, step=window), *image_plan.steps[1:])), False
 
 
 def rgb(file: Any, *, apply_exif_orientation: bool = False) -> PIL.Image.Image:
-    """The picture in a path or file object as torchvision's default loader gives it: Pillow's, converted to RGB."""
+    """Decode a path or file object with Pillow into RGB.
+
+    The result equals that of torchvision's default loader.
+    """
     with PIL.Image.open(file) as image:
         upright = PIL.ImageOps.exif_transpose(image) if apply_exif_orientation else image
         return upright.convert("RGB")
 
 
 def loaded(source: str | memoryview, *, apply_exif_orientation: bool = False) -> PIL.Image.Image:
-    """The picture in a file, or in its content, as `rgb` gives it.
+    """Decode an image path or encoded bytes, as `rgb` does.
 
-    SampleError names one that holds none, OSError one that is not there.
+    SampleError if it is not a readable image, OSError if the file cannot be read.
     """
     try:
         file = source if isinstance(source, str) else io.BytesIO(source)
         return rgb(file, apply_exif_orientation=apply_exif_orientation)
     except DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the file, not of what is in it
+        if isinstance(error, OSError) and error.errno is not None:  # from the file system, not from the decoder
             raise
-        name = source if isinstance(source, str) else "what was fetched"
-        raise undecodable(f"{name} cannot be read as a picture", error, "replace or remove it") from error
+        name = source if isinstance(source, str) else "the fetched content"
+        raise undecodable(f"{name} cannot be read as an image", error, "replace or remove it") from error

@@ -1,13 +1,10 @@
-"""A file object for libraries that read files, over bytes that are had in ranges.
+"""File objects over byte ranges, for libraries that read files.
 
-A file for libraries that read files, of which the parts that they will ask for were read before.
+`SparseFile` fetches known ranges in advance. `FarFile` reads a file or object by cached blocks, and large reads from
+ranges that a thread has loaded. `parts` and `Stream` read content sequentially in parts that fit into memory.
 
-A blob as the file that a library reads: by blocks where it looks around, from what was fetched where it reads data.
-
-The library may hold a lock while it reads. h5py does, and takes it for every object of its own that is collected: so
-nothing may be collected while a read waits for other threads.
-
-Files and objects from their beginning to their end, in parts that fit into memory.
+A library may hold a lock while it reads. h5py does, and takes the same lock when one of its objects is
+garbage-collected. So garbage collection is disabled while a read waits for other threads.
 """
 
 from __future__ import annotations
@@ -30,7 +27,10 @@ from feedline.stores.requests import FetchedRanges, join_views
 
 
 class RangeFile(io.RawIOBase):
-    """`nbytes` bytes, read-only; what is read lies where `_bytes` has it. Its position is for one thread at a time."""
+    """A read-only file of `nbytes` bytes over `_bytes`.
+
+    Reads return views. The position is not thread-safe.
+    """
 
     def __init__(self, nbytes: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class RangeFile(io.RawIOBase):
 
     @abstractmethod
     def _bytes(self, start: int, stop: int) -> memoryview:
-        """Those from `start` up to `stop`, which are some."""
+        """The bytes `[start, stop)`, a non-empty range."""
 
     def readable(self) -> bool:
         return True
@@ -55,7 +55,7 @@ class RangeFile(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1, /) -> memoryview:
-        """The next bytes; a view."""
+        """The next bytes, as a view."""
         start = self._at
         stop = max(start, self._nbytes if size < 0 else min(start + size, self._nbytes))
         data = self._bytes(start, stop) if start < stop else memoryview(b"")
@@ -66,7 +66,7 @@ class RangeFile(io.RawIOBase):
         try:
             data = self.read(len(buffer))
         except BaseException:
-            del buffer  # memory of the library's, which whoever keeps the error must not keep as well
+            del buffer  # the error's traceback must not keep the library's memory alive
             raise
         buffer[: len(data)] = data
         return len(data)
@@ -76,7 +76,7 @@ Read = Callable[[Sequence[Range]], list[memoryview]]
 
 
 def merge_ranges(spans: Sequence[Range]) -> list[Range]:
-    """The spans in order, those that touch or overlap as one."""
+    """Sort ranges and merge those that touch or overlap."""
     found: list[Range] = []
     for start, stop in sorted(spans):
         if found and start <= found[-1][1]:
@@ -87,9 +87,9 @@ def merge_ranges(spans: Sequence[Range]) -> list[Range]:
 
 
 class SparseFile(RangeFile):
-    """`nbytes` bytes, of which `spans` (in order, apart from each other) are read at once, the rest when asked for.
+    """A file whose `spans` are fetched at once, the rest on demand.
 
-    What is read is a view of what was read before, unless it does not lie in one span.
+    `spans` are sorted and disjoint. A read within one span returns a view of it.
     """
 
     def __init__(self, nbytes: int, spans: Sequence[Range], read: Read) -> None:
@@ -101,13 +101,13 @@ class SparseFile(RangeFile):
         return self._ask([(start, stop)])[0] if held is None else held
 
     def close(self) -> None:
-        """Let go of what was read."""
+        """Release the fetched bytes."""
         super().close()
         self._held = FetchedRanges()
 
 
 def end_to_end(views: Sequence[memoryview]) -> SparseFile:
-    """A file that holds these one after the other; a part of one is read without a copy."""
+    """Concatenate views into one file; a read within one is not copied."""
     stops = list(accumulate(map(len, views)))
     spans = [(stop - len(view), stop) for stop, view in zip(stops, views, strict=True)]
     return SparseFile(stops[-1], spans, lambda _: list(views))
@@ -120,13 +120,16 @@ _BLOCKS = 64
 
 
 class _ThreadSpans(threading.local):
-    """What this thread holds."""
+    """Spans loaded by the current thread."""
 
     held = FetchedRanges()
 
 
 class FarFile(RangeFile):
-    """A blob. What is held is for the thread that holds it."""
+    """A file or object, read by cached blocks.
+
+    Spans loaded with `holding` are visible only to the loading thread.
+    """
 
     def __init__(self, blob: LocalFile | RemoteBlob) -> None:
         super().__init__(blob.nbytes)
@@ -136,7 +139,7 @@ class FarFile(RangeFile):
 
     @contextmanager
     def holding(self, spans: Sequence[Range]) -> Iterator[None]:
-        """Within the block, this thread finds these bytes in memory; they are read here, all at once."""
+        """Load these spans at once for this thread, for the block's duration."""
         ordered = sorted(set(spans))
         self._here.held = FetchedRanges(ordered, self._blob.read(ordered))
         try:
@@ -161,12 +164,12 @@ class FarFile(RangeFile):
         return join_views([kept[number] for number in numbers])[start - first : stop - first]
 
     def _fetched(self, spans: Sequence[Range]) -> list[memoryview]:
-        with _nothing_collected():
+        with _gc_disabled():  # a collection could take the library's lock, which waits for this thread
             return self._blob.read(spans) if spans else []
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
+def _gc_disabled() -> Iterator[None]:
     was = gc.isenabled()
     gc.disable()
     try:
@@ -183,7 +186,7 @@ _AHEAD = 4
 
 
 def parts(blob: Blob) -> Iterator[memoryview]:
-    """The content in order; of an object, the next parts are on their way while one is worked on."""
+    """Yield the content in order; parts of an object are prefetched."""
     spans = [(at, min(at + _PART_NBYTES, blob.nbytes)) for at in range(0, blob.nbytes, _PART_NBYTES)]
     if isinstance(blob, LocalFile):
         yield from blob.read(spans)
@@ -199,14 +202,14 @@ def parts(blob: Blob) -> Iterator[memoryview]:
 
 
 class Stream:
-    """Bytes that are taken one after the other, however they come."""
+    """Consumes bytes across the boundaries of parts."""
 
     def __init__(self, coming: Iterator[memoryview]) -> None:
         self._coming = coming
         self._part, self._at = memoryview(b""), 0
 
     def take(self, nbytes: int) -> memoryview:
-        """The next bytes, which must be there: a view where they lie in one part."""
+        """The next bytes, which must exist; a view within one part."""
         stop = self._at + nbytes
         if stop <= len(self._part):
             taken = self._part[self._at : stop]

@@ -1,4 +1,7 @@
-"""Files below a root, local or in a store: their contents, decoded; never a file outside."""
+"""Reading and decoding of files below a local or remote root.
+
+Paths that lead out of the root are refused.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,17 @@ _GONE = "it was moved or deleted; restore it, or pass on_error='skip' to the loa
 
 
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
-"""What is wrong with a path rather than with the file or the disk."""
+"""Errors of a path, rather than of the file or the disk."""
 
 
 Fetched = str | Future[memoryview]
-"""The path of a file, or its content on the way."""
+"""A file's path, or a future of its content."""
 
 
 class FileRoot:
-    """A folder or the address of a store; `whole(path)` gives the bytes of a file in it.
+    """A folder, or the address of a store, that contains files.
 
-    What a store gives is kept in the folder `cache`, if there is one; `options` are those of `open_store`.
+    Objects are kept in the folder `cache`, if one is given; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class FileRoot:
         if is_local(text):
             self.name = str(Path(local_path(text)).absolute())
             if not Path(self.name).is_dir():
-                raise FileNotFoundError(f"no such folder: {self.name}, the root of all files")
+                raise FileNotFoundError(f"no such folder: {self.name}, given as root=")
         else:
             kept = Path(cache) if isinstance(cache, os.PathLike) else cache
             self._objects = ObjectReader(open_store(text, options=options, cache=kept))
@@ -60,21 +63,21 @@ class FileRoot:
 
     @property
     def store(self) -> Store | None:
-        """Where the files are objects, their store."""
+        """The store of a remote root; None for a local one."""
         return None if self._objects is None else self._objects.store
 
     @property
     def is_local(self) -> bool:
-        """Whether files have a path that anybody can open."""
+        """True for a folder of this machine."""
         return self._objects is None
 
     def local(self, path: str) -> str:
-        """The absolute path of a file; _PathError if it leads out of the root, or can be no file's."""
+        """The absolute path of a file; _PathError if invalid or outside."""
         if "\0" in path:
-            raise _PathError("has a NUL in its path, which no file can have")
+            raise _PathError("has a NUL character in its path")
         joined = os.path.normpath(os.path.join(self.name, path))  # noqa: PTH118 - links are kept as they are
         if not Path(joined).is_relative_to(self.name):
-            raise _PathError(f"leads out of {self.name}, the root of all files; give a root= that holds it")
+            raise _PathError(f"is outside the root {self.name}; give a root= that contains it")
         return joined
 
     def whole(self, fetched: Fetched) -> bytes | memoryview:
@@ -89,7 +92,7 @@ class FileRoot:
 
     @contextmanager
     def fetching(self, paths: Sequence[str]) -> Iterator[Sequence[Fetched]]:
-        """Within the block, these files come all at once, where each by itself would be waited for."""
+        """Fetch these files concurrently while the block runs."""
         if self._objects is None:
             yield paths
         else:
@@ -97,31 +100,34 @@ class FileRoot:
                 yield futures
 
     def ranges(self, paths: Sequence[str]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What a prefetch has to bring into the cache for these files to be found there."""
+        """Cache and byte range of each file, for a prefetch."""
         return [] if self._objects is None else self._objects.ranges(paths)
 
 
 class FileDecoding(Decoding):
-    """How the content of a file becomes a value; what is decoded is its path below the root, or what was fetched."""
+    """Decodes files, given their path below the root or fetched content."""
 
     def __init__(self, root: FileRoot, decode: Decode, transform: Transform | None = None) -> None:
         super().__init__(decode, transform)
         self.root = root
-        # Pictures that are decoded natively are read there, too: from their path.
+        # The native decoder opens image files itself, so it gets their path.
         self._source: Callable[[Any], Any] = root.local if root.is_local and self._plan is not None else root.whole
 
     def __call__(self, source: Any, row: int | None, where: Where) -> Any:
-        """The value; FileNotFoundError tells `where()` a file is named that is not there, SampleError one of no use."""
+        """The value; errors describe the file as `where()`.
+
+        FileNotFoundError if it does not exist, SampleError if its path or content is unusable.
+        """
         with _naming(where):
             read = self._source(source)
-            if self._plan is not None:  # which may open the file itself
+            if self._plan is not None:  # it may open the file itself
                 return super().__call__(read, row, where)
         return super().__call__(read, row, where)
 
     def batch(
         self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, empty: Allocator, where: Callable[[int], str]
     ) -> torch.Tensor:
-        """The values of the files with these paths as one tensor."""
+        """The values of files as one tensor."""
         read = []
         with self.root.fetching(sources) as fetched:
             for row, each in enumerate(fetched):
@@ -137,12 +143,12 @@ class FileDecoding(Decoding):
 
 
 class _PathError(SampleError):
-    """A path that no file can have; who named it knows of what."""
+    """An invalid path; callers add a description of its origin."""
 
 
 @contextmanager
 def _naming(where: Where) -> Iterator[None]:
-    """Within the block, an error of reading a file tells which it is."""
+    """Add a description of the file to errors of the block."""
     try:
         yield
     except FileNotFoundError as error:
@@ -152,6 +158,8 @@ def _naming(where: Where) -> Iterator[None]:
         raise SampleError(f"{where()} {error}") from error
     except OSError as error:
         if error.errno in _NO_FILE:
-            raise SampleError(f"{where()} is no file ({error.strerror}): correct its path, or leave it out") from error
+            raise SampleError(
+                f"{where()} is not a file ({error.strerror}): correct its path, or leave it out"
+            ) from error
         note(error, f"feedline: {where()}")
         raise

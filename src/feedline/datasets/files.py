@@ -27,11 +27,12 @@ from feedline.stores.urls import is_local, local_path
 
 
 class Files(DecodedRecords):
-    """The contents of files, one sample each, in the order given; those of a pattern are sorted.
+    """The contents of files, one sample each.
 
-    `paths` are paths, patterns with `*`, `**`, `?`, `[...]` and braces, or addresses of objects in one store. `decode`
-    is "bytes", "text", "npy", "image" or a function of the content. `paths` tells the path of each sample. Objects are
-    kept in the folder `cache`, if one is given; `options` are those of `open_store`.
+    Samples keep the order of `paths`; the files of a pattern are sorted. `paths` are paths, patterns with `*`, `**`,
+    `?`, `[...]` and braces, or addresses of objects in one store. `decode` is "bytes", "text", "npy", "image" or a
+    function of the content. The attribute `paths` has the path of each sample below `root`. Objects are kept in the
+    folder `cache`, if one is given; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -43,19 +44,22 @@ class Files(DecodedRecords):
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        root, inside = _located(paths, options)
+        root, inside = _locate(paths, options)
         self.root = root
         self.paths = PackedStrings(inside)
         self._decoding: FileDecoding = FileDecoding(FileRoot(root, cache=cache, options=options), decode, transform)
 
     @property
     def listing_fingerprint(self) -> str:
-        """Of the names of the files in their order: what a loader's state must find again."""
+        """Digest of the ordered file names, checked by saved loader states."""
         return digest_of(self.paths)
 
     @property
     def content_fingerprint(self) -> str:
-        """Of the files as they are now: a `stat` of each, or their listing in a store; for results that are kept."""
+        """Digest of the current file versions, for cached results.
+
+        It costs a `stat` of each file, or a listing of the store.
+        """
         return digest_below(self._decoding.root, list(self.paths))
 
     def __len__(self) -> int:
@@ -65,7 +69,7 @@ class Files(DecodedRecords):
         return self._decoding(self.paths[at], row, partial(self._where, at))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of these indices; objects of a store come all at once."""
+        """The samples of these indices; objects are fetched concurrently."""
         places = within(as_indices(indices), len(self), "Files").tolist()
         with self._decoding.root.fetching([self.paths[at] for at in places]) as fetched:
             return [
@@ -74,7 +78,7 @@ class Files(DecodedRecords):
             ]
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What reading these samples will want from a cache."""
+        """Cache and byte range of every read for these samples."""
         places = within(indices, len(self), "Files")
         return self._decoding.root.ranges([self.paths[at] for at in places.tolist()])
 
@@ -87,13 +91,15 @@ class Files(DecodedRecords):
         return self._decoding.batch(sources, keys, empty, lambda row: self._where(listed[row]))
 
 
-def _located(paths: Pathlike | Sequence[Pathlike], options: Mapping[str, Any] | None) -> tuple[str, list[str]]:
-    """The root that all of them have in common, and the paths below it."""
+def _locate(paths: Pathlike | Sequence[Pathlike], options: Mapping[str, Any] | None) -> tuple[str, list[str]]:
+    """Split into a common root and the paths below it."""
     given = [os.fspath(path) for path in listed(paths)]
     if all(is_local(path) for path in given):
         return "/", [path.lstrip("/") for path in matching([local_path(path) for path in given], "*")]
     places = [split(address) for address in expand(given, options=options)]
     roots = {place.root for place in places}
     if len(roots) > 1:
-        raise ArgumentError(f"files lie in one store, not in {', '.join(sorted(roots))}: make a dataset for each")
+        raise ArgumentError(
+            f"all files must be in one store, but are in {', '.join(sorted(roots))}: create one dataset for each"
+        )
     return roots.pop(), [place.path for place in places]

@@ -1,4 +1,4 @@
-"""Fingerprints: what a function, its arguments and a dataset are, so that a result kept on disk is known to fit."""
+"""Fingerprints of functions, arguments and datasets, as keys of cached results."""
 
 from __future__ import annotations
 
@@ -36,28 +36,34 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 def fingerprint(*things: Any) -> str:
-    """16 bytes in hexadecimal digits that change with the things.
+    """A hexadecimal digest of 16 bytes over the things.
 
-    Of a function: its code, defaults, closure, and the functions and values of its module that it names, or of modules
-    that it names; of a class: its methods and values; of functions, classes and modules of Python or of installed
-    packages: name and version; of a path to a file: size and time of change; of an object in a store: its version; of
-    everything else: its pickle. A dataset may have its own in an attribute `fingerprint` (or `_fingerprint`, as those
-    of Hugging Face); one of the data that its pickle does not name, in `content_fingerprint`. ArgumentError if
-    something cannot be pickled, or may change without a sign.
+    Contributions by type:
+
+    - a function: its code, defaults, closure, and the functions and values that it names, in any module;
+    - a class: its methods and values;
+    - functions, classes and modules of Python or of installed packages: name and version;
+    - the path of a file: size and time of change;
+    - an object in a store: its version;
+    - anything else: its pickle.
+
+    A dataset may define its own in an attribute `fingerprint` (or `_fingerprint`, as those of Hugging Face). One whose
+    pickle does not identify its data defines `content_fingerprint`. ArgumentError if something cannot be pickled, or
+    if its changes cannot be detected.
     """
     digest = _Digest()
     try:
         _Fingerprinter(digest).dump(things)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise ArgumentError(
-            f"no fingerprint can be taken ({error}): what a function or dataset refers to must be picklable, so that a"
-            " kept result is not taken for that of another"
+            f"no fingerprint can be computed ({error}): objects that a function or dataset refers to must be picklable,"
+            " to identify cached results"
         ) from error
     return digest.hash.hexdigest()
 
 
 class _Digest(RawIOBase):
-    """A file that keeps nothing but a digest of what is written."""
+    """A writable file that only updates a digest."""
 
     def __init__(self) -> None:
         self.hash = hashlib.blake2b(digest_size=16)
@@ -71,7 +77,7 @@ class _Digest(RawIOBase):
 
 
 class _Fingerprinter(pickle.Pickler):
-    """Pickles into a digest; what pickle would note by name only is replaced by what stands behind the name."""
+    """Pickles into a digest, with global names resolved to objects."""
 
     def __init__(self, digest: _Digest) -> None:
         super().__init__(digest, protocol=5, buffer_callback=lambda buffer: digest.hash.update(buffer.raw()))
@@ -85,7 +91,7 @@ class _Fingerprinter(pickle.Pickler):
         if id(thing) in self._seen and not isinstance(thing, str):
             return "again", getattr(thing, "__qualname__", "")
         self._seen.add(id(thing))
-        self._kept.append(thing)  # else another thing might come to have its id
+        self._kept.append(thing)  # keeps its id from being reused
         return describe(thing)
 
 
@@ -95,14 +101,17 @@ def _by_base(thing: Any) -> Callable[[Any], Any] | None:
     if isinstance(thing, torch.Tensor):
         return _tensor
     if isinstance(thing, torch.utils.data.Dataset) or hasattr(thing, "_fingerprint"):
-        if _told(thing) is not None:
-            return _told
+        if _own_fingerprint(thing) is not None:
+            return _own_fingerprint
         return _with_content if hasattr(type(thing), "content_fingerprint") else None
     return _file if isinstance(thing, os.PathLike) else None
 
 
 def _release(module: str) -> tuple[str, str] | None:
-    """The package, and its version, that a module is part of if it is not the user's own: Python's, ours, installed."""
+    """Name and version of a module's package; None for the user's modules.
+
+    Other modules are those of Python, feedline and installed packages.
+    """
     root = module.partition(".")[0]
     if root == "feedline" or root in sys.stdlib_module_names:
         return root, ""
@@ -130,14 +139,14 @@ def _named(known: Mapping[str, Any], names: Sequence[str], outer: tuple[types.Mo
 
 
 def _through(value: Any, names: Sequence[str], outer: tuple[types.ModuleType, ...] = ()) -> Any:
-    """What stands behind a name: of a module of the user's own, what of it is named as well."""
+    """Resolve a global; for the user's modules, follow the attributes read."""
     if not isinstance(value, types.ModuleType) or _release(value.__name__) or value in outer:
         return value
     return _module(value), _named(vars(value), names, (*outer, value))
 
 
 def _content(cell: Any) -> Any:
-    with suppress(ValueError):  # a variable that was not yet given a value
+    with suppress(ValueError):  # a closure variable without a value yet
         return cell.cell_contents
     return None
 
@@ -153,7 +162,7 @@ def _imported(code: types.CodeType, package: str | None) -> list[types.ModuleTyp
     """The modules that a function imports when it is called."""
     steps, found = list(dis.get_instructions(code)), list[types.ModuleType]()
     for level, step in zip(steps, steps[2:], strict=False):
-        with suppress(ImportError, TypeError):  # as the function may find
+        with suppress(ImportError, TypeError):  # the function itself would fail the same way
             if step.opname == "IMPORT_NAME":
                 found.append(import_module("." * level.argval + step.argval, package))
             elif step.opname == "IMPORT_FROM" and found and not hasattr(found[-1], step.argval):
@@ -181,12 +190,12 @@ def _class(cls: type) -> Any:
 
 
 def _counts(name: str, member: Any) -> bool:
-    """Whether it is the user's: values with underscores are what Python and its decorators note for themselves."""
+    """True for members that the user defines; Python sets dunder values."""
     return isinstance(member, _METHODS) or (isinstance(member, _VALUES) and not name.startswith("__"))
 
 
 def _module(module: types.ModuleType) -> Any:
-    """The release of an installed module, the source of one of the user's own."""
+    """Version of an installed module, or source of a user's module."""
     release = _release(module.__name__)
     if release is not None:
         return "module", module.__name__, getattr(module, "__version__", None)
@@ -198,10 +207,10 @@ def _tensor(tensor: torch.Tensor) -> Any:
     return "tensor", str(tensor.dtype), numpy_view(tensor.detach().cpu())
 
 
-def _told(dataset: Any) -> Any:
-    told = getattr(dataset, "fingerprint", None)
-    told = getattr(dataset, "_fingerprint", None) if told is None else told
-    return None if told is None else ("told", type(dataset).__qualname__, str(told))
+def _own_fingerprint(dataset: Any) -> Any:
+    own = getattr(dataset, "fingerprint", None)
+    own = getattr(dataset, "_fingerprint", None) if own is None else own
+    return None if own is None else ("told", type(dataset).__qualname__, str(own))
 
 
 def _with_content(dataset: Any) -> Any:
@@ -209,7 +218,7 @@ def _with_content(dataset: Any) -> Any:
 
 
 def _strings(strings: PackedStrings) -> Any:
-    """The strings; those that may be paths of files stand for the files, too."""
+    """The strings, and the versions of files that they may name."""
     paths = [text for text in strings if text.startswith("/")]
     return "strings", strings.__getstate__(), digest_of_files(paths) if paths else None
 
@@ -219,7 +228,7 @@ def _object(info: ObjectInfo) -> Any:
 
 
 def _shards(sources: ShardSources) -> Any:
-    """What they are and where, without what is kept of them."""
+    """The shards and their locations, without cached contents."""
     return sources.shards, sources.blobs, [sources.where(number) for number in range(len(sources.shards))]
 
 
@@ -228,13 +237,13 @@ def _store(store: Any) -> Any:
 
 
 def _file(path: Any) -> Any:
-    """A text that is the absolute path of a file stands for the file as it is now."""
+    """The version of the file if the text is its absolute path."""
     text = os.fspath(path)
     if not isinstance(text, str) or not text.startswith("/"):
         return None
     with suppress(OSError, ValueError):
-        status = os.stat(text)  # noqa: PTH116 - asked of every text
-        if stat.S_ISREG(status.st_mode):  # a folder changes with whatever is put into it
+        status = os.stat(text)  # noqa: PTH116 - called for every string
+        if stat.S_ISREG(status.st_mode):  # a folder changes with every file in it
             return "file", text.encode(), *FileVersion.of(status)
     return None
 
@@ -255,5 +264,5 @@ _DESCRIPTIONS: dict[type, Callable[[Any], Any]] = {
     ObjectInfo: _object,
     **dict.fromkeys((CachedStore, RemoteStore, ForeignStore, LocalStore), _store),
     ShardSources: _shards,
-    SideCar: lambda index: ("index", index._stamp),  # which follows from the file that it is of
+    SideCar: lambda index: ("index", index._stamp),  # the stamp identifies the indexed file
 }

@@ -107,7 +107,7 @@ def load(reference: str) -> Any:
 IMAGE_EXTENSIONS = frozenset(
     "avif bmp gif jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tif tiff webp".split()  # noqa: SIM905 - reads as a list
 )
-"""Extensions, in lower case, of files and members that hold an encoded picture."""
+"""Extensions, in lower case, of files and members that hold an encoded image."""
 
 
 FORMATS: dict[str, Format] = {
@@ -286,8 +286,8 @@ def register_format(name: str, format: Format) -> None:  # noqa: A002 - the plai
 
     Its datasets get names in `feedline.datasets`, and `feedline inspect` recognizes its files.
 
-    A package whose formats `feedline inspect` shall know by itself names them as entry points of the group
-    `feedline.formats`, each a `Format`. ArgumentError if the name is taken by another format.
+    To be recognized by `feedline inspect` without a call, an installed package declares its formats as entry points of
+    the group `feedline.formats`, each a `Format`. ArgumentError if the name is taken by another format.
     """
     if FORMATS.get(name, format) != format:
         raise ArgumentError(

@@ -1,8 +1,7 @@
-"""Side-cars: arrays worked out once from a file and kept beside it, mapped by whoever opens the file next.
+"""Index files: arrays computed once from a file or object, then mapped.
 
-What was learned of many files and objects, kept on this machine by address and version.
-
-Side-cars that say where the records of files and objects lie: where they are kept, and many made at once.
+`SideCar` is the index file of one file or object. `MetadataCache` keeps metadata of many files and objects by address
+and version. `indexes_of` finds or builds the side-cars of a set of files.
 """
 
 from __future__ import annotations
@@ -44,72 +43,74 @@ State = list[int | str] | tuple[int | str, ...]
 
 
 class SideCarWarning(RuntimeWarning):
-    """A side-car could not be kept, so that its arrays must be worked out again each time."""
+    """An index could not be written, and is computed again each time."""
 
 
 class SideCar:
-    """Arrays that `build()` works out from a file or an object, kept at `path` for as long as that stays as it is.
+    """Arrays that `build()` computes from a file or object, stored at `path`.
 
-    `source` is the file, or what tells one state of the object from another. A side-car that is missing, damaged or of
-    another state is written anew, whole or not at all. Where it cannot be written a warning says so, and the arrays are
-    held. Pickles as its path, without what could make it anew; as arrays where there is no file.
+    `source` is the file, or a state that changes with the object. A side-car that is missing, damaged or of another
+    state is rewritten atomically. If it cannot be written, a warning is issued and the arrays stay in memory. Pickles
+    as its path, without the ability to rebuild; as arrays where there is no file.
     """
 
     def __init__(self, path: Pathlike, source: Pathlike | State, build: Callable[[], Columns]) -> None:
         self._path = str(Path(path).absolute())
         self._stamp = stamp(source) if isinstance(source, (str, os.PathLike)) else [*source]
         self._build: Callable[[], Columns] | None = build
-        self._held: Columns | None = None
+        self._in_memory: Columns | None = None
         self._arrays: Columns | None = None
-        shapes = _kept(self._path, self._stamp)
-        self.shapes = self._made(build) if shapes is None else shapes
+        shapes = _stored_shapes(self._path, self._stamp)
+        self.shapes = self._build_and_store(build) if shapes is None else shapes
 
     @property
     def arrays(self) -> Columns:
-        """The arrays, mapped on first use; StateError if the side-car is not the one that it was."""
+        """The arrays, mapped on first use; StateError if the side-car changed."""
         arrays = self._arrays
         if arrays is None:
-            arrays = self._arrays = self.opened()  # two threads may both have mapped them: either result serves
+            arrays = self._arrays = self.open_arrays()  # no lock: if two threads map it, either result serves
         return arrays
 
-    def opened(self) -> Columns:
-        """As `arrays`, but mapped anew with each call: of many side-cars, few can be open at once."""
-        if self._held is not None:
-            return self._held
+    def open_arrays(self) -> Columns:
+        """Map the arrays on each call, so that few side-cars stay open."""
+        if self._in_memory is not None:
+            return self._in_memory
         try:
-            found = files.opened(self._path)
+            stored = files.open_mapped(self._path)
         except OSError as error:
-            raise self._lost() from error
+            raise self._lost_error() from error
         except SampleError as error:
-            return self._mended(error)
-        if found.told.get("stamp") != self._stamp:
-            raise self._lost()
-        return found.arrays
+            return self._repair(error)
+        if stored.metadata.get("stamp") != self._stamp:
+            raise self._lost_error()
+        return stored.arrays
 
     def renew(self) -> None:
-        """Work the arrays out again, in the process that made this."""
+        """Compute the arrays again; only in the process that created the side-car."""
         assert self._build is not None
-        self.shapes, self._arrays = self._made(self._build), None
+        self.shapes, self._arrays = self._build_and_store(self._build), None
 
-    def _mended(self, damage: SampleError) -> Columns:
-        """The arrays, worked out again because those in the file are damaged."""
+    def _repair(self, damage: SampleError) -> Columns:
+        """Rebuild a damaged side-car; StateError without `build`."""
         if self._build is None:
-            raise StateError(f"the index {damage}; remove it, and make the dataset anew") from damage
-        _tell(self._path, damage)
+            raise StateError(f"the index {damage}; remove it, and re-create the dataset") from damage
+        _log_rebuild(self._path, damage)
         before = self.shapes
         self.renew()
         if self.shapes != before:
-            raise self._lost()
-        return files.opened(self._path).arrays if self._held is None else self._held
+            raise self._lost_error()
+        return files.open_mapped(self._path).arrays if self._in_memory is None else self._in_memory
 
-    def _lost(self) -> StateError:
-        return StateError(f"the index {self._path} was removed or replaced while a dataset used it; make it anew")
+    def _lost_error(self) -> StateError:
+        return StateError(
+            f"the index {self._path} was removed or replaced while a dataset used it; re-create the dataset"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_arrays": None, "_build": None}
 
-    def _made(self, build: Callable[[], Columns]) -> dict[str, tuple[int, ...]]:
-        """The shapes of the arrays, which are worked out and kept."""
+    def _build_and_store(self, build: Callable[[], Columns]) -> dict[str, tuple[int, ...]]:
+        """Compute and store the arrays; their shapes."""
         arrays = build()
         self._keep(arrays)
         return {name: array.shape for name, array in arrays.items()}
@@ -117,38 +118,38 @@ class SideCar:
     def _keep(self, arrays: Columns) -> None:
         try:
             Path(self._path).parent.mkdir(parents=True, exist_ok=True)
-            files.write(self._path, files.packed({"stamp": self._stamp}, arrays))
+            files.write(self._path, files.pack({"stamp": self._stamp}, arrays))
         except OSError as error:
             warnings.warn(
-                f"the index {self._path} could not be written ({error.strerror}), so that it is worked out again each"
-                " time; give index_dir=, a folder that can be written to",
+                f"the index {self._path} could not be written ({error.strerror}), so it is computed again each time;"
+                " give index_dir=, a writable folder",
                 SideCarWarning,
                 stacklevel=2,
             )
-            self._held = arrays
+            self._in_memory = arrays
 
 
 def stamp(source: Pathlike) -> list[int | str]:
     """The size and version of a file."""
-    return [*FileVersion.of(os.stat(source))]  # noqa: PTH116 - asked for every shard
+    return [*FileVersion.of(os.stat(source))]  # noqa: PTH116 - called for every shard
 
 
-def _kept(path: str, wanted: list[int | str]) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of the arrays in the side-car, or None where there is none that fits."""
+def _stored_shapes(path: str, wanted: list[int | str]) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of the arrays in a matching side-car, else None."""
     try:
-        table = files.table_of(path)
+        table = files.read_table(path)
     except OSError:
         return None
     except SampleError as error:
-        _tell(path, error)
+        _log_rebuild(path, error)
         return None
-    if table.told.get("stamp") != wanted:
+    if table.metadata.get("stamp") != wanted:
         return None
     return {name: place.shape for name, place in table.arrays.items()}
 
 
-def _tell(path: str, damage: SampleError) -> None:
-    _log.warning("feedline: the index %s is made anew (%s)", path, damage)
+def _log_rebuild(path: str, damage: SampleError) -> None:
+    _log.warning("feedline: the index %s is built again (%s)", path, damage)
 
 
 _KEY_NBYTES = 16
@@ -158,7 +159,7 @@ Description = bytes | memoryview
 
 
 def key_of(name: str, info: ObjectInfo) -> bytes | None:
-    """The key of one state of a file or object; None where nothing but its size tells one state from another."""
+    """Key of a file's or object's current state; None without a version."""
     if not info.is_versioned:
         return None
     text = f"{name}\0{info.version}".encode("utf-8", "surrogateescape")
@@ -166,7 +167,10 @@ def key_of(name: str, info: ObjectInfo) -> bytes | None:
 
 
 def place_of(kind: str, given: Iterable[str], index_dir: Pathlike | None) -> str:
-    """The path of the file that describes these paths and addresses: in `index_dir`, or in the user's cache folder."""
+    """Path of the metadata file for these paths and addresses.
+
+    It lies in `index_dir`, or in the user's cache folder.
+    """
     if index_dir is None:
         index_dir = user_cache("descriptions")
     named = hashlib.blake2b("\0".join([kind, *given]).encode("utf-8", "surrogateescape"), digest_size=_KEY_NBYTES)
@@ -174,26 +178,27 @@ def place_of(kind: str, given: Iterable[str], index_dir: Pathlike | None) -> str
 
 
 class MetadataCache:
-    """Bytes by key in one file, mapped by each process on first use; an empty mapping where there is no whole file.
+    """Bytes by key in one file, mapped on first use.
 
-    Others may replace the file at any time, so that what was here a moment ago may have to be learned again. Pickles as
-    its path. Where nothing can be written a warning says so, and this process holds what it was told.
+    A missing or damaged file is an empty mapping. Other processes may replace the file at any time, so an entry may
+    disappear. Pickles as its path. If the file cannot be written, a warning is issued and this process keeps the
+    entries in memory.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._held: Mapping[bytes, Description] = {}
+        self._in_memory: Mapping[bytes, Description] = {}
         self._mapped = PerProcess(_MappedMetadata)
 
     def get(self, key: bytes | None) -> Description | None:
-        """What is kept under a key."""
+        """The entry of a key, or None."""
         if key is None:
             return None
-        held = self._held.get(key)
+        held = self._in_memory.get(key)
         return self._mapped().of(self.path).get(key) if held is None else held
 
     def replace(self, found: Mapping[bytes | None, Description]) -> None:
-        """Keep these, and nothing else."""
+        """Replace all entries; those without a key are dropped."""
         described = {key: each for key, each in found.items() if key is not None}
         if not described:
             return
@@ -203,15 +208,15 @@ class MetadataCache:
         whole = np.concatenate(data) if data else np.empty(0, np.uint8)
         try:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            files.write(self.path, files.packed({}, {"keys": keys, "bounds": bounds, "data": whole}))
+            files.write(self.path, files.pack({}, {"keys": keys, "bounds": bounds, "data": whole}))
         except OSError as error:
             warnings.warn(
-                f"the index {self.path} could not be written ({error.strerror}), so that it is worked out again each"
-                " time; give index_dir=, a folder that can be written to",
+                f"the index {self.path} could not be written ({error.strerror}), so it is computed again each time;"
+                " give index_dir=, a writable folder",
                 SideCarWarning,
                 stacklevel=2,
             )
-            self._held = described
+            self._in_memory = described
         self._mapped().forget()
 
     def __reduce__(self) -> tuple[type[MetadataCache], tuple[str]]:
@@ -219,7 +224,7 @@ class MetadataCache:
 
 
 class _MappedMetadata:
-    """The file as this process sees it."""
+    """The file as mapped by this process."""
 
     def __init__(self) -> None:
         self._entries: dict[bytes, memoryview] | None = None
@@ -227,7 +232,7 @@ class _MappedMetadata:
     def of(self, path: str) -> dict[bytes, memoryview]:
         entries = self._entries
         if entries is None:
-            entries = self._entries = _entries(path)  # two threads may both have mapped it: either result serves
+            entries = self._entries = _entries(path)  # no lock: if two threads map it, either result serves
         return entries
 
     def forget(self) -> None:
@@ -236,8 +241,8 @@ class _MappedMetadata:
 
 def _entries(path: str) -> dict[bytes, memoryview]:
     with suppress(OSError, SampleError, KeyError):
-        found = files.opened(path).arrays
-        keys, bounds, data = found["keys"].tobytes(), found["bounds"].tolist(), found["data"].data
+        arrays = files.open_mapped(path).arrays
+        keys, bounds, data = arrays["keys"].tobytes(), arrays["bounds"].tolist(), arrays["data"].data
         if len(keys) == _KEY_NBYTES * (len(bounds) - 1) and bounds == sorted(bounds) and bounds[-1] <= len(data):
             starts = range(0, len(keys), _KEY_NBYTES)
             return {
@@ -252,21 +257,21 @@ _INDEXED_AT_ONCE = 8
 
 
 class IndexRecipe(NamedTuple):
-    """How the files of one format are indexed."""
+    """The way in which the files of one format are indexed."""
 
     name: Callable[[str], str]
-    """What the side-car of a file of this name is called."""
+    """Maps a file name to the name of its side-car."""
     scan: Callable[[Blob], Columns]
-    """Works the arrays out from the content."""
+    """Computes the arrays from the content."""
     fits: Callable[[Blob, Columns], bool]
-    """Whether arrays that somebody else worked out are, as far as a few looks can tell, those of this content."""
+    """Checks, by a few reads, that arrays of another origin match the content."""
 
 
 def indexes_of(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None) -> list[SideCar]:
-    """The side-car of each blob, worked out where there is none that fits.
+    """The side-car of each blob, built where none matches.
 
-    Those of files lie beside them, or in `index_dir`, which also keeps those of objects; by default theirs are in the
-    user's cache folder. One that lies beside an object is taken over if it fits.
+    Side-cars of files lie next to them or in `index_dir`; those of objects in `index_dir` or the user's cache folder.
+    A matching side-car next to an object is copied.
     """
     index = partial(_index, blobs, kind, index_dir)
     if blobs.is_local:
@@ -281,46 +286,48 @@ def _index(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None, number
     is_file = is_local(address)
     if is_file and index_dir is None:
         place = Path(address).with_name(name)
-    else:  # names are told apart by where they come from
+    else:  # files of one name may come from several folders
         key = hashlib.blake2b(address.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
         place = Path(index_dir or user_cache("indexes"), f"{key}-{name.lstrip('.')}")
     work = partial(_of_file, info, kind) if is_file else partial(_of_object, blobs, kind, number)
-    if key_of(address, info) is None:  # it may have changed without a sign: what was kept of it is not used
+    if key_of(address, info) is None:  # changes cannot be detected, so a stored index is never used
         return SideCar(place, (info.size, uuid4().hex), work)
     return SideCar(place, (info.size, info.version), work)
 
 
 def _of_file(info: ObjectInfo, kind: IndexRecipe) -> Columns:
-    return kind.scan(LocalFile(info.path, info.size, info.version))  # opened for this only: there may be too many
+    return kind.scan(
+        LocalFile(info.path, info.size, info.version)
+    )  # not `blobs[number]`, which stays open: there may be too many
 
 
 def _of_object(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:
     blob = blobs[number]
     assert isinstance(blob, RemoteBlob)
     folder, _, name = blob.path.rpartition("/")
-    beside = kind.name(name)
-    found = _found(blob, f"{folder}/{beside}".lstrip("/"))
-    if found is not None and kind.fits(blob, found):
-        return found
+    index_name = kind.name(name)
+    arrays = _fetch_arrays(blob, f"{folder}/{index_name}".lstrip("/"))
+    if arrays is not None and kind.fits(blob, arrays):
+        return arrays
     _log.info(
-        "indexing %s: all its %d bytes are read once; with its index, %s, beside it they need not be",
-        *(blob.name, blob.nbytes, beside),
+        "indexing %s: all its %d bytes are read once; put its index, %s, next to it to avoid this",
+        *(blob.name, blob.nbytes, index_name),
     )
     return kind.scan(blob)
 
 
-def _found(blob: RemoteBlob, path: str) -> Columns | None:
-    """The arrays in the side-car beside an object, if there is one."""
+def _fetch_arrays(blob: RemoteBlob, path: str) -> Columns | None:
+    """The arrays in the side-car next to an object, if it exists."""
     try:
-        data = without_cache(blob.store).read(path)  # it is kept as a side-car anyway
-    except (ObjectNotFoundError, AccessDeniedError):  # who may not list a bucket is told so of what is not there
+        data = without_cache(blob.store).read(path)  # it is stored as a side-car anyway
+    except (ObjectNotFoundError, AccessDeniedError):  # without the right to list, stores deny access to missing objects
         return None
     with TemporaryDirectory(prefix="feedline-") as scratch:
         place = Path(scratch, "index")
         place.write_bytes(data)
         try:
-            found = files.opened(str(place))  # stays mapped when the file is gone
+            stored = files.open_mapped(str(place))  # the mapping outlives the file
         except SampleError:
             return None
-    told = found.told.get("stamp")
-    return found.arrays if isinstance(told, list) and told[:1] == [blob.nbytes] else None
+    state = stored.metadata.get("stamp")
+    return stored.arrays if isinstance(state, list) and state[:1] == [blob.nbytes] else None

@@ -1,6 +1,7 @@
-"""Files by path, glob pattern, braces, or a list of these.
+"""Resolution of paths, glob patterns, braces and addresses to files and objects.
 
-The files of a table: of a folder, without what its writers keep aside in `_temporary`, `_delta_log` and the like.
+`matching` and `find` return all files. `data_files` leaves out what table writers keep in `_temporary`, `_delta_log`
+and similar folders.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ Paths = Pathlike | Sequence[Pathlike]
 
 
 def matching(paths: Paths, inside: str) -> list[str]:
-    """The absolute paths of existing files that are meant, in the order given, those of a pattern sorted.
+    """Resolve paths to the absolute paths of existing files.
 
-    `{a,b}` and `{000..127}` are written out as `stores.patterns` says; `*`, `?`, `[...]` and `**` match. A path that
-    exists is taken as it is; a folder stands for the files that the pattern `inside` finds in it. `~` is the home
-    folder. Folders, pipes and devices are no files; a link to nothing is one, which is named when it is read.
-    FileNotFoundError names a path that is not there, and a pattern that matches nothing.
+    Files keep the order of `paths`; those of a pattern are sorted. `{a,b}` and `{000..127}` are expanded as in
+    `stores.patterns`; `*`, `?`, `[...]` and `**` match. An existing path is taken literally, and `~` is the home
+    folder. A folder stands for the files in it that match the pattern `inside`. Folders, pipes and devices are not
+    files. A broken link counts as a file; its error comes when it is read. FileNotFoundError names a missing path, and
+    a pattern without matches.
     """
     meant = [path for given in listed(paths) for path in expand_braces(expand_user(given))]
     found = [str(Path(file).absolute()) for path in meant for file in _files(path, inside)]
@@ -42,7 +44,6 @@ def matching(paths: Paths, inside: str) -> list[str]:
 
 
 def listed(paths: Paths) -> list[Pathlike]:
-    """One path, or several, as a list."""
     return [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
 
 
@@ -56,21 +57,26 @@ def _files(path: str, inside: str) -> list[str]:
     if stat.S_ISDIR(mode):
         return _matches(str(Path(glob.escape(path), inside)), str(Path(path, inside)))
     if not stat.S_ISREG(mode):
-        raise ArgumentError(f"{path} is a pipe or a device: only files can be read in any order, so write it to one")
+        raise ArgumentError(
+            f"{path} is a pipe or a device, which cannot be read in any order: write its content to a file"
+        )
     return [path]
 
 
-def _matches(pattern: str, told: str) -> list[str]:
-    """The files that match, sorted; errors call the pattern as it is `told`."""
+def _matches(pattern: str, shown: str) -> list[str]:
+    """The matching files, sorted; errors show the unescaped pattern."""
     names = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
     files = sorted(_regular(names, pattern))
     if not files:
-        raise _nothing(told, "" if not names else ", but folders or the like ('**' goes into folders)")
+        raise _no_match(shown, "" if not names else " except folders or special files ('**' searches folders)")
     return files
 
 
 def _regular(names: list[str], pattern: str) -> list[str]:
-    """Those of the matches that are files. Where folders were read for them, reading these again tells all kinds."""
+    """Filter the matches that are regular files.
+
+    If the pattern matched in folders, reading these again is faster than a `stat` of each match.
+    """
     if not glob.has_magic(os.path.basename(pattern)):  # noqa: PTH119 - of a pattern
         return [name for name in names if not is_special(name)]
     special = {name for folder in {os.path.dirname(name) for name in names} for name in _special(folder)}  # noqa: PTH120
@@ -82,20 +88,20 @@ def _special(folder: str) -> list[str]:
         return [os.path.join(folder, entry.name) for entry in entries if special_entry(entry)]  # noqa: PTH118
 
 
-def _nothing(pattern: str, but: str) -> ObjectNotFoundError:
+def _no_match(pattern: str, exception: str) -> ObjectNotFoundError:
     full = os.path.abspath(pattern)  # noqa: PTH100 - of a pattern
-    said = f"no files: {full!r} matches none{but}"
+    message = f"no files: {full!r} matches none{exception}"
     folder = next(each for each in Path(full).parents if not glob.has_magic(str(each)))
-    return ObjectNotFoundError(said) if folder.exists() else missing(folder, f"{said}: no such folder")
+    return ObjectNotFoundError(message) if folder.exists() else missing(folder, f"{message}: no such folder")
 
 
 def find(
     paths: Paths, inside: str, *, cache: Cache | Pathlike | None = None, options: Mapping[str, Any] | None = None
 ) -> FileSet:
-    """What paths, addresses and patterns mean, files and objects alike; for files as `matching` says.
+    """Resolve paths, addresses and patterns to files and objects.
 
-    Objects are read through a cache in the folder `cache` if one is given; `options` are those of `open_store`.
-    FileNotFoundError, which ObjectNotFoundError is too, names what is not there.
+    Files are resolved as by `matching`. Objects are read through a cache in the folder `cache` if one is given;
+    `options` are those of `open_store`. FileNotFoundError, the base of ObjectNotFoundError, names what is missing.
     """
     meant = [each for several in found(paths, inside, cache=cache, options=options) for each in several]
     if not meant:
@@ -104,13 +110,13 @@ def find(
 
 
 Found = list[tuple[Store | None, ObjectInfo]]
-"""Objects and their stores, in order; files of this machine have none."""
+"""Files and objects in order, each with its store; None for files."""
 
 
 def found(
     paths: Paths, inside: str, *, cache: Cache | Pathlike | None = None, options: Mapping[str, Any] | None = None
 ) -> list[Found]:
-    """What each path, address or pattern means, as `find` says; many are asked for at once."""
+    """Resolve each path separately, as `find` does; remote ones concurrently."""
     finder = Finder(os.fspath(cache) if isinstance(cache, os.PathLike) else cache, options)
 
     def meant(given: Pathlike) -> Found:
@@ -136,17 +142,23 @@ _DELTA = "_delta_log"
 
 
 def paths_of(given: Any, *others: str) -> list[Pathlike]:
-    """One path or several as a list; ArgumentError if it is neither, nor one of the `others`."""
+    """One or several paths as a list.
+
+    ArgumentError if it is neither, nor one of the `others`.
+    """
     several = [given] if isinstance(given, (str, os.PathLike)) else given
     several = list(several) if isinstance(several, Iterable) else [None]
     if all(isinstance(each, (str, os.PathLike)) for each in several):
         return several
     wanted = ", ".join(["a path", "an address", "a pattern", *others])
-    raise ArgumentError(f"{given!r:.100} is no path: give {wanted}, or a list of paths")
+    raise ArgumentError(f"{given!r:.100} is not a path: give {wanted}, or a list of paths")
 
 
 def columns_of(given: Any) -> list[str] | None:
-    """The columns that are wanted; ArgumentError for a single text, whose letters would be taken for names."""
+    """The columns as a list; ArgumentError for a single string.
+
+    Its letters would otherwise be taken for names.
+    """
     if isinstance(given, str):
         raise ArgumentError(f"columns={given!r}: give a list of names, such as [{given!r}]")
     return None if given is None else list(given)
@@ -155,10 +167,11 @@ def columns_of(given: Any) -> list[str] | None:
 def data_files(
     paths: Sequence[Pathlike], inside: str, *, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
 ) -> FileSet:
-    """What paths, addresses and patterns mean, as `paths.find` says; of a folder, what matches `inside` and is data.
+    """Resolve paths as `find` does, to the data files of tables.
 
-    Names below it that begin with `_` or `.` are no data, but for folders such as `_year=2024`. ArgumentError refuses
-    a Delta table, in whose folder files lie that are no longer part of it.
+    In a folder, files that match `inside` are data, unless a part of their path below it begins with `_` or `.`;
+    partition folders such as `_year=2024` are included. ArgumentError refuses a Delta table, whose folder also holds
+    files that are no longer part of it.
     """
     meant = [
         each
@@ -171,22 +184,22 @@ def data_files(
 
 
 def _data(given: str, several: Found) -> Found:
-    """What of the files that a path means is data."""
-    folders = [f"{folder.rstrip('/')}/" for folder in _plain(given)]
-    placed = [_placed(_name(each), folders) for each in several]
+    """Filter the data files among the matches of one path."""
+    folders = [f"{folder.rstrip('/')}/" for folder in _prefixes(given)]
+    placed = [_split_name(_name(each), folders) for each in several]
     for folder in {folder for folder, _ in placed if folder}:
-        _refuse_delta(folder, several[0][0])
+        _check_no_delta(folder, several[0][0])
     for folder, path in placed:
         if f"/{_DELTA}/" in f"/{path}":
-            raise _no_delta(f"{folder}{path.partition(_DELTA)[0]}")
-    kept = [each for each, (_, path) in zip(several, placed, strict=True) if not any(map(_is_aside, path.split("/")))]
-    if several and not kept:
-        raise ObjectNotFoundError(f"no files: in {given} there are none but in what begins with '_' or '.'")
-    return kept
+            raise _delta_error(f"{folder}{path.partition(_DELTA)[0]}")
+    data = [each for each, (_, path) in zip(several, placed, strict=True) if not any(map(_is_aside, path.split("/")))]
+    if several and not data:
+        raise ObjectNotFoundError(f"no files: all names in {given} begin with '_' or '.', and are ignored")
+    return data
 
 
-def _plain(given: str) -> list[str]:
-    """What a path with braces stands for, as the names of what is found in it begin."""
+def _prefixes(given: str) -> list[str]:
+    """Prefixes of the names found for a path with braces."""
     if not is_local(given):
         return braces(given)
     return [str(Path(path).absolute()) for path in expand_braces(local_path(given))]
@@ -197,8 +210,11 @@ def _name(each: tuple[Store | None, ObjectInfo]) -> str:
     return info.path if store is None else join(store.url, info.path)
 
 
-def _placed(name: str, folders: Sequence[str]) -> tuple[str, str]:
-    """The folder that was given, and the path below it; neither of what was given by its name or a pattern."""
+def _split_name(name: str, folders: Sequence[str]) -> tuple[str, str]:
+    """Split a file name into a given folder and the rest.
+
+    Both are empty for a file given by its name or a pattern.
+    """
     return next(((folder, name[len(folder) :]) for folder in folders if name.startswith(folder)), ("", ""))
 
 
@@ -206,20 +222,20 @@ def _is_aside(part: str) -> bool:
     return part.startswith(("_", ".")) and "=" not in part
 
 
-def _refuse_delta(folder: str, store: Store | None) -> None:
+def _check_no_delta(folder: str, store: Store | None) -> None:
     if Path(folder, _DELTA).is_dir() if store is None else _has(store, f"{split(folder).path}{_DELTA}/"):
-        raise _no_delta(folder)
+        raise _delta_error(folder)
 
 
 def _has(store: Store, folder: str) -> bool:
-    with suppress(ObjectNotFoundError):  # some stores know folders
+    with suppress(ObjectNotFoundError):  # stores with real folders report a missing one
         return any(True for _ in store.list(folder))
     return False
 
 
-def _no_delta(folder: str) -> ArgumentError:
+def _delta_error(folder: str) -> ArgumentError:
     table = folder.rstrip("/")
     return ArgumentError(
-        f"{table} is a Delta table, in whose folder files lie that are no longer part of it; give those that are, as"
-        f" the package deltalake lists them: Parquet(DeltaTable({table!r}).file_uris())"
+        f"{table} is a Delta table, whose folder may hold files that are no longer part of it; give the current ones,"
+        f" as listed by the package deltalake: Parquet(DeltaTable({table!r}).file_uris())"
     )

@@ -1,4 +1,4 @@
-"""Counting of samples and bytes in the shards of any format."""
+"""Sample and byte counts of shards, for any format."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`PackedStrings`: millions of strings in two arrays instead of millions of objects.
+"""`PackedStrings` and `PackedBytes`: many strings in two arrays.
 
-Many short strings of bytes in two arrays.
+Millions of Python objects would cost more memory, and be copied by every worker process.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ _HEADER_NBYTES = 64
 _BLOCK = 4096
 
 
-# os.fsdecode gives lone surrogates for the odd bytes of a file name; they must survive.
+# os.fsdecode returns lone surrogates for undecodable bytes of a file name; they must round-trip.
 _ERRORS = "surrogatepass"
 
 
 class PackedStrings(Sequence[str]):
-    """An immutable sequence of strings in one buffer of bytes: 8 bytes each, plus their UTF-8.
+    """An immutable sequence of str in one buffer.
 
-    A list of such strings takes some 57 bytes more for each, and its reference counts make every worker process copy
-    it page by page. This pickles as two arrays, out of band where the pickler can; opened from a file, as a path.
+    Each string takes 8 bytes plus its UTF-8. A list takes about 57 bytes more for each, and its reference counts make
+    every worker process copy it page by page. Pickles as two arrays, out of band where the pickler supports it; if
+    opened from a file, as its path.
     """
 
     traits = READS_SAMPLES
@@ -50,26 +51,26 @@ class PackedStrings(Sequence[str]):
                 offsets.append(position)
             buffer += b"".join(block)
         self._path: str | None = None
-        # Arrays that own their memory: only such can share its pages with worker processes.
+        # Only arrays that own their memory can share its pages with worker processes.
         self._offsets = np.array(offsets, np.int64)
         self._buffer = np.array(buffer, np.uint8)
 
     @classmethod
     def from_lines(cls, path: str | os.PathLike[str]) -> Self:
-        """The lines of a UTF-8 text file, without their line ends."""
+        """Read the lines of a UTF-8 text file, without line ends."""
         with open(path, encoding="utf-8") as file:
             return cls(line.removesuffix("\n") for line in file)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """What `save` wrote, memory-mapped: nothing is read before it is asked for."""
+        """Memory-map a file written by `save`, without reading the strings."""
         self = cls.__new__(cls)
         self._path = str(Path(path).resolve())
         self._map()
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file for `open`; it appears whole or not at all."""
+        """Write a file for `open`, atomically."""
         partial = f"{os.fspath(path)}.partial-{os.getpid()}"
         try:
             with open(partial, "wb") as file:
@@ -83,7 +84,7 @@ class PackedStrings(Sequence[str]):
 
     @property
     def nbytes(self) -> int:
-        """The memory, or the mapping, behind all strings."""
+        """Size of the memory or mapping."""
         return int(self._offsets.nbytes + self._buffer.nbytes)
 
     def __len__(self) -> int:
@@ -134,20 +135,21 @@ class PackedStrings(Sequence[str]):
         with open(self._path, "rb") as file:
             header = file.read(_HEADER_NBYTES)
         if not header.startswith(_MAGIC) or len(header) < _HEADER_NBYTES:
-            raise SampleError(f"{self._path} was not written by PackedStrings.save")
+            raise SampleError(f"{self._path} is not a file of PackedStrings.save")
         count, nbytes = map(int, header[len(_MAGIC) :].split())
         found, wanted = Path(self._path).stat().st_size, _HEADER_NBYTES + 8 * (count + 1) + nbytes
         if found != wanted:
-            raise SampleError(f"{self._path} is damaged: the file has {found} bytes, its header wants {wanted}")
+            raise SampleError(f"{self._path} is damaged: the file has {found} bytes, its header describes {wanted}")
         mapped: NDArray[np.uint8] = np.memmap(self._path, np.uint8, "r", _HEADER_NBYTES).view(np.ndarray)
         self._offsets = mapped[: 8 * (count + 1)].view(np.int64)
         self._buffer = mapped[8 * (count + 1) :]
 
 
 class PackedBytes:
-    """An immutable sequence of byte strings in one buffer: 8 bytes each, plus their own; 0 each where all are as long.
+    """An immutable sequence of bytes in one buffer.
 
-    Pickles as arrays, out of band where the pickler can.
+    Each string takes 8 bytes for its offset plus its own bytes. Pickles as arrays, out of band where the pickler
+    supports it.
     """
 
     def __init__(self, offsets: NDArray[np.int64], buffer: NDArray[np.uint8]) -> None:
@@ -158,7 +160,7 @@ class PackedBytes:
 
     @classmethod
     def of(cls, strings: Iterable[bytes]) -> PackedBytes:
-        """The strings, one after the other."""
+        """Pack strings in order."""
         offsets, buffer = array("q", [0]), bytearray()
         for text in strings:
             buffer += text
@@ -167,19 +169,19 @@ class PackedBytes:
 
     @property
     def nbytes(self) -> int:
-        """The memory, or the mapping, behind all strings."""
+        """Size of the memory or mapping."""
         return int(self.offsets.nbytes + self.buffer.nbytes)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, at: int) -> bytes:
-        """The string at a place that has been checked."""
+        """The string at a checked index."""
         start, stop = self.offsets[at : at + 2].tolist()
         return bytes(self.buffer.data[start:stop])
 
     def many(self, places: NDArray[np.int64]) -> list[bytes]:
-        """The strings at these places, which have been checked."""
+        """The strings at checked indices."""
         if self._fixed is not None:
             found: list[bytes] = self._fixed[places].tolist()
             return found

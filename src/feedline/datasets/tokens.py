@@ -1,6 +1,6 @@
-"""Token files: flat binaries of token ids, read as fixed windows or as documents.
+"""Token files: flat binaries of token ids, as windows or documents.
 
-Token files as one stream of token ids, on this machine or in a store.
+The files lie on this machine or in a store, and form one stream of tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ TokenSource = Pathlike | Raw | Sequence[Pathlike | Raw]
 
 
 class TokenStream(torch.utils.data.Dataset[Any]):
-    """Token ids of one or more files as one stream, and the dtype in which they come out."""
+    """Token ids of one or more files as one stream.
+
+    `_dtype` is the dtype of the returned tensors.
+    """
 
     traits = READS_BATCHES
 
@@ -46,17 +49,20 @@ class TokenStream(torch.utils.data.Dataset[Any]):
         options: Mapping[str, Any] | None,
     ) -> None:
         self._files = _opened(paths, dtype, cache, options)
-        stored = _refuse_other_kinds(self._files, dtype)
+        stored = _check_dtypes(self._files, dtype)
         self._dtype = _output_dtype(stored, out_dtype)
         self._bounds = [0, *accumulate(self._files.lengths)]
 
     @property
     def listing_fingerprint(self) -> str:
-        """Of the names of the files in their order, and the tokens of each: what a loader's state must find again."""
+        """Digest of file names and lengths, checked by saved loader states."""
         return digest_of(self._files.paths, self._files.lengths)
 
     def _read(self, spans: Iterable[tuple[int, int]]) -> Iterator[NDArray[Any]]:
-        """The tokens from each start up to its stop in the stream, over the borders of files; read all at once."""
+        """Read token ranges of the stream, which may cross file boundaries.
+
+        All ranges are requested at once.
+        """
         pieces = [list(self._pieces(start, stop)) for start, stop in spans]
         read = iter(self._files.read([piece for several in pieces for piece in several]))
         for several in pieces:
@@ -64,7 +70,7 @@ class TokenStream(torch.utils.data.Dataset[Any]):
             yield parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self._files.dtypes[0]), *parts])
 
     def _one(self, start: int, stop: int) -> NDArray[Any]:
-        """As `_read`, for a single part, which in a mapped file is a view."""
+        """Read one token range; a view within one mapped file."""
         if isinstance(self._files, MappedFiles):
             file = bisect_right(self._bounds, start) - 1
             begin, end = self._bounds[file : file + 2]
@@ -78,7 +84,7 @@ class TokenStream(torch.utils.data.Dataset[Any]):
         return out
 
     def _pieces(self, start: int, stop: int) -> Iterator[RowSpan]:
-        """Which tokens of which files a part of the stream is."""
+        """Split a token range of the stream into ranges of files."""
         file = bisect_right(self._bounds, start) - 1
         while start < stop:
             begin, end = self._bounds[file : file + 2]
@@ -106,7 +112,7 @@ def _opened(
 
 
 def whole_number(value: Any, name: str) -> int:
-    """The argument of this name, a number of tokens: at least 1."""
+    """Check a number of tokens: an integer of at least 1."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -121,7 +127,7 @@ def positions_in(
     cache: Cache | Pathlike | None,
     options: Mapping[str, Any] | None,
 ) -> NDArray[Any]:
-    """Positions as they are, or as a `.npy` or `Raw` file holds them."""
+    """Positions from an array, a list, or a `.npy` or `Raw` file."""
     if not isinstance(offsets, (str, os.PathLike, Raw)):
         return np.asarray(offsets)
     if is_remote([offsets]):
@@ -134,22 +140,22 @@ def _listed(source: TokenSource) -> list[Pathlike | Raw]:
     if isinstance(source, Raw):
         return [source]
     if not isinstance(source, (str, os.PathLike)):
-        return _refuse_none(list(source), source)
+        return _check_any(list(source), source)
     path = local_path(source)
     if Path(path).exists() or not glob.has_magic(path):
         return [path]
     found = sorted(glob.glob(path, recursive=True))  # noqa: PTH207 - Path.glob: no absolute ones
-    return _refuse_none([*found], str(Path(path).absolute()))
+    return _check_any([*found], str(Path(path).absolute()))
 
 
-def _refuse_none(found: list[Pathlike | Raw], asked: Any) -> list[Pathlike | Raw]:
+def _check_any(found: list[Pathlike | Raw], asked: Any) -> list[Pathlike | Raw]:
     if not found:
-        raise FileNotFoundError(f"no token files: {asked!r} names none")
+        raise FileNotFoundError(f"no token files: {asked!r} matches none")
     return found
 
 
 def _typed(source: Pathlike | Raw, dtype: DTypeLike | None) -> Pathlike | Raw:
-    """A source that knows its dtype."""
+    """Add the dtype to a source of bare numbers."""
     if isinstance(source, Raw):
         return source
     if not path_of(source).endswith(".npy"):
@@ -157,11 +163,11 @@ def _typed(source: Pathlike | Raw, dtype: DTypeLike | None) -> Pathlike | Raw:
     return source
 
 
-def _refuse_other_kinds(files: MappedFiles | RemoteArrays, dtype: DTypeLike | None) -> np.dtype[Any]:
+def _check_dtypes(files: MappedFiles | RemoteArrays, dtype: DTypeLike | None) -> np.dtype[Any]:
     stored = files.dtypes[0] if dtype is None else np.dtype(dtype)
     for path, found, ndim in zip(files.paths, files.dtypes, files.ndims, strict=True):
         if ndim != 1 or found.kind not in "iu":
-            raise ArgumentError(f"{path} holds {found} of {ndim} dimensions; tokens are 1-D integers")
+            raise ArgumentError(f"{path} holds {found} of {ndim} dimensions; tokens must be 1-D integers")
         if found != stored:
             whose = f"{files.paths[0]} holds" if dtype is None else "the argument dtype says"
             raise ArgumentError(f"{path} holds {found}, but {whose} {stored}")
@@ -175,7 +181,7 @@ def _output_dtype(stored: np.dtype[Any], out_dtype: torch.dtype | DTypeLike | No
         return kept
     wanted = out_dtype if isinstance(out_dtype, torch.dtype) else _named(out_dtype)
     if not _holds(wanted, stored):
-        raise ArgumentError(f"out_dtype={out_dtype} cannot hold every {stored} that is stored")
+        raise ArgumentError(f"out_dtype={out_dtype} cannot represent all values of the stored {stored}")
     return wanted
 
 
@@ -185,7 +191,7 @@ def _named(out_dtype: DTypeLike) -> torch.dtype:
     except (TypeError, ValueError):
         found = None
     if found is None:
-        raise ArgumentError(f"out_dtype={out_dtype!r} is no dtype of tensors: give torch.int64, or its name")
+        raise ArgumentError(f"out_dtype={out_dtype!r} is not a torch dtype: give torch.int64, or its name")
     return found
 
 
@@ -197,15 +203,16 @@ def _holds(wanted: torch.dtype, stored: np.dtype[Any]) -> bool:
 
 
 class TokenFile(TokenStream):
-    """Windows of `window` tokens that begin every `stride` tokens (None: one after the other).
+    """Windows of `window` tokens, one every `stride` tokens (by default `window`).
 
-    `paths` is a path, a glob pattern, a `Raw`, or a list of paths. A `.npy` file says its dtype; any other is bare
-    numbers of `dtype` (uint16 by default). With `targets`, samples are `(x, y)` where y is x one token later. Windows
-    never cross from one file into the next, and the rest of a file that is shorter than a window is left out, unless
-    `cross_files` makes one stream of all. Tokens keep the stored dtype, or become `out_dtype` in the same pass.
+    `paths` is a path, a glob pattern, a `Raw`, or a list of paths. A `.npy` file has its own dtype; any other file is
+    bare numbers of `dtype` (uint16 by default). With `targets`, samples are `(x, y)` where y is x one token later.
+    Windows do not cross file boundaries, and tokens at the end of a file that do not fill a window are left out; with
+    `cross_files`, all files form one stream. Tokens keep the stored dtype, or are converted to `out_dtype` in the same
+    pass.
 
-    Of files in a store, windows are read in ranges, and kept in the folder `cache`, if one is given; `options` are
-    those of `open_store`.
+    Windows of remote files are read by range, and kept in the folder `cache`, if one is given; `options` are those of
+    `open_store`.
     """
 
     def __init__(
@@ -232,7 +239,7 @@ class TokenFile(TokenStream):
         self._views: list[NDArray[Any]] | None = None
         if not len(self):
             raise ArgumentError(
-                f"no file holds {window + targets} tokens, as a window{' with targets' * targets} needs"
+                f"no file has {window + targets} tokens, the length of a window{' with targets' * targets}"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -242,19 +249,19 @@ class TokenFile(TokenStream):
         return int(self._counted[-1])
 
     def __getitem__(self, index: int) -> Any:
-        """Window `index`, in memory of its own; negative indices count from the end."""
+        """Window `index` in its own memory; negative indices count from the end."""
         start = int(self._token_starts(one_within(index, len(self), "TokenFile")))
         tokens = self._one(start, start + self.window + self.targets)
         x = self._copied(tokens[: self.window])
         return (x, self._copied(tokens[1:])) if self.targets else x
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The windows of these indices; they share memory with each other only."""
+        """The windows of these indices, as views of one batch."""
         batch = self.read_batch(BatchRead(as_indices(indices), allocate_tensor))
         return list(zip(*(part.unbind() for part in batch), strict=True)) if self.targets else list(batch.unbind())
 
     def read_batch(self, request: BatchRead) -> Batch:
-        """The windows as one tensor, (B, window); `[x, y]` with targets."""
+        """The windows as one tensor (B, window); `[x, y]` with targets."""
         indices = request.indices
         parts = [request.allocate((len(indices), self.window), self._dtype) for _ in range(1 + self.targets)]
         views = self._views
@@ -268,12 +275,15 @@ class TokenFile(TokenStream):
         return parts if self.targets else parts[0]
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What reading these samples will want from a cache."""
+        """Cache and byte range of every read for these samples."""
         return self._wanted(self._spans(indices))
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Windows that lie together, for `ShardShuffled`: of files of this machine all, as any costs the same."""
+        """Groups of adjacent windows, for `ShardShuffled`.
+
+        Local files are a single group, because every window costs the same there.
+        """
         if isinstance(self._files, MappedFiles):
             return np.array([len(self)])
         windows = max(1, TOGETHER_NBYTES // (self.stride * self._files.dtypes[0].itemsize))
@@ -281,12 +291,15 @@ class TokenFile(TokenStream):
         return np.diff(np.append(np.concatenate(starts), len(self)))
 
     def _spans(self, indices: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Where in the stream the windows of these indices lie, targets included."""
+        """Token ranges of these windows in the stream, targets included."""
         starts = self._token_starts(within(indices, len(self), "TokenFile")).tolist()
         return [(start, start + self.window + self.targets) for start in starts]
 
     def _windows(self) -> list[NDArray[Any]]:
-        """The file with a window in each row, for inputs and targets; none of several files, or for another dtype."""
+        """Strided views of the file, (windows, window), for inputs and targets.
+
+        Empty for several or remote files, and if the dtype is converted.
+        """
         if not isinstance(self._files, MappedFiles) or len(self._files.arrays) > 1:
             return []
         tokens = self._files.arrays[0]
@@ -296,7 +309,7 @@ class TokenFile(TokenStream):
         return [as_strided(tokens[shift:], shape, strides, writeable=False) for shift in range(1 + self.targets)]
 
     def _fill(self, parts: Sequence[NDArray[Any]], indices: NDArray[np.int64]) -> None:
-        """Write the windows of these indices, each part one token later."""
+        """Write the windows into `parts`, each part shifted by one token."""
         if isinstance(self._files, MappedFiles) and len(self._files.arrays) == 1:
             starts = self._token_starts(within(indices, len(self), "TokenFile"))
             for shift, rows in enumerate(parts):
@@ -307,7 +320,7 @@ class TokenFile(TokenStream):
                 rows[row] = tokens[shift : shift + self.window]
 
     def _token_starts(self, indices: Any) -> Any:
-        """Where in the stream the windows of checked indices begin, or the window of one index."""
+        """First token of each window, for one index or an array."""
         if len(self._starts) == 1:
             return indices * self.stride
         file = np.searchsorted(self._counted, indices, side="right") - 1
@@ -315,11 +328,11 @@ class TokenFile(TokenStream):
 
 
 class TokenDocuments(TokenStream):
-    """Documents of different lengths in token files: document i is the tokens `[offsets[i], offsets[i + 1])`.
+    """Documents of varying length in token files.
 
-    `offsets` are n + 1 rising token positions in the stream that the files make together: an array, a list, or a `.npy`
-    or `Raw` file of them. `lengths` suits `LengthBuckets`; `collate.pad` and `collate.token_budget` make batches.
-    Files may lie in a store, as those of `TokenFile`.
+    Document i is the tokens `[offsets[i], offsets[i + 1])`. `offsets` are n + 1 ascending positions in the stream of
+    all files: an array, a list, or a `.npy` or `Raw` file. `lengths` is for `LengthBuckets`; `collate.pad` and
+    `collate.token_budget` build batches. Files may be remote, as those of `TokenFile`.
     """
 
     def __init__(
@@ -333,18 +346,18 @@ class TokenDocuments(TokenStream):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(paths, dtype, out_dtype, cache, options)
-        self._offsets = _rising(positions_in(offsets, cache, options), self._bounds[-1])
+        self._offsets = _check_offsets(positions_in(offsets, cache, options), self._bounds[-1])
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The number of tokens of each document."""
+        """Number of tokens of each document."""
         return np.diff(self._offsets)
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        """Document `index`, in memory of its own; negative indices count from the end."""
+        """Document `index` in its own memory; negative indices count from the end."""
         at = one_within(index, len(self), "TokenDocuments")
         return self._copied(self._one(*self._offsets[at : at + 2].tolist()))
 
@@ -356,7 +369,7 @@ class TokenDocuments(TokenStream):
         return [self._copied(tokens) for tokens in self._read(spans)]
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What reading these samples will want from a cache."""
+        """Cache and byte range of every read for these samples."""
         return self._wanted(self._spans(indices))
 
     def _spans(self, indices: NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -364,16 +377,16 @@ class TokenDocuments(TokenStream):
         return list(zip(self._offsets[places].tolist(), self._offsets[places + 1].tolist(), strict=True))
 
 
-def _rising(told: NDArray[Any], tokens: int) -> NDArray[np.int64]:
-    """These positions, checked, in memory of their own."""
-    if told.ndim != 1 or not len(told):
-        raise ArgumentError(f"offsets are n + 1 positions in one dimension, not of shape {told.shape}")
-    if told.dtype.kind not in "iu":
-        raise ArgumentError(f"offsets are positions of tokens, integers, not {told.dtype}")
-    offsets = np.array(told, np.int64)
+def _check_offsets(positions: NDArray[Any], tokens: int) -> NDArray[np.int64]:
+    """Check and copy the positions."""
+    if positions.ndim != 1 or not len(positions):
+        raise ArgumentError(f"offsets must be n + 1 positions in one dimension, not of shape {positions.shape}")
+    if positions.dtype.kind not in "iu":
+        raise ArgumentError(f"offsets must be integer token positions, not {positions.dtype}")
+    offsets = np.array(positions, np.int64)
     if offsets[0] < 0 or offsets[-1] > tokens or (np.diff(offsets) < 0).any():
         raise ArgumentError(
-            f"offsets must rise from 0 or more to at most the {tokens} tokens of the files; "
-            f"they go from {told[0]} to {told[-1]}"
+            f"offsets must ascend from at least 0 to at most the {tokens} tokens of the files; "
+            f"they range from {positions[0]} to {positions[-1]}"
         )
     return offsets

@@ -1,6 +1,6 @@
-"""`Zip` and `Map`: datasets side by side, and a function over each sample.
+"""Datasets over other datasets: `Zip`, `Map` and `Filter`.
 
-`Filter`: the samples of a dataset that a predicate keeps, found once and recorded.
+`Filter` records the indices that its predicate accepts.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from feedline.errors import ArgumentError, note
 
 
 class Zip(StackDataset[Any]):
-    """Aligned datasets side by side: sample i is a tuple of theirs, or a dict for datasets given by name.
+    """Aligned datasets: a sample combines those of all parts.
 
-    torch's StackDataset, with an error that quotes the lengths where they differ.
+    It is a tuple, or a dict for datasets given by keyword. This is torch's StackDataset, except that the error for
+    different lengths names them.
     """
 
     def __init__(self, *datasets: Any, **named: Any) -> None:
         if bool(datasets) == bool(named):
-            raise ArgumentError("give at least one dataset; either all by place or all by name")
+            raise ArgumentError("give at least one dataset; either all by position or all by keyword")
         parts = named or {f"argument {place}": part for place, part in enumerate(datasets)}
         lengths = [len(part) for part in parts.values()]
         if len(set(lengths)) > 1:
             names = [f"{type(part).__name__} ({name})" for name, part in parts.items()]
             each = ", ".join(f"{name} has {length}" for name, length in zip(names, lengths, strict=True))
-            raise ArgumentError(f"datasets that are aligned have one length, but {each}")
+            raise ArgumentError(f"aligned datasets must have the same length, but {each}")
         super().__init__(*datasets, **named)
 
     @property
@@ -52,24 +53,24 @@ class Zip(StackDataset[Any]):
 
 
 class WrappedDataset(torch.utils.data.Dataset[Any]):
-    """A dataset whose sample `i` is made of sample `i` of `dataset`."""
+    """A dataset whose sample `i` derives from sample `i` of `dataset`."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
     @property
     def traits(self) -> Traits:
-        """Those of the dataset within; a function is taken to be thread-safe, as a transform is."""
+        """Traits of the wrapped dataset; the function counts as thread-safe."""
         has_ranges = ranges_of(self.dataset) is not None
         return Traits(thread_safe=traits_of(self.dataset).thread_safe, has_ranges=has_ranges)
 
     @property
     def listing_fingerprint(self) -> str | None:
-        """That of the dataset within."""
+        """The fingerprint of the wrapped dataset."""
         return listing_fingerprint_of(self.dataset)
 
     def ranges(self, indices: Int64s) -> Ranges:
-        """Ranges that the dataset within needs for these samples."""
+        """Ranges that the wrapped dataset reads for these samples."""
         ranges = ranges_of(self.dataset)
         return [] if ranges is None else ranges(indices)
 
@@ -78,9 +79,9 @@ class WrappedDataset(torch.utils.data.Dataset[Any]):
 
 
 class Map(WrappedDataset):
-    """`fn(sample)`, or `fn(sample, rng)`, of each sample, when it is fetched.
+    """`fn(sample)`, or `fn(sample, rng)`, of each sample on access.
 
-    `rng` is fixed by (seed, epoch, position), and independent of that of a transform or `Map` within.
+    `rng` depends on (seed, epoch, position) only, and is independent of that of a transform or `Map` within.
     """
 
     def __init__(self, dataset: Any, fn: Transform) -> None:
@@ -92,11 +93,11 @@ class Map(WrappedDataset):
         self._depth: int = 1 + getattr(dataset, "_depth", 0) if isinstance(dataset, Map) else 1
 
     def __getitem__(self, index: int) -> Any:
-        """The function of sample `index`."""
+        """The result for sample `index`."""
         return self._mapped(self.dataset[index], None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The function of the samples of these indices, fetched at once where the dataset can."""
+        """The results for these samples, fetched together if the dataset supports it."""
         return [self._mapped(sample, row) for row, sample in enumerate(samples_of(self.dataset, indices))]
 
     def _mapped(self, sample: Any, row: int | None) -> Any:
@@ -106,7 +107,7 @@ class Map(WrappedDataset):
 
 
 def samples_of(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """The samples of these indices, at once where the dataset can."""
+    """Samples of a dataset, fetched together if it supports that."""
     many = getattr(dataset, "__getitems__", None)
     return [dataset[index] for index in indices] if many is None else list(many(indices))
 
@@ -118,11 +119,12 @@ Predicate = Callable[[Any], Any]
 
 
 class Filter(WrappedDataset):
-    """The samples for which `predicate(sample)` is true, in order; `indices` are theirs in the dataset.
+    """The samples that satisfy `predicate(sample)`, in order.
 
-    All samples are read once, in `num_workers` processes. With `index_dir`, the indices are kept in that folder under
-    a fingerprint of the predicate and the dataset: they are read again, memory-mapped, as long as neither changes, and
-    found again when one does. Objects of a store that tells no versions are an ArgumentError then.
+    `indices` are their indices in the dataset. All samples are read once, in `num_workers` processes. With
+    `index_dir`, the indices are stored in that folder under a fingerprint of the predicate and the dataset,
+    memory-mapped by later runs, and computed again when one of the two changes. Objects of a store without versions
+    are an ArgumentError then.
     """
 
     def __init__(
@@ -131,32 +133,32 @@ class Filter(WrappedDataset):
         if not callable(predicate):
             raise ArgumentError(f"predicate must be callable, got {type(predicate).__name__}")
         super().__init__(dataset)
-        find = partial(_found, dataset, predicate, num_workers)
+        find = partial(_find_indices, dataset, predicate, num_workers)
         self._path: str | None = None
         if index_dir is not None:
             key = fingerprint("filter", predicate, dataset, len(dataset))
             self._path = str(Path(index_dir, f"filter-{key}.npy").absolute())
-        self.indices: NDArray[np.int64] = find() if self._path is None else _recorded(self._path, find)
+        self.indices: NDArray[np.int64] = find() if self._path is None else _load_or_find(self._path, find)
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """The samples left in each shard of the dataset; absent where it has no shards."""
+        """Remaining samples per shard; absent if the dataset has no shards."""
         bounds = np.cumsum([0, *self.dataset.shard_sizes])
         return np.diff(np.searchsorted(self.indices, bounds))
 
     def ranges(self, indices: Int64s) -> Ranges:
-        """Ranges that the dataset within needs for these samples."""
+        """Ranges that the wrapped dataset reads for these samples."""
         return super().ranges(self.indices[indices])
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, index: int) -> Any:
-        """The sample of the dataset that is number `index` of those kept."""
+        """Sample `index` of those that satisfy the predicate."""
         return self.dataset[int(self.indices[one_within(index, len(self), "Filter")])]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of these indices, fetched at once where the dataset can."""
+        """The samples of these indices, fetched together if the dataset supports it."""
         inside = within(as_indices(indices), len(self), "Filter")
         return samples_of(self.dataset, self.indices[inside].tolist())
 
@@ -170,7 +172,7 @@ class Filter(WrappedDataset):
 
 
 class _Judged(torch.utils.data.Dataset[bool]):
-    """Whether the predicate holds, sample by sample."""
+    """Result of the predicate for each sample."""
 
     def __init__(self, dataset: Any, predicate: Predicate) -> None:
         self._dataset, self._predicate = dataset, predicate
@@ -189,11 +191,11 @@ class _Judged(torch.utils.data.Dataset[bool]):
         try:
             return bool(self._predicate(sample))
         except Exception as error:
-            note(error, f"feedline: while the predicate of a Filter looked at sample {index}")
+            note(error, f"feedline: in the predicate of a Filter, for sample {index}")
             raise
 
 
-def _found(dataset: Any, predicate: Predicate, num_workers: int) -> NDArray[np.int64]:
+def _find_indices(dataset: Any, predicate: Predicate, num_workers: int) -> NDArray[np.int64]:
     if not len(dataset):
         return np.empty(0, np.int64)
     judged = _Judged(dataset, predicate)
@@ -201,25 +203,25 @@ def _found(dataset: Any, predicate: Predicate, num_workers: int) -> NDArray[np.i
     return np.flatnonzero(np.concatenate(list(loader)))
 
 
-def _recorded(path: str, find: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-    kept = _kept(path)
-    if kept is not None:
-        return kept
+def _load_or_find(path: str, find: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+    stored = _load(path)
+    if stored is not None:
+        return stored
     indices = find()
-    _keep(path, indices)
+    _store(path, indices)
     return indices
 
 
-def _kept(path: str) -> NDArray[np.int64] | None:
+def _load(path: str) -> NDArray[np.int64] | None:
     try:
         indices: NDArray[np.int64] = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError):  # there is none, or it was cut short
+    except (OSError, ValueError, EOFError):  # missing, or truncated
         return None
     return indices
 
 
-def _keep(path: str, indices: NDArray[np.int64]) -> None:
-    """Write the file; it appears whole or not at all."""
+def _store(path: str, indices: NDArray[np.int64]) -> None:
+    """Write the indices to a file, atomically."""
     folder = Path(path).parent
     folder.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=folder, prefix=".filter-", suffix=f"-{os.getpid()}", delete=False) as file:

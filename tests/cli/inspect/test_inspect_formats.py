@@ -192,7 +192,7 @@ def test_row_groups_are_read_as_often_as_told(folder: Path, window: int, kept: i
 
 
 def test_formats_are_told_apart_by_what_lies_there(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"holds nothing that this reads: .*\*\.parquet.*LitData.*MDS"):
+    with pytest.raises(ArgumentError, match=r"has no files of a known format: .*\*\.parquet.*LitData.*MDS"):
         feedline("inspect", folder)
     (folder / "labels.csv").write_text("x\n1\n")
     assert format_of([str(folder)]) is FORMATS["csv"]
@@ -202,12 +202,12 @@ def test_formats_are_told_apart_by_what_lies_there(folder: Path, tmp_path: Path)
     assert format_of([str(folder)]) is FORMATS["tar"]
     other = tmp_path / "other.jsonl"
     other.write_text("{}\n")
-    with pytest.raises(ArgumentError, match=r"holds tar shards, .* holds JSONL: take one format"):
+    with pytest.raises(ArgumentError, match=r"holds tar shards, .* holds JSONL: inspect one format"):
         format_of([str(folder), str(other)])
     assert format_of(["s3://bucket/train.tfrecord-00000-of-00016"]) is FORMATS["tfrecord"]
     assert format_of(["s3://bucket/train-{000..127}.tar"]) is FORMATS["tar"]
     (folder / "x.xyz").touch()
-    with pytest.raises(ArgumentError, match=r"x\.xyz is nothing that this reads"):
+    with pytest.raises(ArgumentError, match=r"x\.xyz is of no known format"):
         format_of([str(folder / "x.xyz")])
 
 

@@ -193,17 +193,17 @@ class TestKeptListing:
         ImageFolder(root, index_dir=tmp_path / "listings")
         (other,) = (tmp_path / "listings").iterdir()
         other.write_bytes(b"precious")
-        with pytest.raises(SampleError, match=rf"{other.name} is not a file of feedline's arrays"):
+        with pytest.raises(SampleError, match=rf"{other.name} is not a file of feedline arrays"):
             ImageFolder(root, index_dir=tmp_path / "listings")
         assert other.read_bytes() == b"precious"
-        scan.array_container.write(str(other), scan.array_container.packed({}, {"x": np.zeros(3, np.uint8)}))
+        scan.array_container.write(str(other), scan.array_container.pack({}, {"x": np.zeros(3, np.uint8)}))
         with pytest.raises(
             SampleError, match=rf"{other.name} is not the listing of an ImageFolder: give another index_dir="
         ):
             ImageFolder(root, index_dir=tmp_path / "listings")
 
     def test_knows_no_functions(self, root: Path, tmp_path: Path) -> None:
-        with pytest.raises(ArgumentError, match=r"index_dir= cannot keep what is_valid_file says"):
+        with pytest.raises(ArgumentError, match=r"index_dir= cannot be used with is_valid_file="):
             ImageFolder(root, is_valid_file=bool, index_dir=tmp_path / "x")
 
 
@@ -300,7 +300,7 @@ class TestSamples:
         assert torch.cat([labels for _, labels in batches]).tolist() == ImageFolder(root).targets
 
     def test_repr(self, root: Path) -> None:
-        assert repr(ImageFolder(root)) == f"<ImageFolder {root}: 10 pictures of 3 classes>"
+        assert repr(ImageFolder(root)) == f"<ImageFolder {root}: 10 images of 3 classes>"
 
 
 class TestBadInput:
@@ -310,7 +310,7 @@ class TestBadInput:
 
     def test_no_class_folders(self, tmp_path: Path) -> None:
         put(tmp_path / "x/1.jpg", b"")
-        with pytest.raises(FileNotFoundError, match=r"x holds no class folders: pictures lie in root/class/name.jpg"):
+        with pytest.raises(FileNotFoundError, match=r"x has no class folders: images must be in root/class/name.jpg"):
             ImageFolder(tmp_path / "x")
 
     def test_empty_classes(self, root: Path) -> None:
@@ -335,9 +335,7 @@ class TestBadInput:
 
     def test_links_without_end(self, root: Path) -> None:
         (root / "class 0/loop").symlink_to(root)
-        with pytest.raises(
-            ArgumentError, match=r"class 0/loop is a link to .*pictures, in which it lies itself: remove"
-        ):
+        with pytest.raises(ArgumentError, match=r"class 0/loop is a link to its own parent folder .*pictures: remove"):
             ImageFolder(root)
 
     def test_a_link_to_itself_is_a_file_that_cannot_be_read(self, root: Path) -> None:
@@ -358,7 +356,7 @@ class TestBadInput:
             with pytest.raises(ImageError, match=r"class 1/1.jpg could not be read") as raised:
                 folder.read_batch(BatchRead(np.array([0, 3, 4]), allocate_tensor))
             assert "1.jpg (sample 4 of" in raised.value.__notes__[0]
-        with pytest.raises(SampleError, match=r"class 1/1.jpg cannot be read as a picture .* on_error='skip'"):
+        with pytest.raises(SampleError, match=r"class 1/1.jpg cannot be read as an image .* on_error='skip'"):
             ImageFolder(root)[4]
 
     def test_broken_links(self, root: Path) -> None:

@@ -223,7 +223,9 @@ class TestValues:
             LMDB(path, decode="npy")[0]
 
     def test_an_unknown_decode_is_refused(self, texts: Path) -> None:
-        with pytest.raises(ArgumentError, match=r"decode='jpg' is not one of bytes, text, npy, image"):
+        with pytest.raises(
+            ArgumentError, match=r"decode='jpg' is neither a function nor one of bytes, text, npy, image"
+        ):
             LMDB(texts, decode="jpg")
 
 

@@ -100,22 +100,20 @@ class TestPictures:
     def test_pictures_that_pillow_finds_too_large(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "a.png").write_bytes(png(broken=False))
         monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
-        with pytest.raises(SampleError, match=r"; raise PIL.Image.MAX_IMAGE_PIXELS if such pictures are meant .*skip"):
+        with pytest.raises(SampleError, match=r"; raise PIL.Image.MAX_IMAGE_PIXELS to read such large images.*skip"):
             Files(tmp_path / "a.png", decode="image")[0]
 
     def test_so_it_is_in_folders_and_tars(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tar = TarShards(write_tar(tmp_path / "a.tar", {"a.png": png(broken=False), "b.jpg": b"no picture"}))
         (tmp_path / "folder").mkdir()
         (tmp_path / "folder/a.png").write_bytes(png(broken=True))
-        with pytest.raises(
-            SampleError, match=r"a.png cannot be read as a picture \(SyntaxError: .*; replace or remove"
-        ):
+        with pytest.raises(SampleError, match=r"a.png cannot be read as an image \(SyntaxError: .*; replace or remove"):
             ImageFolder(tmp_path)[0]
         with pytest.raises(SampleError, match=r"'b.jpg' cannot be decoded as jpg \(.*\); repair it, or pass") as caught:
             tar[1]
         assert "object at 0x" not in str(caught.value)
         monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
-        with pytest.raises(SampleError, match=r"'a.png' cannot be .*; raise PIL.Image.MAX_IMAGE_PIXELS if such"):
+        with pytest.raises(SampleError, match=r"'a.png' cannot be .*; raise PIL.Image.MAX_IMAGE_PIXELS to read such"):
             tar[0]
 
     def test_a_bug_of_the_user_stays_what_it_is(self, tmp_path: Path) -> None:
@@ -150,7 +148,9 @@ class TestArrays:
 
     def test_a_bomb_among_the_arrays_of_a_tar(self, tmp_path: Path) -> None:
         tar = write_tar(tmp_path / "a.tar", {"a.npz": claims(bomb(1 << 20), 3 << 30)})
-        with pytest.raises(SampleError, match=r"member 'a.npz' cannot .* claim to hold 3,221,225,472, as a decompress"):
+        with pytest.raises(
+            SampleError, match=r"member 'a.npz' cannot .* claim to hold 3,221,225,472, like a decompress"
+        ):
             TarShards(tar)[0]
 
     @pytest.mark.parametrize(

@@ -463,12 +463,12 @@ class TestDamage:
     @pytest.mark.parametrize(
         ("path", "problem"),
         [
-            ("", "is no file (Is a directory)"),
-            (".", "is no file (Is a directory)"),
-            ("00.txt/x", "is no file (Not a directory)"),
-            ("x" * 300, "is no file (File name too long)"),
-            ("a\0b", "has a NUL in its path"),
-            ("../x", "leads out of"),
+            ("", "is not a file (Is a directory)"),
+            (".", "is not a file (Is a directory)"),
+            ("00.txt/x", "is not a file (Not a directory)"),
+            ("x" * 300, "is not a file (File name too long)"),
+            ("a\0b", "has a NUL character in its path"),
+            ("../x", "is outside the root"),
         ],
     )
     @pytest.mark.parametrize("decode", ["text", "image"])
@@ -495,7 +495,7 @@ class TestDamage:
 
     def test_a_root_that_is_not_there(self, database: Path) -> None:
         for root in ("nowhere", "list.db"):
-            with pytest.raises(FileNotFoundError, match=rf"no such folder: .*{root}, the root of all files"):
+            with pytest.raises(FileNotFoundError, match=rf"no such folder: .*{root}, given as root="):
                 manifest(database, root=database.parent / root)
 
     def test_an_address_that_is_meant_to_be_relative(self, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,7 +509,7 @@ class TestDamage:
     @pytest.mark.parametrize("path", ["../list.db", "/etc/passwd", "a/../../list.db"])
     def test_paths_that_lead_out_of_the_root(self, database: Path, path: str) -> None:
         dataset = manifest(database, "SELECT id, ? AS path FROM samples", (path,))
-        with pytest.raises(SampleError, match=r"leads out of .*files, the root of all files; give a root="):
+        with pytest.raises(SampleError, match=r"is outside the root .*files; give a root="):
             dataset[0]
 
     def test_absolute_paths_below_the_root(self, database: Path) -> None:

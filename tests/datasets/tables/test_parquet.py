@@ -128,7 +128,9 @@ class TestFiles:
 
     @pytest.mark.parametrize("paths", [None, 3, b"x", [None]])
     def test_what_is_no_path_is_named(self, paths: Any) -> None:
-        with pytest.raises(ArgumentError, match="is no path: give a path, an address, a pattern, or a list of paths"):
+        with pytest.raises(
+            ArgumentError, match="is not a path: give a path, an address, a pattern, or a list of paths"
+        ):
             Parquet(paths)
 
     def test_one_name_for_columns_is_refused(self, folder: Path) -> None:

@@ -169,7 +169,7 @@ class TestKept:
         opened(put(memory, write_tar(tmp_path / "x.tar", pictures(2))))
         address = put(memory, write_tar(tmp_path / "x.tar", pictures(3, 5)))
         assert list(opened(address).keys) == ["0005", "0006", "0007"]
-        assert "is made anew (the tar has changed)" in caplog.text
+        assert "is built again (the tar has changed)" in caplog.text
 
     def test_the_same_content_in_another_version_is_known_again(
         self, tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
@@ -194,7 +194,7 @@ class TestKept:
         monkeypatch.setattr(array_container, "write", refusing)
         tars = tars_at(put(memory, write_tar(tmp_path / "x.tar", pictures(2))))
         tars.heads()
-        assert "the index of memory://b/x.tar is held in memory" in caplog.text
+        assert "the index of memory://b/x.tar stays in memory" in caplog.text
         monkeypatch.setattr(index_files, "made", None)
         copy = pickle.loads(pickle.dumps(tars))
         assert told(copy.index(0)) == told(tars.index(0))
@@ -237,7 +237,7 @@ class TestBeside:
         index = write_index(other if what == "another tar's" else path).read_bytes()
         memory.pipe("/b/x.tar.index", {"damaged": b"x" * 5000, "cut": index[:-100]}.get(what, index))
         assert told(opened(put(memory, path))) == told(build_index(path))
-        assert "the index memory://b/x.tar.index is made anew (" in caplog.text
+        assert "the index memory://b/x.tar.index is built again (" in caplog.text
 
     def test_a_store_that_fails_is_not_taken_for_one_without_an_index(
         self, tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
@@ -270,10 +270,10 @@ class TestReading:
         with sources.ObjectSource(blob_at("memory://b/x")) as source:
             for start in range(0, 100_000, 700):
                 assert source.read(start, 900) == data[start : start + 900]
-                assert len(source._coming) <= 6
+                assert len(source._pending) <= 6
             assert source.read(100_400, 900) == data[100_400:]
             assert source.read(200_000, 900) == b""
-            assert source.looks([(5, 9), (100_499, 100_600), (300_000, 300_001)]) == [data[5:9], data[-1:], b""]
+            assert source.read_spans([(5, 9), (100_499, 100_600), (300_000, 300_001)]) == [data[5:9], data[-1:], b""]
 
     def test_checksums(self, tmp_path: Path, memory: Any) -> None:
         path = write_tar(tmp_path / "x.tar", pictures(2))
@@ -282,7 +282,7 @@ class TestReading:
         assert index.head.blake2b == build_index(path, checksum=True).head.blake2b
         index.verify(sources.ObjectSource(blob))
         other = blob_at(put(memory, write_tar(tmp_path / "x.tar", pictures(2, 5))))
-        with pytest.raises(ShardError, match=r"memory://b/x.tar is not what was indexed: its checksum"):
+        with pytest.raises(ShardError, match=r"memory://b/x.tar is not the indexed tar: its checksum"):
             index.verify(sources.ObjectSource(other))
 
     def test_an_object_that_changes_or_goes_while_it_is_read(self, tmp_path: Path, memory: Any) -> None:

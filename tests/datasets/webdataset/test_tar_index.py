@@ -74,7 +74,7 @@ class TestGrouping:
     def test_a_member_that_comes_twice(self, tmp_path: Path) -> None:
         path = write_tar(tmp_path / "x.tar", [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.JPG", b"3")])
         with pytest.raises(
-            ShardError, match=r"x.tar: member 'a.JPG' comes twice: field 'jpg' of sample 'a'.*Make the tar"
+            ShardError, match=r"x.tar: member 'a.JPG' is a duplicate: field 'jpg' of sample 'a'.*Re-create the tar"
         ):
             build_index(path)
 
@@ -122,7 +122,7 @@ class TestSideCar:
     def test_is_built_once_and_mapped_from_then_on(self, tar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         first = open_index(tar)
         assert first.path == f"{tar}.index"
-        monkeypatch.setattr(index_files.table, "built", None)
+        monkeypatch.setattr(index_files.table, "compute_index", None)
         again = open_index(tar)
         assert told(again) == told(first) == told(open_index(tar, f"{tar}.index"))
         head = glance(str(tar))
@@ -135,7 +135,7 @@ class TestSideCar:
         assert glance(str(tar)) is None
         with caplog.at_level(logging.WARNING, "feedline"):
             assert list(open_index(tar).keys) == ["c"]
-        assert "x.tar.index is made anew (the tar has changed)" in caplog.text
+        assert "x.tar.index is built again (the tar has changed)" in caplog.text
         assert glance(str(tar)) is not None
 
     def test_a_change_of_equal_size_is_seen(self, tar: Path) -> None:
@@ -149,7 +149,7 @@ class TestSideCar:
     def test_a_copy_with_another_time_fits(self, tar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before = told(open_index(tar))
         age(tar)
-        monkeypatch.setattr(index_files.table, "built", None)
+        monkeypatch.setattr(index_files.table, "compute_index", None)
         assert glance(str(tar)) is None
         assert told(open_index(tar)) == before
 
@@ -157,7 +157,7 @@ class TestSideCar:
         elsewhere = write_index(tar, tmp_path / "elsewhere.index")
         assert told(open_index(tar, elsewhere)) == told(build_index(tar))
         write_tar(tar, {"c.jpg": jpeg(8, 8)})
-        with pytest.raises(ShardError, match=r"elsewhere.index does not fit its tar .*x.tar.*Delete the index"):
+        with pytest.raises(ShardError, match=r"elsewhere.index does not match its tar .*x.tar.*Delete the index"):
             open_index(tar, elsewhere)
         with pytest.raises(FileNotFoundError):
             open_index(tar, tmp_path / "none.index")
@@ -186,7 +186,7 @@ class TestSideCar:
             open_index(tar, place)
         with caplog.at_level(logging.WARNING, "feedline"):
             assert list(open_index(tar).keys) == ["b", "a"]
-        assert "is made anew" in caplog.text
+        assert "is built again" in caplog.text
         assert place.read_bytes() == good
 
     def test_lost_grids_are_told(self, tar: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -195,7 +195,7 @@ class TestSideCar:
         with caplog.at_level(logging.WARNING, "feedline"):
             assert not open_index(tar).has_grids
         assert (
-            "without the offsets that decode parts of pictures: restore them with feedline index --rebuild"
+            "without the restart offsets for decoding parts of images: restore them with feedline index --rebuild"
             in caplog.text
         )
 
@@ -222,10 +222,10 @@ class TestSideCar:
         assert held.path is None
         assert list(held.keys) == ["b", "a"]
         assert len(caplog.records) == 1
-        assert "x.tar is held in memory" in caplog.text
+        assert "x.tar stays in memory" in caplog.text
 
     def test_checksums(self, tar: Path) -> None:
-        with pytest.raises(ShardError, match=r"holds no checksum; write it with checksum=True"):
+        with pytest.raises(ShardError, match=r"has no checksum; write it with checksum=True"):
             build_index(tar).verify()
         place = write_index(tar, checksum=True)
         index = open_index(tar, place)
@@ -233,7 +233,7 @@ class TestSideCar:
         data = bytearray(tar.read_bytes())
         data[600] ^= 1
         tar.write_bytes(data)
-        with pytest.raises(ShardError, match=r"x.tar is not what was indexed: its checksum"):
+        with pytest.raises(ShardError, match=r"x.tar is not the indexed tar: its checksum"):
             index.verify()
 
     def test_grids_come_back(self, tar: Path) -> None:
@@ -245,7 +245,7 @@ class TestSideCar:
         assert index.grid(0, 1) is None
         assert build_index(tar).grid(1, 0) is None
         for name in ("c.jpg", "a.png", "README"):
-            with pytest.raises(ArgumentError, match=f"grids= names {name!r}, which is no member"):
+            with pytest.raises(ArgumentError, match=f"grids= names {name!r}, which is not a member"):
                 write_index(tar, grids={name: lengths})
 
     def test_members_without_a_tar(self, tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ class TestOpenShards:
     def test_another_tar_on_arrival(self, tars: list[str]) -> None:
         shards = self.opening(tars)
         write_tar(Path(tars[0]), {"9.txt": b"9", "0.cls": b""})
-        with pytest.raises(ShardError, match=r"0.tar is not the tar that was indexed when this dataset was made"):
+        with pytest.raises(ShardError, match=r"0.tar is not the tar that was indexed when this dataset was created"):
             shards[0]
 
     @pytest.mark.parametrize("change", ["shrunk", "touched", "grown"])
@@ -341,7 +341,7 @@ class TestOpenShards:
         else:
             path.write_bytes(path.read_bytes() + bytes(512))
         with pytest.raises(
-            ShardError, match=r"the index of .*0.tar does not fit it: the tar was changed.*Put the tar back"
+            ShardError, match=r"the index of .*0.tar does not match: the tar was changed.*Restore the tar"
         ):
             shards[0]
 
@@ -355,7 +355,7 @@ class TestOpenShards:
     def test_a_sample_without_the_field(self, tars: list[str], tmp_path: Path) -> None:
         path = str(write_tar(tmp_path / "half.tar", {"a.txt": b"", "a.cls": b"", "b.txt": b""}))
         shards = self.opening([path])
-        with pytest.raises(SampleError, match=r"half.tar: sample 'b' has no cls or id; it has txt. Pack it again"):
+        with pytest.raises(SampleError, match=r"half.tar: sample 'b' has no cls or id; it has txt. Repack the sample"):
             shards[0].cells(np.array([0, 1]), ["cls", "id"])
         with pytest.raises(SampleError, match=r"sample 'a' has no png"):
             shards[0].cells(np.array([0]), ["png"])

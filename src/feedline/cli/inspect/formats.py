@@ -1,4 +1,4 @@
-"""Recognition of a format by the names of its files."""
+"""Recognition of formats by file names and markers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from feedline.stores import open_store
 from feedline.stores.urls import is_local, local_path, scheme_row
 
 _MOST_NAMES = 1000
-"""The names of a folder by which its format is recognized."""
+"""Limit for names of a folder that are examined."""
 
 
 def format_of(sources: Sequence[str]) -> Format:
-    """The format of all sources; ArgumentError unless it is one."""
+    """The common format of all sources; ArgumentError if there is none."""
     register_installed()
     found = {source: _format_of(source) for source in sources}
     if len({format_.label for format_ in found.values()}) > 1:
         each = ", ".join(f"{source} holds {format_.label}" for source, format_ in found.items())
-        raise ArgumentError(f"{each}: take one format after the other")
+        raise ArgumentError(f"{each}: inspect one format at a time")
     return next(iter(found.values()))
 
 
@@ -34,17 +34,17 @@ def _format_of(source: str) -> Format:
     if is_local(source) and not path.exists():
         raise ArgumentError(f"{source} does not exist")
     if path.is_file():
-        raise ArgumentError(f"{source} is nothing that this reads: {_known()}")
+        raise ArgumentError(f"{source} is of no known format: {_known()}")
     names = [*islice(_names(source), _MOST_NAMES)]
     found = _by_marker(source, names) or _by_names(names)
     if found is None:
-        raise ArgumentError(f"{source} holds nothing that this reads: {_known()}")
+        raise ArgumentError(f"{source} has no files of a known format: {_known()}")
     return found
 
 
 def _known() -> str:
     patterns = {each.label: ", ".join(each.names or each.markers) for each in FORMATS.values()}
-    return "known are " + ", ".join(f"{label} ({names})" for label, names in patterns.items() if names)
+    return "known formats are " + ", ".join(f"{label} ({names})" for label, names in patterns.items() if names)
 
 
 def _by_marker(source: str, names: Sequence[str]) -> Format | None:

@@ -1,4 +1,4 @@
-"""What a window of shards costs and gives: how mixed batches are, and how much is read."""
+"""Mixing and read costs of shuffle windows over shards."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _USUAL = (1, 4, 16, 64)
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """A window: of pairs in a batch the share from one shard, shards in a batch, bytes of the window and for a sample.
+    """Mixing and read costs of one window.
 
-    `window_nbytes` are those in memory where shards are kept there, else those stored. `nbytes_per_sample` is what
-    reading an epoch brings from the store, divided by its samples.
+    `same_shard_pairs` is the share of pairs in a batch that come from one shard. `window_nbytes` are bytes in memory if
+    shards are kept there, else stored bytes. `nbytes_per_sample` is the number of bytes that an epoch reads from the
+    store, divided by its samples.
     """
 
     window: int
@@ -30,9 +31,10 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Windows side by side, the last one holding all shards; of those that are read whole, what is kept, and by whom.
+    """Candidate windows compared; the last one spans all shards.
 
-    Where samples are read one by one, `page_nbytes` is what one of them makes a disk read, on average.
+    `kept_nbytes` and `keeper` are the limit and the place for shards that are read whole. If samples are read one by
+    one, `page_nbytes` is the average number of bytes that a disk reads for one.
     """
 
     wanted: int
@@ -44,12 +46,12 @@ class Ordered:
     page_nbytes: float | None
 
     def summary(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """A JSON-serializable dict."""
         return asdict(self)
 
 
 def ordered(shards: ShardSummary, window: int, batch_size: int) -> Ordered | None:
-    """Judge windows over the shards; None where there are none."""
+    """Compare windows over the shards; None without shards."""
     if not shards.unit or not sum(shards.sizes):
         return None
     number = len(shards.sizes)
@@ -60,7 +62,7 @@ def ordered(shards: ShardSummary, window: int, batch_size: int) -> Ordered | Non
         return judged(shards.kept.limit_nbytes, shards.kept.keeper, None)
     if shards.note is not None:
         return judged(None, None, None)
-    # Whole pages: the ends of a sample share theirs with its neighbors.
+    # A disk reads whole pages, and a sample rarely begins or ends at a page boundary.
     return judged(None, None, _mean(shards) + mmap.PAGESIZE)
 
 

@@ -1,8 +1,7 @@
-"""What is in folders or shards: counted over all samples, and looked at in the headers of some.
+"""Survey of image folders and tar shards.
 
-Samples of tars in stores: listed through their indexes, and what is looked at of many of them fetched at once.
-
-What is wrong with one of many, in a line.
+All samples are counted; image headers and classes are read from some of them. Samples of remote tars are listed
+through their indexes, and their headers are fetched in groups.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from feedline.stores import AccessDeniedError, ObjectNotFoundError
 
 
 def problem(name: str, error: Exception) -> str:
-    """What is wrong with something of this name, which feedline's own messages say already."""
-    told = str(error) if isinstance(error, FeedlineError) else f"{type(error).__name__}: {error}"
-    return told if name in told else f"{name}: {told}"
+    """One line about an error that names its subject."""
+    text = str(error) if isinstance(error, FeedlineError) else f"{type(error).__name__}: {error}"
+    return text if name in text else f"{name}: {text}"
 
 
 Step = Callable[[str, int, int], None]
 
 
 BEGINNING_NBYTES = 16 << 10
-"""What is fetched of a picture at first."""
+"""Bytes of an image that are fetched first."""
 
 
 _INDEXED_AT_ONCE = 8
@@ -46,7 +45,7 @@ _SAMPLES_AT_ONCE = 1024
 
 
 def list_remote_tars(sources: Sequence[str], step: Step) -> tuple[SampleList, list[str]]:
-    """The samples of the tars that can be read, and what is wrong with those that cannot."""
+    """Samples of all readable tars, and problems of the others."""
     tars, groups, unreadable = find_tar_targets(sources), list[list[Sample]](), list[str]()
     with WorkAhead(_samples_in, tars, _INDEXED_AT_ONCE) as results:
         for number, result in enumerate(results, 1):
@@ -60,18 +59,21 @@ def list_remote_tars(sources: Sequence[str], step: Step) -> tuple[SampleList, li
         classes = _classes(tars[0])
     except Exception as error:  # noqa: BLE001 - as of a tar
         classes = None
-        unreadable.append(problem(f"{CLASSES} beside {tars[0].name}", error))
+        unreadable.append(problem(f"{CLASSES} next to {tars[0].name}", error))
     return SampleList(samples, classes, shards=list(map(len, groups))).with_unique_keys(), unreadable
 
 
 def fetched(samples: Sequence[Sample]) -> Iterator[Sample]:
-    """The samples, with what tells of their pictures and classes in memory, of many at a time."""
+    """Yield the samples with image headers and classes in memory.
+
+    They are fetched in groups.
+    """
     for first in range(0, len(samples), _SAMPLES_AT_ONCE):
-        yield from _held(samples[first : first + _SAMPLES_AT_ONCE])
+        yield from _fetch_group(samples[first : first + _SAMPLES_AT_ONCE])
 
 
 class _PartlyHeld:
-    """A blob of which some bytes are in memory."""
+    """A blob with some of its bytes in memory."""
 
     def __init__(self, blob: Readable, start: int, data: memoryview) -> None:
         self._blob, self._start, self._data = blob, start, data
@@ -87,17 +89,17 @@ class _PartlyHeld:
 
 
 def _samples_in(tar: TarTarget) -> list[Sample] | str:
-    """The samples of a tar, or what is wrong with it."""
+    """The samples of a tar, or a line about its problem."""
     try:
-        tar.head()  # which brings the index here from beside an object, for the next time too
+        tar.head()  # copies an index that lies next to an object to this machine
         index = tar.index() or tar.make(checksum=False)
         return samples_in(index, tar.blob if isinstance(tar, RemoteTar) else None)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with one is told, and the others are surveyed
+    except Exception as error:  # noqa: BLE001 - a broken tar is reported, and the others are surveyed
         return problem(tar.name, error)
 
 
 def _classes(tar: TarTarget) -> list[str] | None:
-    """The class names that lie beside a tar."""
+    """Class names from the file next to a remote tar."""
     if not isinstance(tar, RemoteTar):
         return None
     folder = tar.blob.path.rpartition("/")[0]
@@ -107,7 +109,7 @@ def _classes(tar: TarTarget) -> list[str] | None:
         return None
 
 
-def _held(samples: Sequence[Sample]) -> list[Sample]:
+def _fetch_group(samples: Sequence[Sample]) -> list[Sample]:
     wanted: dict[Readable, list[tuple[int, int]]] = {}
     for sample in samples:
         for part in sample.parts:
@@ -132,11 +134,14 @@ def _held(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _read(wanted: tuple[Readable, list[tuple[int, int]]]) -> list[memoryview]:
-    """One view for each span of a blob, or none if it cannot be read: each part tells of that when it is looked at."""
+    """One view for each span of a blob; empty if unreadable.
+
+    The error is reported for each part when that is read.
+    """
     blob, spans = wanted
     try:
         return blob.read(spans)
-    except Exception:  # noqa: BLE001 - the same comes again, and is told then
+    except Exception:  # noqa: BLE001 - each part raises it again when it is read
         return []
 
 
@@ -149,16 +154,16 @@ def _beginning(part: MemberSource) -> tuple[int, int]:
 
 
 _HEADER_NBYTES = (BEGINNING_NBYTES, 1 << 16)
-"""What is read of a picture in a tar at first; headers with large profiles need all of it."""
+"""Bytes of an image in a tar that are read first; headers with large profiles need all of it."""
 
 
 _MOST_DIGITS = 18
-"""No class has a longer number."""
+"""Limit for digits of a class number."""
 
 
 @dataclass(slots=True)
 class ImageHeaders:
-    """What headers say of those pictures that were looked at; sizes are (width, height) as stored."""
+    """Counts over the headers of examined images; sizes are (width, height)."""
 
     sizes: list[tuple[int, int]] = field(default_factory=list)
     formats: Counter[str] = field(default_factory=Counter)
@@ -177,7 +182,10 @@ class ImageHeaders:
 
 @dataclass(slots=True)
 class Survey:
-    """All samples of the sources; `looked_at` of them, spread evenly, were looked into: their headers and classes."""
+    """Counts over all samples, and headers and classes of some.
+
+    `looked_at` samples, spread evenly, were examined.
+    """
 
     listing: SampleList
     unreadable: list[str] = field(default_factory=list)
@@ -188,18 +196,18 @@ class Survey:
     pictures: ImageHeaders = field(default_factory=ImageHeaders)
     classes: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
-    """Samples whose class cannot be told."""
+    """Samples whose class is unreadable."""
     looked_at: int = 0
 
     @property
     def healthy(self) -> bool:
-        """Whether everything that was looked at can be read."""
+        """True if everything that was examined is readable."""
         return not (self.unreadable or self.broken or self.pictures.broken)
 
 
 def survey(sources: Sequence[str], limit: int, step: Step) -> Survey:
-    """Survey the sources; `limit` is how many samples to look into, 0 for all."""
-    found = _counted(sources, step)
+    """Survey the sources; `limit` samples are examined, 0 for all."""
+    found = _count(sources, step)
     samples = found.listing.samples
     chosen = spread(len(samples), limit or len(samples))
     for number, sample in enumerate(fetched([samples[at] for at in chosen]), 1):
@@ -211,11 +219,11 @@ def survey(sources: Sequence[str], limit: int, step: Step) -> Survey:
 
 
 def spread(length: int, number: int) -> list[int]:
-    """`number` places of `range(length)`, as evenly as can be; all of them if there are not more."""
+    """`number` evenly spaced indices of `range(length)`, or all of them."""
     return list(range(length)) if length <= number else [i * length // number for i in range(number)]
 
 
-def _counted(sources: Sequence[str], step: Step) -> Survey:
+def _count(sources: Sequence[str], step: Step) -> Survey:
     listing, unreadable = _listing(sources, step)
     found = Survey(listing, unreadable)
     for sample in listing.samples:
@@ -228,7 +236,7 @@ def _counted(sources: Sequence[str], step: Step) -> Survey:
 
 
 def _listing(sources: Sequence[str], step: Step) -> tuple[SampleList, list[str]]:
-    """The samples of all that can be read, and what is wrong with the tars that cannot."""
+    """Samples of all readable sources, and problems of the other tars."""
     if has_urls(sources):
         return list_remote_tars(sources, step)
     tars, groups, unreadable = find_tars(sources), list[SampleList](), list[str]()
@@ -237,7 +245,7 @@ def _listing(sources: Sequence[str], step: Step) -> tuple[SampleList, list[str]]
     for number, tar in enumerate(tars, 1):
         try:
             groups.append(tars_listed([tar]))
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one is told, and the others are surveyed
+        except Exception as error:  # noqa: BLE001 - a broken tar is reported, and the others are surveyed
             unreadable.append(problem(tar, error))
         step("shards", number, len(tars))
     samples = [sample for group in groups for sample in group.samples]
@@ -247,7 +255,7 @@ def _listing(sources: Sequence[str], step: Step) -> tuple[SampleList, list[str]]
 
 
 def tar_summary(sizes: Sequence[int], sample_nbytes: Sequence[int]) -> ShardSummary:
-    """Tars of known samples, whose bytes follow one another."""
+    """Sizes and bytes of tars, from those of their samples in order."""
     bounds = [0, *accumulate(sizes)]
     return ShardSummary("tar", sizes, [sum(sample_nbytes[start:stop]) for start, stop in pairwise(bounds)])
 
@@ -280,7 +288,10 @@ def _header(part: MemberSource) -> Header:
 
 
 def label_of(sample: Sample, classes: Sequence[str] | None) -> str | None:
-    """The class of a sample by its folder, its `cls` or a `label` in its `json`; by name where names are known."""
+    """Class of a sample by its folder, `cls` or `label` in `json`.
+
+    A number is replaced by its class name if names are known.
+    """
     label = sample.label if sample.label is not None else next(_labels(sample), None)
     number = str(label)
     if classes and number.isdecimal() and len(number) <= _MOST_DIGITS and int(number) < len(classes):
@@ -295,8 +306,8 @@ def _labels(sample: Sample) -> Iterator[str]:
     for part in sample.parts:
         if part.field == "json":
             try:
-                told = json.loads(part.read())
+                value = json.loads(part.read())
             except (ValueError, RecursionError):
                 continue
-            if isinstance(told, dict) and "label" in told:
-                yield str(told["label"])
+            if isinstance(value, dict) and "label" in value:
+                yield str(value["label"])

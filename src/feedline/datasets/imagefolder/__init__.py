@@ -1,1 +1,1 @@
-"""Folders of pictures by class."""
+"""Folders of images by class."""

@@ -1,4 +1,4 @@
-"""`ImageFolder`: pictures in one folder per class, as torchvision has it."""
+"""`ImageFolder`: images in one folder per class, compatible with torchvision."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from feedline.images import ImageError
 from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Torchvision's: what a file must end with to be taken for a picture; its content then decides what it is."""
+"""Torchvision's extensions of image files; the format is detected by content."""
 
 
 _GONE = (
-    "it was moved or deleted since the folder was listed, or is a broken link: restore it, make the dataset anew, or "
+    "it was moved or deleted since the folder was listed, or is a broken link: restore it, re-create the dataset, or "
     "pass on_error='skip' to the loader"
 )
 
 
 class ImageFolder(torch.utils.data.Dataset[Any]):
-    """Pictures in `root/class/…/name.jpg`: samples are `(picture, class index)`.
+    """Images in `root/class/…/name.jpg`, as samples `(image, class index)`.
 
-    Arguments, attributes, order and class indices are torchvision's: classes are the sorted names of the folders in
-    `root`; the files of a class come sorted by folder, then by name; links to folders are followed. `transform` gets
-    what `loader(path)` gives, by default a PIL image in RGB. One of feedline's own is one step with decoding, and then
-    whole batches are gathered in one native call. The content of a file decides on its format, not its name.
+    Arguments, attributes, order and class indices are torchvision's. Classes are the sorted names of the folders in
+    `root`; the files of a class are sorted by folder, then by name; links to folders are followed. `transform` gets
+    the result of `loader(path)`, by default a PIL image in RGB. A feedline transform is fused with decoding, and whole
+    batches are then read in one native call. The format of a file is detected by its content, not its name.
 
-    With `index_dir` the list of paths is kept in that folder, so that the tree is walked once; it is made again when a
-    folder has changed. Paths are held packed: 12 bytes for each and its own; `samples` and `targets` are made when
-    looked at. `samples` may be assigned, but not changed in place.
+    With `index_dir` the list of paths is stored in that folder, so that the tree is walked once; it is built again
+    when a folder has changed. Paths are packed: 12 bytes for each plus its own. `samples` and `targets` are computed
+    on access. `samples` may be assigned, but not changed in place.
 
-    `root` may be an address in a store, of which `options` are those of `open_store`: one listing tells all, a kept one
-    is taken as it is, and a `loader` gets a file in memory. Pictures are kept in the folder `cache`, if one is given.
+    `root` may be an address in a store, opened with the `options` of `open_store`. It is listed once, a stored list is
+    used without checks, and a `loader` gets a file in memory. Images are kept in the folder `cache`, if one is given.
     """
 
     def __init__(
@@ -69,7 +69,9 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if index_dir is not None and is_valid_file is not None:
-            raise ArgumentError("index_dir= cannot keep what is_valid_file says: pass extensions= instead")
+            raise ArgumentError(
+                "index_dir= cannot be used with is_valid_file=, whose results may change: pass extensions= instead"
+            )
         self.extensions = (extensions,) if isinstance(extensions, str) else tuple(extensions)
         choice = Choice(self.extensions, is_valid_file, None if index_dir is None else expand_user(index_dir))
         self._tree = tree_at(os.fspath(root), choice, cache, options)
@@ -79,34 +81,34 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         self._oriented = apply_exif_orientation
         self.classes, self.class_to_idx = self.find_classes(self.root)
         names = sorted(self.class_to_idx)
-        found = self._tree.listing(names)
+        listing = self._tree.listing(names)
         if not allow_empty:
-            self._refuse_empty(names, found.counts, is_valid_file is not None)
-        targets = np.repeat(np.array([self.class_to_idx[name] for name in names], np.int32), found.counts)
+            self._check_not_empty(names, listing.counts, is_valid_file is not None)
+        targets = np.repeat(np.array([self.class_to_idx[name] for name in names], np.int32), listing.counts)
         beginning = os.path.join(self.root, "")  # noqa: PTH118 - keeps its form
-        self._samples = Samples(beginning, found.paths, targets, found.details)
+        self._samples = Samples(beginning, listing.paths, targets, listing.details)
         self._folder = self._tree.folder
         self.transform = transform
         self.target_transform = target_transform
 
     def find_classes(self, directory: str | os.PathLike[str]) -> tuple[list[str], dict[str, int]]:
-        """The classes and their indices: the sorted names of the folders in `directory`. For subclasses to change."""
+        """Class names and indices, from the sorted folder names; for overriding."""
         try:
             classes = self._tree.classes(directory)
         except FileNotFoundError:
             raise missing(directory, "no such folder") from None
         except NotADirectoryError:
             raise NotADirectoryError(
-                f"{os.fspath(directory)} is a file: give the folder root of pictures in root/class/name.jpg"
+                f"{os.fspath(directory)} is a file: give a folder `root` with images in root/class/name.jpg"
             ) from None
         if not classes:
             raise FileNotFoundError(
-                f"{os.fspath(directory)} holds no class folders: pictures lie in root/class/name.jpg, one folder for "
-                f"each class"
+                f"{os.fspath(directory)} has no class folders: images must be in root/class/name.jpg, one folder per "
+                f"class"
             )
         return classes, {name: number for number, name in enumerate(classes)}
 
-    def _refuse_empty(self, names: Sequence[str], counts: NDArray[np.int64], by_function: bool) -> None:
+    def _check_not_empty(self, names: Sequence[str], counts: NDArray[np.int64], by_function: bool) -> None:
         empty = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
         if empty:
             wanted = "that is_valid_file accepts" if by_function else f"that ends with {', '.join(self.extensions)}"
@@ -117,14 +119,14 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
 
     @property
     def transform(self) -> Transform | None:
-        """What is done to each picture; may be assigned before a loader is made."""
+        """The transform of each image; assign it before creating a loader."""
         return self._transform
 
     @transform.setter
     def transform(self, transform: Transform | None) -> None:
         self._transform = transform
         self._called = Called(transform)
-        self._pictures = ImageDecoding(transform, self._ours, apply_exif_orientation=self._oriented)
+        self._images = ImageDecoding(transform, self._ours, apply_exif_orientation=self._oriented)
 
     @property
     def samples(self) -> Sequence[tuple[str, int]]:
@@ -151,39 +153,42 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         """Sample `index`; negative indices count from the end."""
-        return self._made_singly(np.array([one_within(index, len(self), "ImageFolder")]), [None])[0]
+        return self._read_samples(np.array([one_within(index, len(self), "ImageFolder")]), [None])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-        """The samples of these indices; those in a store come all at once."""
-        if type(self).__getitem__ is not ImageFolder.__getitem__:  # a subclass makes samples of its own
+        """The samples of these indices; objects are fetched concurrently."""
+        if type(self).__getitem__ is not ImageFolder.__getitem__:  # a subclass overrides it
             return [self[index] for index in indices]
         places = within(as_indices(indices), len(self), "ImageFolder")
-        return self._made_singly(places, range(len(places)))
+        return self._read_samples(places, range(len(places)))
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What reading these samples will want from a cache."""
+        """Cache and byte range of every read for these samples."""
         return self._tree.ranges(self._samples, within(indices, len(self), "ImageFolder"))
 
-    def _made_singly(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[tuple[Any, Any]]:
+    def _read_samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[tuple[Any, Any]]:
         paths = self._samples.files(places, self._folder)
         targets = self._samples.targets(places).tolist()
-        labeled, made = self.target_transform or int, []
+        labeled, samples = self.target_transform or int, []
         with self._tree.fetching(self._samples, places, paths) as fetched:
             for number, (each, row, target) in enumerate(zip(fetched, rows, targets, strict=True)):
                 with self._naming(paths[number : number + 1], places[number:]):
-                    picture = self._picture(_content(each), row)
-                made.append((picture, labeled(target)))
-        return made
+                    image = self._image(_content(each), row)
+                samples.append((image, labeled(target)))
+        return samples
 
-    def _picture(self, source: Any, row: int | None) -> Any:
+    def _image(self, source: Any, row: int | None) -> Any:
         if self.loader is self._ours:
-            return self._pictures.value(source, sample_rng(row) if self._pictures.draws else None)
+            return self._images.value(source, sample_rng(row) if self._images.draws else None)
         file = source if isinstance(source, str) else BytesIO(source)
         return self._called(self.loader(file), sample_rng(row) if self._called.wants_rng else None)
 
     @property
     def content_fingerprint(self) -> str:
-        """Of the pictures as they are now: a `stat` of each, or their listing in a store; for results that are kept."""
+        """Digest of the current image versions, for cached results.
+
+        It costs a `stat` of each file, or a listing of the store.
+        """
         files = self._samples.files(np.arange(len(self)), self._folder)
         if not isinstance(self._tree, StoreTree):
             return digest_of_files(files)
@@ -191,31 +196,31 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
 
     @property
     def traits(self) -> Traits:
-        """Batches are read with a transform of feedline's own that gives every image one shape."""
-        fused = self.loader is self._ours and self._pictures.batchable and self.target_transform is None
+        """Batches need a feedline transform that gives all images one shape."""
+        fused = self.loader is self._ours and self._images.batchable and self.target_transform is None
         return Traits(
             thread_safe=True,
             reads_batches=fused and type(self).__getitem__ is ImageFolder.__getitem__,
-            uses_keys=self._pictures.draws,
-            supports_threads=self._pictures.splits,
+            uses_keys=self._images.draws,
+            supports_threads=self._images.splits,
         )
 
     def read_batch(self, request: BatchRead) -> list[torch.Tensor]:
-        """`[images, labels]`; TypeError where images have to be made one by one."""
+        """`[images, labels]`; TypeError if images must be read singly."""
         check_reads_batches(self)
         places, keys = within(request.indices, len(self), "ImageFolder"), request.keys
         paths = self._samples.files(places, self._folder)
-        if keys is None and self._pictures.draws:
+        if keys is None and self._images.draws:
             keys = torch_keys(len(places))
         sources = self._contents(paths, places)
         with self._naming(paths, places):
-            images = self._pictures.batch(sources, keys, request.allocate, threads=request.threads)
+            images = self._images.batch(sources, keys, request.allocate, threads=request.threads)
         labels = request.allocate((len(places),), torch.int64)
         numpy_view(labels)[...] = self._samples.targets(places)
         return [images, labels]
 
     def _contents(self, paths: Sequence[str], places: NDArray[np.int64]) -> list[Any]:
-        """What to read these pictures from, all at once."""
+        """Paths or fetched contents of these images."""
         contents = []
         with self._tree.fetching(self._samples, places, paths) as fetched:
             for number, each in enumerate(fetched):
@@ -225,24 +230,24 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
 
     @contextmanager
     def _naming(self, paths: Sequence[str], places: NDArray[np.int64]) -> Iterator[None]:
-        """Errors come out naming file and sample."""
+        """Add file and sample to errors of the block."""
         try:
             yield
         except (SampleError, OSError) as error:
             row = _row_of(error, paths)
-            told = f"{paths[row]} (sample {places[row]} of the ImageFolder {self.root})"
+            name = f"{paths[row]} (sample {places[row]} of the ImageFolder {self.root})"
             if isinstance(error, ObjectNotFoundError):
-                raise ObjectNotFoundError(f"{told} is not there: {_GONE}") from error
+                raise ObjectNotFoundError(f"{name} does not exist: {_GONE}") from error
             if isinstance(error, FileNotFoundError) and not os.path.exists(paths[row]):  # noqa: PTH110
-                raise FileNotFoundError(f"{told} is not there: {_GONE}") from error
-            note(error, f"feedline: {told}")
+                raise FileNotFoundError(f"{name} does not exist: {_GONE}") from error
+            note(error, f"feedline: {name}")
             raise
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "targets"}
 
     def __repr__(self) -> str:
-        return f"<ImageFolder {self.root}: {len(self)} pictures of {len(self.classes)} classes>"
+        return f"<ImageFolder {self.root}: {len(self)} images of {len(self.classes)} classes>"
 
 
 def _content(fetched: Fetched) -> str | memoryview:
@@ -250,7 +255,7 @@ def _content(fetched: Fetched) -> str | memoryview:
 
 
 def _row_of(error: Exception, paths: Sequence[str]) -> int:
-    """Which of the files an error is about."""
+    """Index of the file that an error is about."""
     if isinstance(error, ImageError):
         return error.row or 0
     name = getattr(error, "filename", None)

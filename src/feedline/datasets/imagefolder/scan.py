@@ -1,10 +1,7 @@
-"""Where the class folders of an `ImageFolder` lie: on this machine, or in a store that tells of all of them at once.
+"""Listings of class folders, local or remote, in torchvision's order.
 
-The files of a tree of class folders, in torchvision's order, and a listing of them that can be kept in a file.
-
-The class folders of a store, from one listing of all that lies in them, in torchvision's order; kept if wished.
-
-The samples of an `ImageFolder`: paths and classes, held packed.
+`LocalTree` walks folders; `StoreTree` groups a single listing of a store. Both listings can be kept in a file.
+`Samples` holds paths and classes packed.
 """
 
 from __future__ import annotations
@@ -34,18 +31,18 @@ from feedline.stores.urls import is_local, local_path
 
 
 class Details(NamedTuple):
-    """Size and version of each object, as a listing of its store told them."""
+    """Size and version of each object, from a listing of the store."""
 
     sizes: NDArray[np.int64]
     versions: PackedBytes
 
     def taken(self, places: NDArray[np.int64]) -> Details:
-        """Those of the objects at these places."""
+        """Details of the objects at these indices."""
         return Details(self.sizes[places], PackedBytes.of(self.versions.many(places)))
 
 
 class ImageListing(NamedTuple):
-    """Paths of files below a root, class after class, and how many there are of each class."""
+    """File paths below a root, grouped by class, and counts per class."""
 
     paths: PackedBytes
     counts: NDArray[np.int64]
@@ -59,11 +56,11 @@ class _Folder(NamedTuple):
 
 
 Wanted = Callable[[str, list[str]], list[str]]
-"""From the path of a folder and the names of its files to those of them that are meant."""
+"""Filters the file names of a folder, given its path."""
 
 
 def ending(extensions: tuple[str, ...]) -> Wanted:
-    """The names that end so, in capitals or not."""
+    """A filter by extension, ignoring case."""
     return partial(_ending, extensions)
 
 
@@ -72,7 +69,7 @@ def _ending(extensions: tuple[str, ...], _: str, names: list[str]) -> list[str]:
 
 
 def accepted(is_valid: Callable[[str], bool]) -> Wanted:
-    """The names of the files of which a function of the whole path says so."""
+    """A filter for files whose whole path satisfies `is_valid`."""
     return partial(_accepted, is_valid)
 
 
@@ -84,10 +81,10 @@ def _accepted(is_valid: Callable[[str], bool], folder: str, names: list[str]) ->
 def listing(
     root: str, classes: Sequence[str], wanted: Wanted, seen: list[tuple[str, int]] | None = None
 ) -> ImageListing:
-    """The wanted files below each class folder of `root`, by paths relative to it.
+    """List the wanted files of each class folder, relative to `root`.
 
-    In each class the folders are sorted by their whole paths, and in each folder the files by their names. Links to
-    folders are followed. `seen` is given the folders and their times of modification.
+    Within a class, folders are sorted by path, and the files of a folder by name. Links to folders are followed.
+    Folders and their modification times are appended to `seen`.
     """
     counts = np.zeros(len(classes), np.int64)
     skipped = len(os.path.join(root, ""))  # noqa: PTH118
@@ -102,14 +99,14 @@ def listing(
 
 
 class _Paths:
-    """Paths on their way into two arrays, folder by folder: there may be ten million."""
+    """Packs paths by folder; there may be ten million."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._lengths = array("q", [0])
 
     def add(self, folder: str, names: list[str]) -> int:
-        """Add the files of a folder; gives their number."""
+        """Add the files of a folder and return their number."""
         paths = [f"{folder}/{name}" for name in names]
         text = "".join(paths)
         data = os.fsencode(text)
@@ -122,17 +119,17 @@ class _Paths:
 
 
 def _folders(top: str) -> list[_Folder]:
-    """The folder and all below it, sorted by path, with the names of their files; none if there is no folder."""
+    """The folder and its subfolders, sorted by path; empty if missing."""
     if not Path(top).is_dir():
         return []
     found, waiting = [], [top]
     while waiting:
         here, names = waiting.pop(), []
-        modified_ns = os.stat(here).st_mtime_ns  # noqa: PTH116 - before it is read: what comes later shows
+        modified_ns = os.stat(here).st_mtime_ns  # noqa: PTH116 - before the scan: later changes show as a newer time
         with os.scandir(here) as entries:
             for entry in entries:
                 if _is_folder(entry):
-                    _refuse_loop(entry, here)
+                    _check_loop(entry, here)
                     waiting.append(entry.path)
                 elif not special_entry(entry):
                     names.append(entry.name)
@@ -143,54 +140,54 @@ def _folders(top: str) -> list[_Folder]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself: a file that cannot be read, which is said when somebody does
+    except OSError:  # a link to itself: counts as a file, whose error comes when it is read
         return False
 
 
-def _refuse_loop(entry: os.DirEntry[str], here: str) -> None:
+def _check_loop(entry: os.DirEntry[str], here: str) -> None:
     if not entry.is_symlink():
         return
     inside, target = Path(here).resolve(), Path(entry.path).resolve()
     if inside.is_relative_to(target):
-        raise ArgumentError(f"{entry.path} is a link to {target}, in which it lies itself: remove the link")
+        raise ArgumentError(f"{entry.path} is a link to its own parent folder {target}: remove the link")
 
 
 def kept_listing(path: str, root: str, classes: Sequence[str], extensions: tuple[str, ...]) -> ImageListing:
-    """The listing in the file `path`; made and written there if there is none, or if a folder has changed since.
+    """Load the listing in the file `path`, or build and write it.
 
-    A file that is added or removed changes the time of its folder, and each folder is asked for its time.
+    It is built again if a folder has changed: an added or removed file changes the folder's modification time.
     """
     asked = {"root": root, "classes": list(classes), "extensions": list(extensions)}
     if Path(path).exists():
-        held = array_container.opened(path)
-        if "folder_times" not in held.arrays:
+        stored = array_container.open_mapped(path)
+        if "folder_times" not in stored.arrays:
             raise SampleError(f"{path} is not the listing of an ImageFolder: give another index_dir=, or remove it")
-        if held.told == asked and _unchanged(root, held.arrays):
-            return ImageListing(PackedBytes(held.arrays["bounds"], held.arrays["bytes"]), held.arrays["counts"])
+        if stored.metadata == asked and _unchanged(root, stored.arrays):
+            return ImageListing(PackedBytes(stored.arrays["bounds"], stored.arrays["bytes"]), stored.arrays["counts"])
     seen: list[tuple[str, int]] = []
-    made = listing(root, classes, ending(extensions), seen)
-    keep(path, array_container.packed(asked, _columns(made, seen)))
-    return made
+    images = listing(root, classes, ending(extensions), seen)
+    keep(path, array_container.pack(asked, _columns(images, seen)))
+    return images
 
 
 def keep(path: str, pieces: Sequence[bytes | memoryview]) -> None:
-    """Write a listing; ArgumentError if it cannot be kept there."""
+    """Write a listing; ArgumentError if it cannot be written."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         array_container.write(path, pieces)
     except OSError as error:
         raise ArgumentError(
-            f"the listing {path!r} cannot be written ({error.strerror}): give index_dir=, a folder that can be written"
-            " to, or leave it out"
+            f"the listing {path!r} cannot be written ({error.strerror}): give a writable folder as index_dir=,"
+            " or leave it out"
         ) from error
 
 
-def _columns(made: ImageListing, seen: Sequence[tuple[str, int]]) -> dict[str, NDArray[Any]]:
+def _columns(images: ImageListing, seen: Sequence[tuple[str, int]]) -> dict[str, NDArray[Any]]:
     folders = PackedBytes.of(os.fsencode(folder) for folder, _ in seen)
     return {
-        "bounds": made.paths.offsets,
-        "bytes": made.paths.buffer,
-        "counts": made.counts,
+        "bounds": images.paths.offsets,
+        "bytes": images.paths.buffer,
+        "counts": images.counts,
         "folder_bounds": folders.offsets,
         "folder_bytes": folders.buffer,
         "folder_times": np.array([modified_ns for _, modified_ns in seen], np.int64),
@@ -205,7 +202,7 @@ def _unchanged(root: str, held: Mapping[str, NDArray[Any]]) -> bool:
             os.stat(os.path.join(root, os.fsdecode(folders[at]))).st_mtime_ns == time  # noqa: PTH116, PTH118
             for at, time in enumerate(times)
         )
-    except OSError:  # gone, or no folder any more
+    except OSError:  # removed, or replaced by a file
         return False
 
 
@@ -213,13 +210,13 @@ _NAMES = ("bounds", "bytes", "counts", "sizes", "version_bounds", "version_bytes
 
 
 class Scan(NamedTuple):
-    """All classes there are, sorted, and the wanted objects of each, in their order."""
+    """All classes, sorted, and the wanted objects of each in order."""
 
     classes: list[str]
     listing: ImageListing
 
     def chosen(self, names: Sequence[str]) -> ImageListing:
-        """The objects of these classes, class after class; none of a class that is not there."""
+        """The objects of these classes, in this order; unknown classes are empty."""
         if list(names) == self.classes:
             return self.listing
         paths, counts, details = self.listing
@@ -235,8 +232,11 @@ class Scan(NamedTuple):
         )
 
 
-def scanned(store: Store, wanted: Wanted) -> Scan:
-    """What lies in the folders at the top of a store; each folder's objects by name, and folders by their paths."""
+def scan_store(store: Store, wanted: Wanted) -> Scan:
+    """List the class folders of a store.
+
+    Objects of a folder are sorted by name, folders by path.
+    """
     classes: dict[str, dict[str, dict[str, ObjectInfo]]] = {}
     for info in store.list():
         folder, _, name = info.path.rpartition("/")
@@ -260,42 +260,42 @@ def _chosen(url: str, folders: dict[str, dict[str, ObjectInfo]], wanted: Wanted)
 
 
 def kept_scan(path: str, store: Store, extensions: tuple[str, ...]) -> Scan:
-    """The scan in the file `path`; made and written there if there is none, or one of another address.
+    """Load the scan in the file `path`, or build and write it.
 
-    Whether objects came or went since nothing tells but another listing: remove the file to have one.
+    It is built again for another address. Changes of the store are not detected; remove the file to list it again.
     """
     asked = {"address": store.url, "extensions": list(extensions)}
     if Path(path).exists():
-        held = array_container.opened(path)
-        if not all(name in held.arrays for name in _NAMES):
+        stored = array_container.open_mapped(path)
+        if not all(name in stored.arrays for name in _NAMES):
             raise SampleError(
                 f"{path} is not the listing of an ImageFolder in a store: give another index_dir=, or remove it"
             )
-        if {name: held.told.get(name) for name in asked} == asked:
-            return _held(held)
-    made = scanned(store, ending(extensions))
-    keep(path, array_container.packed({**asked, "classes": made.classes}, _store_columns(made.listing)))
-    return made
+        if {name: stored.metadata.get(name) for name in asked} == asked:
+            return _as_scan(stored)
+    scan = scan_store(store, ending(extensions))
+    keep(path, array_container.pack({**asked, "classes": scan.classes}, _store_columns(scan.listing)))
+    return scan
 
 
-def _store_columns(made: ImageListing) -> dict[str, NDArray[Any]]:
-    paths, counts, details = made
+def _store_columns(images: ImageListing) -> dict[str, NDArray[Any]]:
+    paths, counts, details = images
     assert details is not None
     versions = details.versions
     columns = (paths.offsets, paths.buffer, counts, details.sizes, versions.offsets, versions.buffer)
     return dict(zip(_NAMES, columns, strict=True))
 
 
-def _held(held: array_container.NamedArrays) -> Scan:
-    bounds, data, counts, sizes, version_bounds, version_bytes = (held.arrays[name] for name in _NAMES)
+def _as_scan(stored: array_container.NamedArrays) -> Scan:
+    bounds, data, counts, sizes, version_bounds, version_bytes = (stored.arrays[name] for name in _NAMES)
     details = Details(sizes, PackedBytes(version_bounds, version_bytes))
-    return Scan(held.told["classes"], ImageListing(PackedBytes(bounds, data), counts, details))
+    return Scan(stored.metadata["classes"], ImageListing(PackedBytes(bounds, data), counts, details))
 
 
 class Samples(Sequence[tuple[str, int]]):
-    """`(path, class index)` of each sample, made when looked at; equal to the list that torchvision holds.
+    """Sequence of `(path, class index)`, equal to torchvision's list.
 
-    `details` tells what a listing of a store told of each beside its path. Pickles as arrays.
+    Items are built on access. `details` are those of a remote listing. Pickles as arrays.
     """
 
     def __init__(
@@ -333,27 +333,27 @@ class Samples(Sequence[tuple[str, int]]):
         return f"[{shown}{', …' * (len(self) > 2)}]"
 
     def files(self, places: NDArray[np.int64], folder: bytes) -> list[str]:
-        """The paths at these places, which have been checked, as they are read: below `folder`."""
+        """Paths at checked indices, below `folder`."""
         return [(folder + path).decode("utf-8", "surrogateescape") for path in self._paths.many(places)]
 
     def targets(self, places: NDArray[np.int64] | slice) -> NDArray[np.int32]:
-        """The class indices at these places."""
+        """Class indices of these samples."""
         return self._targets[places]
 
 
 Fetched = str | Future[memoryview]
-"""The path of a picture, or its bytes on the way."""
+"""Path of an image, or a future of its bytes."""
 
 
 class Choice(NamedTuple):
-    """Which files are samples, and the folder, if any, in which the listing of them is kept."""
+    """Selection of sample files, and the folder for their listing, if any."""
 
     extensions: tuple[str, ...]
     is_valid: Callable[[str], bool] | None
     index_dir: str | None
 
     def listing_file(self, root: str) -> str | None:
-        """The path of the file that keeps the listing of `root`, if any does."""
+        """Path of the file for the listing of `root`, or None."""
         return None if self.index_dir is None else place_of("imagefolder", [root], self.index_dir)
 
     @property
@@ -363,34 +363,34 @@ class Choice(NamedTuple):
 
 
 class ClassFolders(Protocol):
-    """Class folders below a root; safe to use from several threads, and in other processes."""
+    """Class folders below a root; thread-safe and picklable."""
 
     root: str
-    """As people are told."""
+    """The root as shown in messages."""
     folder: bytes
-    """What comes before the paths of a listing."""
+    """Prefix of the paths of a listing."""
 
     def classes(self, directory: Pathlike) -> list[str]:
-        """The names of the class folders, sorted."""
+        """Sorted names of the class folders."""
         ...
 
     def listing(self, names: Sequence[str]) -> ImageListing:
-        """The files in the folders of these names."""
+        """The files in these class folders."""
         ...
 
     def fetching(self, samples: Samples, places: NDArray[np.int64], paths: Sequence[str]) -> Any:
-        """A block within which the pictures at these places come, given their paths: a `Fetched` for each."""
+        """A context manager that fetches these images, a `Fetched` for each."""
         ...
 
     def ranges(self, samples: Samples, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What a prefetch has to bring into a cache for these samples."""
+        """Cache and byte range of every read for these samples."""
         ...
 
 
 def tree_at(
     root: str, choice: Choice, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
 ) -> ClassFolders:
-    """The tree at a path or an address."""
+    """The class folders at a path or an address."""
     if is_local(root):
         return LocalTree(local_path(root), choice)
     kept = Path(cache) if isinstance(cache, os.PathLike) else cache
@@ -398,7 +398,7 @@ def tree_at(
 
 
 class LocalTree:
-    """Folders of this machine: pictures are read where they are decoded, from their paths."""
+    """Folders of this machine; images are read by path when decoded."""
 
     def __init__(self, root: str, choice: Choice) -> None:
         self.root = os.path.expanduser(root)  # noqa: PTH111 - stays as it is written otherwise
@@ -424,14 +424,14 @@ class LocalTree:
         return []
 
     def __getstate__(self) -> dict[str, Any]:
-        # The choice has been made, and its function may not be one that travels.
+        # The listing is complete without the function, which may not be picklable.
         return {**self.__dict__, "_choice": self._choice._replace(is_valid=None)}
 
 
 class StoreTree:
-    """Folders of a store, listed once, here: the pictures of a batch are fetched all at once.
+    """Folders of a store, listed once; images are fetched by batch.
 
-    What the listing told of them spares a lookup of each where a cache has to know its version.
+    Sizes and versions from the listing save a look-up of each object when there is a cache.
     """
 
     def __init__(self, objects: ObjectReader, choice: Choice) -> None:
@@ -440,7 +440,7 @@ class StoreTree:
         self.root = store.url
         self.folder = os.fsencode(f"{self.root}/")
         place = choice.listing_file(store.url)
-        scan = scanned(store, choice.wanted) if place is None else kept_scan(place, store, choice.extensions)
+        scan = scan_store(store, choice.wanted) if place is None else kept_scan(place, store, choice.extensions)
         if not isinstance(store, CachedStore):
             scan = scan._replace(listing=scan.listing._replace(details=None))
         self._scan = scan
@@ -472,7 +472,7 @@ class StoreTree:
         return [ObjectInfo(path, size, version.decode()) for path, size, version in each]
 
     def __getstate__(self) -> dict[str, Any]:
-        # The samples have what they need of it.
+        # Samples hold the listing; pickling it twice would double the size.
         return {
             **self.__dict__,
             "_scan": Scan(self._scan.classes, ImageListing(PackedBytes.of(()), np.empty(0, np.int64))),
@@ -480,5 +480,5 @@ class StoreTree:
 
     def _inside(self, path: str) -> str:
         if not path.startswith(f"{self.root}/"):
-            raise SampleError(f"{path} does not lie below {self.root}, whose pictures this ImageFolder reads")
+            raise SampleError(f"{path} is outside {self.root}, the root of this ImageFolder")
         return path.removeprefix(f"{self.root}/")

@@ -19,7 +19,7 @@ from feedline.core.caches import LoadingCache, PerProcess
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record
-from feedline.datasets.decoding import Decoding, SampleTransform, Where, refuse_bare, split_transform
+from feedline.datasets.decoding import Decoding, SampleTransform, Where, check_names, split_transform
 from feedline.datasets.formats import ShardSummary
 from feedline.datasets.shard_summaries import StoredShard, stored_nbytes, summarize_folders
 from feedline.datasets.shards.files import ShardFileFields, ShardFiles, ShardSource
@@ -331,7 +331,7 @@ def _choose_leaves(leaves: Sequence[str] | None, names: Sequence[str], path: str
     """Flag for each leaf: chosen or not; ArgumentError names an unknown one."""
     if leaves is None:
         return [True] * len(names)
-    refuse_bare(leaves, "columns", "('image', 'label')")
+    check_names(leaves, "columns", "('image', 'label')")
     for leaf in leaves:
         if leaf not in names:
             raise ArgumentError(f"the samples of {path} have no leaf {leaf!r}; they have {', '.join(names)}")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record
-from feedline.datasets.decoding import Decoding, refuse_bare, split_transform, text_of
+from feedline.datasets.decoding import Decoding, check_names, split_transform, text_of
 from feedline.datasets.formats import ShardSummary
 from feedline.datasets.paths import Paths, listed
 from feedline.datasets.shard_summaries import StoredShard, stored_nbytes, summarize_folders
@@ -274,7 +274,7 @@ class MDS(ShardFileFields):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if columns is not None:
-            refuse_bare(columns, "columns", "('image', 'label')")
+            check_names(columns, "columns", "('image', 'label')")
         folders = [IndexedFolder(each, cache=cache, options=options) for each in listed(paths)]
         self.paths = [folder.name for folder in folders]
         _check_distinct(self.paths)

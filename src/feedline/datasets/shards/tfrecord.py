@@ -202,4 +202,4 @@ class TFRecord(ShardedFields):
 
 
 def _read_starts(indexes: tuple[SideCar, ...], number: int) -> NDArray[np.integer[Any]]:
-    return indexes[number].opened()["starts"]
+    return indexes[number].open_arrays()["starts"]

@@ -96,7 +96,7 @@ class CSV(TextRecords):
         self._columns = _select_columns(columns, self._header, self.paths[0])
 
     def _shared_header(self) -> list[str]:
-        first_rows = [bytes(each.opened()[_FIRST_ROW]) for each in self._indexes]
+        first_rows = [bytes(each.open_arrays()[_FIRST_ROW]) for each in self._indexes]
         header = partial(_header, delimiter=self._delimiter, encoding=self._encoding)
         headers = {row: header(row, path) for row, path in zip(first_rows, self.paths, strict=True)}
         for path, row in zip(self.paths, first_rows, strict=True):

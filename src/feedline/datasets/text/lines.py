@@ -128,7 +128,7 @@ class TextRecords(ShardedRecords):
 
 
 def _bounds(indexes: tuple[SideCar, ...], number: int) -> Columns:
-    return indexes[number].opened()
+    return indexes[number].open_arrays()
 
 
 class Lines(TextRecords):

@@ -1,9 +1,9 @@
-"""Tar shards at random access: the members of a tar, and the side-car index that says where each sample lies.
+"""Random access to the samples of tar shards, by index files.
 
-`reading` gives the bytes of a file or an object from front to back, `tar` walks headers, `names` groups members into
-samples, `looks` sees what is in them, `table` makes the arrays of an index, `arrays` is the file that holds them,
-`index` reads it, `sidecar` finds or builds it, `far_indexes` does so for objects. `near` and `far` are a tar of this
-machine and one in a store, `cells` says where in them samples lie, `tars` are many of both, `opened` keeps some open.
+`tar` walks the headers of a tar and groups members into samples. `sources` reads the tar, a file or an object,
+sequentially. `build_index` computes the arrays of an index, `index` gives access to them, and `index_files` finds,
+builds and stores the index. `shards` opens local and remote tars and keeps some open. `columns` decodes fields, and
+`dataset` is `TarShards`.
 """
 
 from feedline.datasets.formats import IMAGE_EXTENSIONS

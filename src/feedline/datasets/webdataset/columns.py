@@ -1,6 +1,6 @@
-"""The columns of tar samples: from the bytes of a member to a value, and from those of many to a batch.
+"""Columns of tar samples: decoding of members into values and batches.
 
-The table that says how the fields of a tar sample are decoded: by the extension of their member. No pickle.
+`DECODERS` decode members by extension; there is no decoder that unpickles.
 """
 
 from __future__ import annotations
@@ -37,12 +37,10 @@ Own = Mapping[str, Callable[[bytes], Any]]
 
 
 def integer(data: memoryview) -> int:
-    """A whole number in decimal digits."""
     return int(bytes(data))
 
 
 def text(data: memoryview) -> str:
-    """UTF-8."""
     return str(data, "utf-8")
 
 
@@ -51,22 +49,25 @@ def json_value(data: memoryview) -> Any:
 
 
 def json_lines(data: memoryview) -> list[Any]:
-    """One value for each line that is not blank."""
+    """Parse one JSON value from each non-blank line."""
     return [json.loads(line) for line in bytes(data).splitlines() if line.strip()]
 
 
 def array(data: memoryview) -> NDArray[Any]:
-    """The array of a `.npy` member, in memory of its own."""
+    """Copy the array of a `.npy` member."""
     return array_container.array(data).copy()
 
 
 def arrays(data: memoryview) -> dict[str, NDArray[Any] | bytes]:
-    """The arrays of a `.npz` member by name, and the bytes of what is none; no more than its directory promises."""
+    """The arrays of a `.npz` member by name; other entries as bytes.
+
+    ValueError if the archive directory claims implausibly large entries.
+    """
     with ZipFile(io.BytesIO(data)) as archive:
         entries = archive.infolist()
         nbytes = sum(entry.file_size for entry in entries)
         if is_bomb(nbytes, len(data)):
-            raise ValueError(f"{len(data):,} bytes claim to hold {nbytes:,}, as a decompression bomb does")
+            raise ValueError(f"{len(data):,} bytes claim to hold {nbytes:,}, like a decompression bomb")
         return {entry.filename.removesuffix(".npy"): _array_in(archive.read(entry)) for entry in entries}
 
 
@@ -91,15 +92,18 @@ DECODERS: dict[str, Decode] = {
     "npy": array,
     "npz": arrays,
 }
-"""Decoders by extension. Pictures (`shards.IMAGE_EXTENSIONS`) become PIL images in RGB; all that is not here, bytes."""
+"""Decoders by extension. Images (`IMAGE_EXTENSIONS`) become PIL images in RGB, other extensions bytes."""
 
 
 PICKLES = frozenset({"pickle", "pkl", "pyd", "pt", "pth"})
-"""Extensions of what only pickle reads, which would run any code that a shard's author put there."""
+"""Extensions of pickled data, which can run code of its author when read."""
 
 
 def decoder(field: str, own: Own) -> Decode | None:
-    """How a field is decoded; None for a picture. ArgumentError refuses what only pickle reads."""
+    """The decoder of a field; None for an image.
+
+    ArgumentError refuses fields that would have to be unpickled.
+    """
     function = own.get(field, own.get(extension(field)))
     if function is not None:
         return partial(_from_bytes, function)
@@ -107,7 +111,7 @@ def decoder(field: str, own: Own) -> Decode | None:
         return None
     if extension(field) in PICKLES:
         raise ArgumentError(
-            f"field {field!r} would have to be unpickled, which runs whatever code its author put there. Store it as "
+            f"field {field!r} would have to be unpickled, which can run any code of its author. Store it as "
             f"npy, npz or json, leave it out with columns=, or pass decoders={{{field!r}: function_of_the_bytes}} if "
             f"you trust it"
         )
@@ -119,17 +123,20 @@ def _from_bytes(function: Callable[[bytes], Any], data: memoryview) -> Any:
 
 
 PSEUDO = ("__key__", "__shard__")
-"""Fields that every sample has, and that no member holds."""
+"""Fields that every sample has without a member."""
 
 
-_NOTHING = memoryview(b"")
+_EMPTY = memoryview(b"")
 
 
-_LEAST = -(1 << 63)
+_MIN_INT64 = -(1 << 63)
 
 
 class ShardPart(NamedTuple):
-    """The rows of a batch that come from one shard: their places in the batch, and in the shard's index."""
+    """The rows of a batch from one shard.
+
+    `places` are their rows in the batch, `rows` those in the index of the shard.
+    """
 
     shard: Shard
     places: NDArray[np.int64]
@@ -151,7 +158,10 @@ class MemberPlace(NamedTuple):
 
 
 class TarDecoding(NamedTuple):
-    """How members are decoded: not at all, by the user's own decoders, with the EXIF orientation."""
+    """Decoding options of a dataset.
+
+    `decode=False` leaves members as bytes; `own` are the user's decoders.
+    """
 
     decode: bool
     own: Own
@@ -159,7 +169,7 @@ class TarDecoding(NamedTuple):
 
 
 class TarColumn:
-    """One field of samples, or the first that there is of several: `jpg;png`.
+    """One field of samples, or the first present of alternatives, as `jpg;png`.
 
     `__key__` and `__shard__` are the sample's key and the path of its tar. Thread-safe.
     """
@@ -168,17 +178,17 @@ class TarColumn:
         self.spec = spec
         self.names = tuple(name.strip().lower() for name in spec.split(";"))
         if not all(self.names):
-            raise ArgumentError(f"field {spec!r} names nothing; alternatives look like 'jpg;png'")
+            raise ArgumentError(f"field {spec!r} has an empty name; write alternatives as 'jpg;png'")
         self._settings = settings
-        load = self._loaded if settings.decode else bytes
-        self._pictures = ImageDecoding(transform, load, apply_exif_orientation=settings.apply_exif_orientation)
+        load = self._load_image if settings.decode else bytes
+        self._images = ImageDecoding(transform, load, apply_exif_orientation=settings.apply_exif_orientation)
         self._decoders = {name: self._decoder(name) for name in self.names}
-        pictured = [decode is None for decode in self._decoders.values()]
-        self.pictured = any(pictured)
-        """Whether there are encoded pictures among the alternatives."""
+        encoded = [decode is None for decode in self._decoders.values()]
+        self.has_images = any(encoded)
+        """True if an alternative is an encoded image."""
         stored = [decode is array for decode in self._decoders.values()]
         self._fused = (
-            settings.decode and self._pictures.fused and all(a or b for a, b in zip(pictured, stored, strict=True))
+            settings.decode and self._images.fused and all(a or b for a, b in zip(encoded, stored, strict=True))
         )
 
     def _decoder(self, name: str) -> Decode | None:
@@ -189,25 +199,25 @@ class TarColumn:
 
     @property
     def batchable(self) -> bool:
-        """Whether a batch of the column is what default-collating its values gives, whatever they are."""
+        """True if `batch` equals default collation of the values."""
         if self._fused:
-            return self._pictures.batchable
-        return not self.pictured and self._pictures.called.transform is None
+            return self._images.batchable
+        return not self.has_images and self._images.called.transform is None
 
     @property
     def draws(self) -> bool:
-        """Whether values depend on the sample's generator."""
-        return self._pictures.draws if self._fused else self._pictures.called.wants_rng
+        """True if values depend on the sample's generator."""
+        return self._images.draws if self._fused else self._images.called.wants_rng
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The fields of which a sample's value is made: the first that it has."""
+        """The alternative fields, of which a sample's first is read."""
         return () if self.spec in PSEUDO else self.names
 
     def places(self, shard: Shard, rows: NDArray[np.int64]) -> list[MemberPlace]:
-        """Where the values of these samples of a shard lie; SampleError names one that has nothing to make it of."""
+        """Locate the members of these rows; SampleError names a row without one."""
         if self.spec in PSEUDO:
-            return [MemberPlace(shard, MemberSpan(_NOTHING, 0, row, -1)) for row in rows.tolist()]
+            return [MemberPlace(shard, MemberSpan(_EMPTY, 0, row, -1)) for row in rows.tolist()]
         cells = shard.cells(rows, self.names)
         shard.prefetch(cells)
         return [MemberPlace(shard, cell) for cell in cells]
@@ -216,33 +226,33 @@ class TarColumn:
         """The value of one sample; SampleError names tar and member."""
         shard, cell = place
         if self.spec in PSEUDO:
-            return self._pictures.called(self._told(place), rng)
+            return self._images.called(self._pseudo_value(place), rng)
         if self._fused:
-            with _located([place]):
-                return self._pictures.value(_source(place), rng, shard.index.grid(cell.row, cell.column))
-        return self._pictures.called(self._decoded(place), rng)
+            with _naming([place]):
+                return self._images.value(_source(place), rng, shard.index.grid(cell.row, cell.column))
+        return self._images.called(self._decoded(place), rng)
 
-    def _told(self, place: MemberPlace) -> str:
+    def _pseudo_value(self, place: MemberPlace) -> str:
         shard, cell = place
         return shard.index.key(cell.row) if self.spec == "__key__" else shard.tar
 
     @property
     def splits(self) -> bool:
-        """Whether several threads can share the work on a batch of the column."""
-        return self._fused and self._pictures.splits
+        """True if several threads can share the work on a batch."""
+        return self._fused and self._images.splits
 
     def batch(self, places: Sequence[MemberPlace], keys: Keys | None, empty: Allocator, threads: int = 1) -> Any:
-        """What default-collating the values at these places gives, in memory from `empty`."""
+        """The default-collated values at these places, in memory from `empty`."""
         if self.spec in PSEUDO:
             return tuple(self.value(place, None) for place in places)
         if not self._fused:
             return collate.default(tuple(map(self._decoded, places)), empty=empty)
         grids = _grids(places) if any(place.shard.index.has_grids for place in places) else None
-        with _located(places):
-            return self._pictures.batch(list(_sources(places)), keys, empty, grids, threads)
+        with _naming(places):
+            return self._images.batch(list(_sources(places)), keys, empty, grids, threads)
 
     def all_places(self, parts: Sequence[ShardPart], count: int) -> list[MemberPlace]:
-        """Where the values of a batch lie, which consists of these parts."""
+        """The members of a whole batch, in batch order."""
         found: list[Any] = [None] * count
         for shard, places, rows in parts:
             for number, place in zip(places.tolist(), self.places(shard, rows), strict=True):
@@ -250,31 +260,31 @@ class TarColumn:
         return found
 
     def _decoded(self, place: MemberPlace) -> Any:
-        decode = self._decoders[place.field] or self._loaded
+        decode = self._decoders[place.field] or self._load_image
         try:
             return decode(place.cell.data)
         except DAMAGE as error:
             if self._is_own(place.field) and not isinstance(error, BAD_DATA):
-                raise  # a bug in a user's function
+                raise  # a bug in the user's decoder, not bad data
             what = f"{place} cannot be decoded as {tar.extension(place.field)}"
             raise undecodable(what, error, "repair it") from error
 
     def _is_own(self, field: str) -> bool:
         return field in self._settings.own or tar.extension(field) in self._settings.own
 
-    def _loaded(self, data: memoryview) -> Any:
+    def _load_image(self, data: memoryview) -> Any:
         return rgb(io.BytesIO(data), apply_exif_orientation=self._settings.apply_exif_orientation)
 
 
 def _integer(data: memoryview) -> int:
     value = integer(data)
-    if not _LEAST <= value <= -_LEAST - 1:
-        raise ValueError(f"a number of {len(str(value))} digits, which no tensor of 64 bits holds")
+    if not _MIN_INT64 <= value <= -_MIN_INT64 - 1:
+        raise ValueError(f"a number of {len(str(value))} digits does not fit into int64")
     return value
 
 
 def _source(place: MemberPlace) -> Any:
-    """What the kernels read: encoded bytes, or the ready pixels of a `.npy` member, both where they lie in the tar."""
+    """Encoded bytes or `.npy` pixels, as views of the tar."""
     if tar.extension(place.field) != "npy":
         return place.cell.data
     try:
@@ -282,7 +292,7 @@ def _source(place: MemberPlace) -> Any:
     except ValueError as error:
         raise ImageError(str(error)) from error
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
-        raise ImageError(f"{pixels.dtype} of shape {pixels.shape} is no picture, which is uint8 (height, width, 3)")
+        raise ImageError(f"{pixels.dtype} of shape {pixels.shape} is not an image, which is uint8 (height, width, 3)")
     return pixels
 
 
@@ -300,8 +310,8 @@ def _grids(places: Sequence[MemberPlace]) -> list[Grid | None]:
 
 
 @contextmanager
-def _located(places: Sequence[MemberPlace]) -> Iterator[None]:
-    """What is wrong with a picture comes out with the name of its tar and member."""
+def _naming(places: Sequence[MemberPlace]) -> Iterator[None]:
+    """Add tar and member to image errors of the block."""
     try:
         yield
     except ImageError as error:

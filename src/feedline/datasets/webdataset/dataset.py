@@ -1,4 +1,4 @@
-"""`TarShards`: the samples of WebDataset tars, at random access."""
+"""`TarShards`: random access to the samples of WebDataset tars."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from feedline.transforms import plan
 T = TypeVar("T")
 
 
-_OPEN = 128
+_OPEN_SHARDS = 128
 
 
 _SHOWN = 20
@@ -42,28 +42,28 @@ _FIRST = np.zeros(1, np.int64)
 
 
 Sources = Sequence[tuple[TarColumn, MemberPlace]]
-"""What the values of one sample are made of."""
+"""The columns of one sample, each with the member that it decodes."""
 
 
 class TarShards(torch.utils.data.Dataset[Any]):
-    """Samples of WebDataset tars, read by index: from their mappings, or as ranges of objects in stores.
+    """Samples of WebDataset tars, read by index from files or object stores.
 
     `paths` is a path or an address, a folder, a pattern (`train-*.tar`, `s3://bucket/train-{0000..0127}.tar`) or a
-    list of these; samples keep the order of the shards, and in a shard that in which their keys first appear.
+    list of these. Samples keep the order of the shards, and within a shard the order in which their keys first appear.
 
-    Without `columns` samples are dicts: `__key__` and every field that they have. With it they are tuples:
-    `("jpg;png", "cls")` takes the first of the alternatives that there is; `__key__` and `__shard__` may be among them.
+    Without `columns` samples are dicts of `__key__` and all their fields. With it they are tuples: `("jpg;png",
+    "cls")` takes the first alternative that a sample has; `__key__` and `__shard__` may be among them.
 
-    Members are decoded by their extension (`datasets.fields.DECODERS`; pictures become PIL images in RGB);
-    `decoders={"flac": function_of_the_bytes}` adds to that or replaces it, `decode=False` leaves all bytes as they are.
-    `transform` takes the whole sample, or is a dict of transforms by field. An image transform of feedline's own, given
-    for a field or by itself for all pictures, is one step with decoding, and sees `.npy` members of uint8 (height,
-    width, 3) as pictures that need none; the pictures of one sample share its random key, hence boxes and flips.
+    Members are decoded by their extension (`webdataset.columns.DECODERS`; images become PIL images in RGB).
+    `decoders={"flac": function_of_the_bytes}` adds or replaces decoders, `decode=False` leaves all members as bytes.
+    `transform` takes the whole sample, or is a dict of transforms by field. A feedline image transform, given for a
+    field or by itself for all images, is fused with decoding, and takes uint8 `.npy` members (height, width, 3) as
+    decoded images. The images of one sample share its random key, so they get the same boxes and flips.
 
-    The index of each tar is built on first use and kept: beside a file (see `shards.open_index`), for an object in the
-    user's cache folder, unless one lies beside the object; or in the folder `index_dir`. At most `open_shards` tars are
-    open at a time in each process. Objects are read through a cache in the folder `cache`, if one is given; `options`
-    are those of `open_store`. Pickles by path.
+    The index of each tar is built on first use and stored: next to a file (see `open_index`), for an object in the
+    user's cache folder, unless one lies next to the object; or in the folder `index_dir`. Each process keeps at most
+    `open_shards` tars open. Objects are read through a cache in the folder `cache`, if one is given; `options` are
+    those of `open_store`. Pickles by path.
     """
 
     def __init__(
@@ -76,76 +76,78 @@ class TarShards(torch.utils.data.Dataset[Any]):
         decoders: Own | None = None,
         apply_exif_orientation: bool = False,
         allow_truncated: bool = False,
-        open_shards: int = _OPEN,
+        open_shards: int = _OPEN_SHARDS,
         index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if open_shards < 1:
-            raise ArgumentError(f"open_shards={open_shards}: at least one tar has to be open to be read")
-        names, self._blobs = _found(paths, cache, options)
+            raise ArgumentError(f"open_shards={open_shards} must be at least 1")
+        names, self._blobs = _find_tars(paths, cache, options)
         self.paths = PackedStrings(names)
-        """The tars."""
+        """Paths and addresses of the tars."""
         self._tars = Tars(self.paths, self._blobs, index_dir=index_dir, allow_truncated=allow_truncated)
         heads = self._tars.heads()
         self.shard_sizes = np.array([head.samples for head in heads], np.int64)
-        """Samples in each, as `samplers.ShardShuffled` wants them."""
+        """Samples per tar, for `samplers.ShardShuffled`."""
         self._stops = np.cumsum(self.shard_sizes)
         if not len(self):
-            raise ArgumentError(f"there are no samples in {names[0]}{' and the other tars' * (len(names) > 1)}")
+            raise ArgumentError(f"no samples in {names[0]}{' and the other tars' * (len(names) > 1)}")
         prints = PackedStrings(head.fingerprint for head in heads)
         self._shards = ShardCache(self._tars, prints, open_shards)
-        self.columns = None if columns is None else _checked(columns)
+        self.columns = None if columns is None else _check_columns(columns)
         self.transform = transform
         self._settings = TarDecoding(decode, decoders or {}, apply_exif_orientation)
         self._known: dict[tuple[str, bool], TarColumn] = {}
         self._prepare(transform)
-        self._refuse_unknown(heads)
+        self._check_fields(heads)
         if self.columns is None and decode:
-            self._refuse_pickles(heads)
+            self._check_no_pickles(heads)
 
     @property
     def listing_fingerprint(self) -> str:
-        """Of the names of the tars in their order, and the samples of each: what a loader's state must find again."""
+        """Digest of tar names and sizes, checked by saved loader states."""
         return digest_of(self.paths, self.shard_sizes)
 
     def _prepare(self, transform: Transform | Mapping[str, Transform] | None) -> None:
-        """Divide the transform into those of fields and that of whole samples."""
-        self._of_fields: Mapping[str, Transform] = {}
-        self._of_pictures: Transform | None = None
+        """Split the transform into those of fields, of images and of samples."""
+        self._field_transforms: Mapping[str, Transform] = {}
+        self._image_transform: Transform | None = None
         whole: Transform | None = None
         if isinstance(transform, Mapping):
-            self._of_fields = transform
+            self._field_transforms = transform
         elif transform is not None and not callable(transform):
-            raise ArgumentError(f"transform is a callable or a dict of them by field, not {type(transform).__name__}")
+            raise ArgumentError(
+                f"transform must be a callable or a dict of callables by field, not {type(transform).__name__}"
+            )
         elif plan(transform) is not None:
-            self._of_pictures = transform
+            self._image_transform = transform
         else:
             whole = transform
         self._whole = Called(whole)
-        named = self.columns if self.columns is not None else tuple(self._of_fields)
+        named = self.columns if self.columns is not None else tuple(self._field_transforms)
         self._columns = [self._column(name, named) for name in named]
         if self.columns is not None:
-            _refuse_unused(self._of_fields, self._columns)
-        free = plan(self._of_pictures) if self.columns is None else None
+            _check_used(self._field_transforms, self._columns)
+        free = plan(self._image_transform) if self.columns is None else None
         self._draws = (
             self._whole.wants_rng or any(c.draws for c in self._columns) or (free is not None and free.is_random)
         )
 
-    def _refuse_unknown(self, heads: Sequence[Head]) -> None:
-        """ArgumentError for a name that is no field of any tar."""
+    def _check_fields(self, heads: Sequence[Head]) -> None:
+        """ArgumentError for a name that is a field of no tar."""
         known = {field for head in heads for field in head.fields}
         for name in self.columns or ():
             if name not in PSEUDO and not any(each.strip().lower() in known for each in name.split(";")):
                 raise _unknown("columns", name, known.union(PSEUDO))
-        for name in self._of_fields if self.columns is None else ():
+        for name in self._field_transforms if self.columns is None else ():
             if name not in known:
                 raise _unknown("transform", name, known)
 
-    def _refuse_pickles(self, heads: Sequence[Head]) -> None:
-        """ArgumentError if all samples have a field that is never decoded.
+    def _check_no_pickles(self, heads: Sequence[Head]) -> None:
+        """ArgumentError if all samples have a field that must be unpickled.
 
-        One that only some have is refused where it is read.
+        A field that only some samples have is refused when it is read.
         """
         own, filled = self._settings.own, {number: head for number, head in enumerate(heads) if head.samples}
         for name in set.intersection(*(set(head.fields) for head in filled.values())):
@@ -156,47 +158,47 @@ class TarShards(torch.utils.data.Dataset[Any]):
                     raise
 
     def _column(self, name: str, beside: Sequence[str]) -> TarColumn:
-        """The column of a field; `beside` are all fields of the sample."""
-        pictured = self._of_pictures is not None and _is_picture(name, beside)
-        column = self._known.get((name, pictured))
+        """The column of a field of a sample with the fields `beside`."""
+        as_image = self._image_transform is not None and _takes_image_transform(name, beside)
+        column = self._known.get((name, as_image))
         if column is None:
-            given = (self._of_fields[each] for each in _spellings(name) if each in self._of_fields)
-            transform = self._of_pictures if pictured else next(given, None)
-            column = self._known[name, pictured] = TarColumn(name, transform, self._settings)
+            given = (self._field_transforms[each] for each in _spellings(name) if each in self._field_transforms)
+            transform = self._image_transform if as_image else next(given, None)
+            column = self._known[name, as_image] = TarColumn(name, transform, self._settings)
         return column
 
     def __len__(self) -> int:
         return int(self._stops[-1])
 
     def address(self, index: int) -> tuple[str, str]:
-        """The tar and the key of sample `index`."""
+        """Tar and key of sample `index`."""
         shard, row = self._at(one_within(index, len(self), "TarShards"))
         return shard.tar, shard.index.key(row)
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """What reading these samples will want from which cache."""
+        """Cache and byte range of every read for these samples."""
         if self._blobs is None:
             return []
         places = within(indices, len(self), "TarShards")
-        parts = self._parts(places, only_far=True)
+        parts = self._parts(places, only_remote=True)
         return self._blobs.ranges([extent for part in parts for extent in self._extents(part)])
 
     def __getitem__(self, index: int) -> Any:
-        """Sample `index`, in memory of its own; negative indices count from the end."""
+        """Sample `index` in its own memory; negative indices count from the end."""
         shard, row = self._at(one_within(index, len(self), "TarShards"))
-        [sample] = self._ready([ShardPart(shard, _FIRST, np.array([row]))], self._found).values()
+        [sample] = self._with_members([ShardPart(shard, _FIRST, np.array([row]))], self._found).values()
         return self._sample(*sample, None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of these indices; what of them lies in stores is read all at once."""
-        if type(self).__getitem__ is not TarShards.__getitem__:  # a subclass makes samples of its own
+        """The samples of these indices; remote members are read together."""
+        if type(self).__getitem__ is not TarShards.__getitem__:  # a subclass overrides it
             return [self[index] for index in indices]
         places = within(as_indices(indices), len(self), "TarShards")
-        found = self._ready(self._parts(places), self._found)
+        found = self._with_members(self._parts(places), self._found)
         return [self._sample(*found[at], at) for at in range(len(places))]
 
     def _found(self, parts: Sequence[ShardPart]) -> dict[int, tuple[Shard, int, Sources]]:
-        """By the place of each sample: its shard, its row there, and what its values are made of."""
+        """Shard, row and sources of each sample, by row of the batch."""
         found: dict[int, tuple[Shard, int, Sources]] = {}
         for part in parts:
             for at, row, sources in zip(part.places.tolist(), part.rows.tolist(), self._sources(part), strict=True):
@@ -208,7 +210,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return self._shards[number], at - int(self._stops[number] - self.shard_sizes[number])
 
     def _sources(self, part: ShardPart) -> list[Sources]:
-        """Of each sample of a part, what its values are made of, field by field."""
+        """Columns and members of each sample of a part."""
         if self.columns is not None:
             return _by_sample(self._columns, part.shard, part.rows)
         index = part.shard.index
@@ -233,7 +235,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     @property
     def traits(self) -> Traits:
-        """Batches are read with `columns`, where no transform and no PIL image has to be seen sample by sample."""
+        """Batches need `columns`, and no transform or PIL image of single samples."""
         plain = self.columns is not None and self._whole.transform is None and self._settings.decode
         own = type(self).__getitem__ is TarShards.__getitem__
         return Traits(
@@ -244,7 +246,10 @@ class TarShards(torch.utils.data.Dataset[Any]):
         )
 
     def read_batch(self, request: BatchRead) -> list[Any]:
-        """The batch of each field, images decoded in place; TypeError where samples have to be made one by one."""
+        """The batch of each field, images decoded in place.
+
+        TypeError if samples must be read singly.
+        """
         check_reads_batches(self)
         places, keys = within(request.indices, len(self), "TarShards"), request.keys
         if keys is None and self._draws:
@@ -253,32 +258,35 @@ class TarShards(torch.utils.data.Dataset[Any]):
         def found(parts: Sequence[ShardPart]) -> list[list[MemberPlace]]:
             return [column.all_places(parts, len(places)) for column in self._columns]
 
-        columns = zip(self._columns, self._ready(self._parts(places), found), strict=True)
+        columns = zip(self._columns, self._with_members(self._parts(places), found), strict=True)
         return [column.batch(each, keys, request.allocate, request.threads) for column, each in columns]
 
-    def _parts(self, places: NDArray[np.int64], *, only_far: bool = False) -> list[ShardPart]:
-        """The samples by shard, each of which is opened once."""
+    def _parts(self, places: NDArray[np.int64], *, only_remote: bool = False) -> list[ShardPart]:
+        """Group samples by shard, opening each shard once."""
         numbers = self._stops.searchsorted(places, side="right")
         order = np.argsort(numbers, kind="stable")
         opened, starts = np.unique(numbers[order], return_index=True)
         parts = []
         for number, at in zip(opened.tolist(), np.split(order, starts[1:]), strict=True):
-            if not only_far or self._tars.is_far(number):
+            if not only_remote or self._tars.is_remote(number):
                 first = int(self._stops[number] - self.shard_sizes[number])
                 parts.append(ShardPart(self._shards[number], at, places[at] - first))
         return parts
 
-    def _ready(self, parts: Sequence[ShardPart], use: Callable[[Sequence[ShardPart]], T]) -> T:
-        """`use` of the parts, with all in memory that lies in stores. What is there already is not looked for."""
+    def _with_members(self, parts: Sequence[ShardPart], use: Callable[[Sequence[ShardPart]], T]) -> T:
+        """Apply `use` to the parts, with remote members in memory.
+
+        Cached members are used without a look-up in the store.
+        """
         if self._blobs is None:
             return use(parts)
         try:
-            return use(self._at_hand(self._blobs, parts))
+            return use(self._with_cached(self._blobs, parts))
         except MissingPieceError:
             pass
-        return use(self._fetched(self._blobs, parts))
+        return use(self._with_fetched(self._blobs, parts))
 
-    def _at_hand(self, blobs: FileSet, parts: Sequence[ShardPart]) -> list[ShardPart]:
+    def _with_cached(self, blobs: FileSet, parts: Sequence[ShardPart]) -> list[ShardPart]:
         found = []
         for part in parts:
             if isinstance(part.shard, RemoteShard):
@@ -289,8 +297,8 @@ class TarShards(torch.utils.data.Dataset[Any]):
             found.append(part)
         return found
 
-    def _fetched(self, blobs: FileSet, parts: Sequence[ShardPart]) -> list[ShardPart]:
-        """The parts, with all in memory that lies in stores: read at once, however many shards it comes from."""
+    def _with_fetched(self, blobs: FileSet, parts: Sequence[ShardPart]) -> list[ShardPart]:
+        """Fetch the remote members of all parts in one request."""
         wanted = [self._extents(part) for part in parts]
         views = iter(blobs.read([extent for extents in wanted for extent in extents]))
         return [
@@ -300,11 +308,11 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     @property
     def _choices(self) -> Sequence[Sequence[str]] | None:
-        """The fields of which samples are made; None for all."""
+        """The alternative fields of each column; None for all fields."""
         return None if self.columns is None else [column.members for column in self._columns if column.members]
 
     def _extents(self, part: ShardPart) -> list[Extent]:
-        """Where in stores the bytes lie of which the samples of a part are made, in order."""
+        """Byte ranges of remote members, sorted."""
         shard = part.shard
         if not isinstance(shard, RemoteShard):
             return []
@@ -316,17 +324,17 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return f"<TarShards: {len(self)} samples in {len(self.paths)} tars>"
 
 
-def _found(
+def _find_tars(
     paths: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
 ) -> tuple[list[str], FileSet | None]:
-    """The paths and addresses of the tars; and what reads them, if there are objects among them."""
+    """Names of the tars, and their file set if any is remote."""
     given = [os.fspath(path) for path in listed(paths)]
-    _refuse_commands(given)
+    _check_no_commands(given)
     blobs = find(given, "*.tar", cache=cache, options=options) if any("://" in path for path in given) else None
     names = matching(paths, FORMATS["tar"].pattern) if blobs is None else blobs.names
     if len(set(names)) < len(names):
         twice = next(name for number, name in enumerate(names) if name in names[:number])
-        raise ArgumentError(f"{twice} is named twice, so that its samples would be, too")
+        raise ArgumentError(f"{twice} is listed twice; its samples would be duplicated")
     return names, None if blobs is None or blobs.is_local else blobs
 
 
@@ -341,18 +349,18 @@ def _holding(shard: Shard, held: Held) -> Shard:
     return shard.holding(held) if isinstance(shard, RemoteShard) else shard
 
 
-def _refuse_commands(given: Sequence[str]) -> None:
+def _check_no_commands(given: Sequence[str]) -> None:
     for path in given:
         command = path.removeprefix("pipe:").split()
         if path.startswith("pipe:"):
             raise ArgumentError(
-                f"'pipe:{command[0] if command else ''} ...' is a command, and TarShards starts none, because it reads "
-                "samples in any order: give the address that the command reads (s3://, gs://, az://, https://, hf://), "
-                "and cache=, a folder of this machine, to keep what was read"
+                f"'pipe:{command[0] if command else ''} ...' is a command, which TarShards does not run, because it "
+                "reads samples in any order: give the address that the command reads (s3://, gs://, az://, https://, "
+                "hf://), and a local folder as cache= to keep downloads"
             )
 
 
-def _checked(columns: Sequence[str]) -> tuple[str, ...]:
+def _check_columns(columns: Sequence[str]) -> tuple[str, ...]:
     if isinstance(columns, str) or not columns or not all(isinstance(name, str) for name in columns):
         raise ArgumentError(f"columns={columns!r}: give a tuple of names, such as ('jpg;png', 'cls')")
     return tuple(columns)
@@ -362,24 +370,27 @@ def _unknown(argument: str, name: str, known: Iterable[str]) -> ArgumentError:
     names = sorted(known)
     near = [near for each in name.lower().split(";") for near in difflib.get_close_matches(each.strip(), names, 1)]
     return ArgumentError(
-        f"{argument} names {name!r}, and no sample has such a field; fields are {', '.join(names[:_SHOWN])}"
+        f"{argument} names {name!r}, but no sample has this field; fields are {', '.join(names[:_SHOWN])}"
         f"{', …' * (len(names) > _SHOWN)}{f'. Did you mean {near[0]!r}?' if near else ''}"
     )
 
 
 def _spellings(name: str) -> tuple[str, ...]:
-    """What a transform for this field may be called: as the field is written, or by one of its alternatives."""
+    """Names by which `transform` may refer to this field."""
     return name, *(each.strip() for each in name.split(";"))
 
 
-def _is_picture(name: str, beside: Sequence[str]) -> bool:
-    """Whether a transform for all pictures takes this field: pictures, or arrays where there are none."""
+def _takes_image_transform(name: str, beside: Sequence[str]) -> bool:
+    """True if a transform of all images applies to this field.
+
+    It applies to encoded images, or to arrays in samples without any.
+    """
     if any(is_image(each) for spec in beside for each in _spellings(spec)):
         return any(map(is_image, _spellings(name)))
     return any(each.rpartition(".")[2] == "npy" for each in _spellings(name))
 
 
-def _refuse_unused(transforms: Mapping[str, Transform], columns: Sequence[TarColumn]) -> None:
+def _check_used(transforms: Mapping[str, Transform], columns: Sequence[TarColumn]) -> None:
     known = {each for column in columns for each in _spellings(column.spec)}
     for name in transforms:
         if name not in known:

@@ -1,6 +1,7 @@
-"""The index of a tar: found beside it, in a folder for such things or in the cache, else built and kept there.
+"""Index files of tars: look-up, construction and storage.
 
-The indexes of tars in stores: kept on this machine, taken over from beside the objects, or made by reading them.
+The index of a local tar lies next to it, in `index_dir` or in the user's cache. `RemoteIndexes` manages indexes of
+objects: they are kept on this machine, copied from next to the objects, or built by reading them.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ Pathlike = str | os.PathLike[str]
 def build_index(
     tar: Pathlike, *, allow_truncated: bool = False, grids: table.Grids | None = None, checksum: bool = False
 ) -> TarIndex:
-    """The index of a tar, made from its headers, in memory; see `write_index`."""
+    """Build the index of a tar in memory; arguments as of `write_index`."""
     with FileSource(_absolute(tar)) as source:
         return TarIndex(
-            source.name, *table.built(source, allow_truncated=allow_truncated, grids=grids, checksum=checksum)
+            source.name, *table.compute_index(source, allow_truncated=allow_truncated, grids=grids, checksum=checksum)
         )
 
 
@@ -60,93 +61,104 @@ def write_index(
     measure: Measure | None = None,
     checksum: bool = False,
 ) -> Path:
-    """Make the index of a tar anew and write it to `index` (None: `NAME.tar.index` beside it), whole or not at all.
+    """Build the index of a tar and write it atomically.
 
-    `grids` are the lengths of the restart intervals of JPEGs by member name, `measure` finds them in the pictures;
-    `checksum` adds that of the whole tar, for `Index.verify`. ShardError names a member that cannot be in a tar of
-    samples; with `allow_truncated`, the samples before the member at which the tar ends are kept.
+    `index` is the file to write, by default `NAME.tar.index` next to the tar. `grids` are restart interval lengths of
+    JPEGs by member name; `measure` computes them from the images. `checksum` adds a checksum of the whole tar, for
+    `TarIndex.verify`. ShardError names a member that cannot be in a tar of samples. With `allow_truncated`, samples
+    before a truncated member are indexed.
     """
     path = _absolute(tar)
     with FileSource(path) as source:
-        told, held = table.built(
+        metadata, arrays = table.compute_index(
             source, allow_truncated=allow_truncated, grids=grids, measure=measure, checksum=checksum
         )
-    place = beside(path) if index is None else os.fspath(index)
-    array_container.write(place, array_container.packed(told, held))
+    place = adjacent(path) if index is None else os.fspath(index)
+    array_container.write(place, array_container.pack(metadata, arrays))
     return Path(place)
 
 
 def open_index(
     tar: Pathlike, index: Pathlike | None = None, *, index_dir: Pathlike | None = None, allow_truncated: bool = False
 ) -> TarIndex:
-    """The index of a tar, mapped from `index`; ShardError if it does not fit the tar (see `Index.fits`).
+    """Open the index of a tar; ShardError if `index` does not match.
 
-    With None: from `NAME.tar.index` beside the tar, or from the cache folder; built, and kept in the first of the two
-    that can be written to, where there is none that fits. With `index_dir`: from there, and kept there.
+    Without `index` it is read from `index_dir`, if given, else from `NAME.tar.index` next to the tar or from the
+    user's cache. If none of these matches (see `TarIndex.fits`), it is built, and stored in the first of them that is
+    writable.
     """
     path = _absolute(tar)
     source = FileSource(path)
     if index is not None:
-        return whole(_given(source, os.fspath(index)), allow_truncated)
+        return whole(_open_explicit(source, os.fspath(index)), allow_truncated)
     where = places(path, index_dir)
     for place in where:
-        found = fitting(source, place)
-        if found is not None:
-            return whole(found, allow_truncated)
+        matching = fitting(source, place)
+        if matching is not None:
+            return whole(matching, allow_truncated)
     with source:
-        told, held = table.built(source, allow_truncated=allow_truncated)
-    return kept(TarIndex(path, told, held), source.version, where)
+        metadata, arrays = table.compute_index(source, allow_truncated=allow_truncated)
+    return kept(TarIndex(path, metadata, arrays), source.version, where)
 
 
 def glance(tar: str, *, index_dir: Pathlike | None = None, allow_truncated: bool = False) -> Head | None:
-    """The head of the index that is there already, with one small read; None where `open_index` has to look closer."""
+    """Head of a valid index, with one small read; None if unknown."""
     head = head_at(places(tar, index_dir)[0], version_of(tar))
     return head if head is not None and (head.cut is None or allow_truncated) else None
 
 
 def head_at(place: str, version: FileVersion) -> Head | None:
-    """The head of the index at `place` if it is that of a tar of this version, with one small read."""
+    """Head of the index at `place`; None for another version."""
     try:
-        head = Head.of(array_container.table_of(place).told, place)
+        head = Head.of(array_container.read_table(place).metadata, place)
     except (OSError, SampleError):
         return None
     return head if head.version.matches(version) else None
 
 
 def places(tar: str, index_dir: Pathlike | None) -> tuple[str, ...]:
-    """Where the index of a tar, given by its absolute path or its address, is looked for on this machine, in order."""
+    """Possible index files of a tar on this machine, in order.
+
+    `tar` is an absolute path or an address.
+    """
     if index_dir is not None:
         return (str(Path(index_dir, mirrored(tar)).absolute()),)
-    return (beside(tar), cached(tar)) if is_local(tar) else (cached(tar),)
+    return (adjacent(tar), cached(tar)) if is_local(tar) else (cached(tar),)
 
 
-def beside(tar: str) -> str:
-    """Where the index of a tar is looked for first."""
+def adjacent(tar: str) -> str:
+    """The index file next to a tar."""
     return f"{tar}.index"
 
 
 def cached(tar: str) -> str:
-    """Where it is kept for objects, and when the tar's own folder cannot be written to."""
+    """The index file of a tar in the user's cache."""
     address = hashlib.blake2b(tar.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     return user_cache("shards", f"{address}-{tar.rpartition('/')[2]}.index")
 
 
 def mirrored(tar: str) -> str:
-    """Its place in a folder for indexes: `bucket/train/0.tar.index` is that of `s3://bucket/train/0.tar`."""
+    """Relative path of a tar's index in an index folder.
+
+    For `s3://bucket/train/0.tar` it is `bucket/train/0.tar.index`.
+    """
     path = os.path.abspath(tar) if is_local(tar) else tar.partition("://")[2]  # noqa: PTH100 - links stay
-    return beside(check_path(path.lstrip("/")))
+    return adjacent(check_path(path.lstrip("/")))
 
 
 def fitting(
-    source: TarSource, place: str, opening: Callable[[str], array_container.NamedArrays] = array_container.opened
+    source: TarSource, place: str, opening: Callable[[str], array_container.NamedArrays] = array_container.open_mapped
 ) -> TarIndex | None:
-    """The index that `opening` finds at `place`, if it fits; one that does not is told in a line of the log."""
+    """Open the index at `place` with `opening`; None without a match.
+
+    An index that exists but does not match is logged.
+    """
     try:
-        held = opening(place)
-        index = TarIndex(source.name, held.told, held.arrays, place)
+        stored = opening(place)
+        index = TarIndex(source.name, stored.metadata, stored.arrays, place)
         if index.fits(source):
             return index
-        reason, had_grids = "the tar has changed", "grids" in held.arrays
+        reason, had_grids = "the tar has changed", "grids" in stored.arrays
     except FileNotFoundError:
         return None
     except StoreError:
@@ -154,39 +166,42 @@ def fitting(
     except (OSError, SampleError) as error:
         reason, had_grids = str(error), _had_grids(place)
     remedy = f": restore them with feedline index --rebuild {source.name}"
-    lost = f", without the offsets that decode parts of pictures{remedy}" if had_grids else ""
-    _log.warning("feedline: the index %s is made anew%s (%s)", place, lost, reason)
+    lost = f", without the restart offsets for decoding parts of images{remedy}" if had_grids else ""
+    _log.warning("feedline: the index %s is built again%s (%s)", place, lost, reason)
     return None
 
 
 def _had_grids(place: str) -> bool:
-    """Whether a damaged index held the lengths of grids, as far as its head can still tell."""
+    """True if the head of a damaged index still lists grid lengths."""
     with suppress(OSError, SampleError):
-        return "grids" in array_container.table_of(place).arrays
+        return "grids" in array_container.read_table(place).arrays
     return False
 
 
 def whole(index: TarIndex, allow_truncated: bool) -> TarIndex:
-    """The index; ShardError if it is that of a truncated tar and such are not wanted."""
+    """Return the index; ShardError for an unwanted truncated tar."""
     if index.head.cut is not None and not allow_truncated:
         raise index.head.cut.error(index.tar)
     return index
 
 
 def kept(index: TarIndex, version: FileVersion, where: Sequence[str]) -> TarIndex:
-    """The index as mapped from the first of these places that it could be written to; else as it is, in memory."""
-    pieces = index.written(version)
+    """Write the index to the first writable place and map it.
+
+    Without a writable place it stays in memory.
+    """
+    pieces = index.serialize(version)
     for place in where:
         try:
             Path(place).parent.mkdir(parents=True, exist_ok=True)
             array_container.write(place, pieces)
-        except OSError:  # a read-only folder, a full disk: there may be another place
+        except OSError:  # read-only or full: try the next place
             continue
-        held = array_container.opened(place)
-        return TarIndex(index.tar, held.told, held.arrays, place)
+        stored = array_container.open_mapped(place)
+        return TarIndex(index.tar, stored.metadata, stored.arrays, place)
     _log.warning(
-        "feedline: the index of %s is held in memory, and made again in each process: %s can not be written to; "
-        "give index_dir=, a folder that can be",
+        "feedline: the index of %s stays in memory, and is built again in each process: %s cannot be written to; "
+        "give index_dir=, a writable folder",
         index.tar,
         " and ".join(str(Path(place).parent) for place in where),
     )
@@ -198,20 +213,20 @@ def _absolute(tar: Pathlike) -> str:
     return str(Path(tar).absolute())
 
 
-def _given(source: TarSource, place: str) -> TarIndex:
-    held = array_container.opened(place)
-    index = TarIndex(source.name, held.told, held.arrays, place)
+def _open_explicit(source: TarSource, place: str) -> TarIndex:
+    stored = array_container.open_mapped(place)
+    index = TarIndex(source.name, stored.metadata, stored.arrays, place)
     if not index.fits(source):
         raise unfit(source, place)
     return index
 
 
-_MADE_AT_ONCE = 8
-"""Of each of these, some parts are in memory."""
+_BUILT_AT_ONCE = 8
+"""Each holds a few parts of its tar in memory."""
 
 
-class FarIndexes:
-    """The indexes of those of some blobs that are objects, kept in `index_dir`, or in the user's cache."""
+class RemoteIndexes:
+    """Indexes of remote tars, kept in `index_dir` or in the user's cache."""
 
     def __init__(self, blobs: FileSet, index_dir: Pathlike | None, *, allow_truncated: bool) -> None:
         self._blobs = blobs
@@ -219,33 +234,33 @@ class FarIndexes:
         self._allow_truncated = allow_truncated
 
     def known(self, number: int) -> Head | None:
-        """The head of the index that is kept here, with one small read; None where there is none of this version."""
+        """Head of a kept index of the current version, or None."""
         info = self._blobs.info(number)
         return head_at(self._place(number), info.state)
 
     def found(self, numbers: Sequence[int]) -> list[TarIndex]:
-        """The index of each; those that are not here yet are fetched, or else made, several at once."""
+        """The index of each tar; missing ones are fetched or built concurrently."""
         with DaemonPool(thread_name_prefix="feedline-index") as pool:
-            indexes = dict(zip(numbers, pool.map(self._there, numbers), strict=True))
+            indexes = dict(zip(numbers, pool.map(self._look_up_and_keep, numbers), strict=True))
         missing = [number for number in numbers if indexes[number] is None]
         if missing:
-            self._tell(missing)
-            with DaemonPool(_MADE_AT_ONCE, "feedline-index") as pool:
-                indexes |= zip(missing, pool.map(self._made, missing), strict=True)
+            self._log_indexing(missing)
+            with DaemonPool(_BUILT_AT_ONCE, "feedline-index") as pool:
+                indexes |= zip(missing, pool.map(self._build, missing), strict=True)
         return [index for index in indexes.values() if index is not None]
 
     def one(self, number: int) -> TarIndex:
-        """That of one, which usually is here."""
-        return self._there(number) or self.found([number])[0]
+        """The index of one tar."""
+        return self._look_up_and_keep(number) or self.found([number])[0]
 
-    def _there(self, number: int) -> TarIndex | None:
+    def _look_up_and_keep(self, number: int) -> TarIndex | None:
         blob, place = self._blob(number), self._place(number)
         index, version = looked_up(blob, place), ObjectSource(blob).version
         if index is None or (index.path == place and index.head.version == version):
             return index
         return kept(index, version, [place])
 
-    def _made(self, number: int) -> TarIndex:
+    def _build(self, number: int) -> TarIndex:
         blob = self._blob(number)
         index = made(blob, allow_truncated=self._allow_truncated)
         return kept(index, index.head.version, [self._place(number)])
@@ -258,33 +273,38 @@ class FarIndexes:
     def _place(self, number: int) -> str:
         return places(self._blobs.name(number), self._index_dir)[0]
 
-    def _tell(self, missing: Sequence[int]) -> None:
+    def _log_indexing(self, missing: Sequence[int]) -> None:
         nbytes = sum(self._blobs.info(number).size for number in missing)
         first = self._blobs.name(missing[0])
         _log.warning(
-            "feedline: all %s bytes of %d tars (%s, ...) are read once to index them. To have the indexes on other "
-            "machines: feedline index %s --into FOLDER, then put NAME.tar.index beside each NAME.tar",
+            "feedline: all %s bytes of %d tars (%s, ...) are read once to index them. To share the indexes with "
+            "other machines: feedline index %s --into FOLDER, then put NAME.tar.index next to each NAME.tar",
             *(f"{nbytes:,}", len(missing), first, first),
         )
 
 
 def looked_up(blob: RemoteBlob, place: str) -> TarIndex | None:
-    """The index at `place`, or else that which lies beside the object, if it fits."""
+    """The matching index at `place`, or next to the object."""
     source = ObjectSource(blob)
-    return fitting(source, place) or fitting(source, beside(blob.name), partial(_beside, blob))
+    return fitting(source, place) or fitting(source, adjacent(blob.name), partial(_adjacent, blob))
 
 
 def made(
     blob: RemoteBlob, *, allow_truncated: bool = False, measure: Measure | None = None, checksum: bool = False
 ) -> TarIndex:
-    """The index of an object in memory, made by reading all of it; for arguments see `sidecar.write_index`."""
+    """Build the index of an object by reading all of it.
+
+    Arguments are those of `write_index`.
+    """
     with ObjectSource(blob) as source:
-        told, held = table.built(source, allow_truncated=allow_truncated, measure=measure, checksum=checksum)
-    return TarIndex(blob.name, told, held)
+        metadata, arrays = table.compute_index(
+            source, allow_truncated=allow_truncated, measure=measure, checksum=checksum
+        )
+    return TarIndex(blob.name, metadata, arrays)
 
 
-def _beside(blob: RemoteBlob, name: str) -> array_container.NamedArrays:
-    try:  # past the cache: the index is kept as a file of its own
-        return array_container.held(bytes(without_cache(blob.store).read(beside(blob.path))), name)
-    except AccessDeniedError:  # who may not list a bucket is told so of what is not there
-        raise ObjectNotFoundError(f"{name} is not there, or may not be read") from None
+def _adjacent(blob: RemoteBlob, name: str) -> array_container.NamedArrays:
+    try:  # past the cache: the index is stored as a file of its own
+        return array_container.parse(bytes(without_cache(blob.store).read(adjacent(blob.path))), name)
+    except AccessDeniedError:  # without the right to list, stores deny access to missing objects
+        raise ObjectNotFoundError(f"{name} does not exist, or access is denied") from None

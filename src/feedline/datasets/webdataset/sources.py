@@ -1,4 +1,4 @@
-"""The bytes of a tar while it is looked through: of a file, or of an object, from its beginning to its end."""
+"""Sequential access to the bytes of a tar while it is indexed."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ _PART_NBYTES = 4 << 20
 
 
 _AHEAD = 4
-"""Parts of an object that are on their way while one is looked at."""
+"""Parts of an object that are fetched ahead."""
 
 
 class TarSource(Protocol):
-    """A tar that can be read within `with source:`, from front to back."""
+    """A tar, read sequentially within `with source:`."""
 
     name: str
-    """Its path or address."""
+    """Path or address."""
 
     @property
     def version(self) -> FileVersion:
-        """Its state, as it is now."""
+        """The current state."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Its size, as it was when it was opened."""
+        """The size when it was opened."""
         ...
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """A copy of so many bytes, of fewer only at the end of the tar."""
+        """Copy `nbytes` bytes; fewer only at the end of the tar."""
         ...
 
     def view(self, start: int, nbytes: int) -> memoryview:
-        """The same, not copied where that can be avoided."""
+        """The bytes as `read`, without a copy if possible."""
         ...
 
-    def looks(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Small ranges from anywhere in the tar, each as far as it exists."""
+    def read_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Copy small ranges from anywhere, clipped to the tar."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -58,7 +58,7 @@ class TarSource(Protocol):
 
 
 class FileSource:
-    """A tar of this machine."""
+    """A tar file."""
 
     def __init__(self, path: str) -> None:
         self.name = path
@@ -68,7 +68,7 @@ class FileSource:
 
     @property
     def version(self) -> FileVersion:
-        """The state of the file as it is now; FileNotFoundError names one that is not there."""
+        """The current state of the file; FileNotFoundError if it is gone."""
         return version_of(self.name)
 
     @property
@@ -83,7 +83,7 @@ class FileSource:
             self._memory = memoryview(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
         return self._memory[start : start + nbytes]
 
-    def looks(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.read(start, stop - start) for start, stop in spans]
 
     def __enter__(self) -> Self:
@@ -95,23 +95,23 @@ class FileSource:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        self._memory = None  # who still has a view of it keeps the mapping
+        self._memory = None  # remaining views keep the mapping alive
 
 
 class ObjectSource:
-    """A tar in a store, read in parts, the next of which are fetched while one is looked at.
+    """A tar in a store, read in parts that are fetched ahead.
 
-    What lies between two looks and fills whole parts is not fetched; what is behind is forgotten.
+    Whole parts between two reads are not fetched; parts before the current read are released.
     """
 
     def __init__(self, blob: RemoteBlob) -> None:
         self.name = blob.name
         self._blob = blob
-        self._coming: dict[int, Future[list[memoryview]]] = {}
+        self._pending: dict[int, Future[list[memoryview]]] = {}
 
     @property
     def version(self) -> FileVersion:
-        """The state that was found; reading any other one is an ObjectChangedError."""
+        """The version to read; reading another one raises ObjectChangedError."""
         return FileVersion(self._blob.nbytes, self._blob.version)
 
     @property
@@ -129,17 +129,17 @@ class ObjectSource:
         spans = [self._span(number) for number in range(first, last + 1)]
         return FetchedRanges(spans, self._parts(first, last)).cut(start, stop)
 
-    def looks(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         within = [(max(0, min(start, self.nbytes)), max(0, min(stop, self.nbytes))) for start, stop in spans]
         return [bytes(view) for view in self._blob.read_uncached(within)]
 
     def _parts(self, first: int, last: int) -> list[memoryview]:
-        for number in [number for number in self._coming if number < first]:
-            self._coming.pop(number).cancel()
+        for number in [number for number in self._pending if number < first]:
+            self._pending.pop(number).cancel()
         for number in range(first, min(last + 1 + _AHEAD, -(-self.nbytes // _PART_NBYTES))):
-            if number not in self._coming:
-                self._coming[number] = self._pool.submit(self._blob.read, [self._span(number)])
-        return [self._coming[number].result()[0] for number in range(first, last + 1)]
+            if number not in self._pending:
+                self._pending[number] = self._pool.submit(self._blob.read, [self._span(number)])
+        return [self._pending[number].result()[0] for number in range(first, last + 1)]
 
     def _span(self, number: int) -> tuple[int, int]:
         return number * _PART_NBYTES, min((number + 1) * _PART_NBYTES, self.nbytes)
@@ -152,9 +152,9 @@ class ObjectSource:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
-        self._coming.clear()
+        self._pending.clear()
 
 
 def version_of(path: str) -> FileVersion:
-    """The state of a file as it is now; FileNotFoundError names one that is not there."""
-    return FileVersion.of(os.stat(path))  # noqa: PTH116 - asked of every shard of every batch
+    """The current state of a file; FileNotFoundError if it is gone."""
+    return FileVersion.of(os.stat(path))  # noqa: PTH116 - called for every shard of every batch
