@@ -135,7 +135,7 @@ class TestImageFolder:
         ]
         for fetch in (*batches, lambda at: plain.__getitems__([0, at])):
             with pytest.raises(
-                ObjectNotFoundError, match=rf"{names[1]} \(sample 1 of the ImageFolder memory://far\) is"
+                ObjectNotFoundError, match=rf"{names[1]} \(sample 1 of the ImageFolder memory://far\) does not exist"
             ):
                 fetch(1)
             with pytest.raises(SampleError) as raised:
