@@ -44,7 +44,10 @@ class BatchRequest(NamedTuple):
 
     @property
     def turn(self) -> int:
-        """Number that decides, modulo the number of workers, whose batch it is where torch's workers take turns."""
+        """Number whose remainder by the worker count selects the worker.
+
+        It is used where workers take turns, as torch's do.
+        """
         return self.number
 
     def part(self, rows: Sequence[int]) -> BatchRequest:
@@ -79,7 +82,7 @@ class PartitionRequest(NamedTuple):
 
     @property
     def turn(self) -> int:
-        """Number that decides, modulo the number of workers, whose batch it is: that of its partition."""
+        """Number whose remainder by the worker count selects the worker."""
         return self.partition
 
     def advance(self, cursor: PartitionCursor, mark: PartitionOffset | None) -> tuple[PartitionCursor, int]:

@@ -257,7 +257,10 @@ def _naming(path: str) -> Iterator[None]:
 
 
 def summarize_record_batches(paths: Sequence[str]) -> ShardSummary:
-    """The record batches of Arrow files; those of files of this machine are mapped, others kept per process."""
+    """Summarize the record batches of Arrow files.
+
+    Local files are memory-mapped; others are kept per process.
+    """
     sizes = Arrow(list(paths)).shard_sizes.tolist()
     files = find(paths, FORMATS["arrow"].pattern)
     nbytes = divided(total_nbytes(files), sizes)

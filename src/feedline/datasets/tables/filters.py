@@ -128,9 +128,9 @@ Predicate = tuple[str, str, Any]
 
 
 class Filters:
-    """Filters as in pyarrow: a list of (column, operator, value), or a list of such lists.
+    """Row filters in the notation of pyarrow.
 
-    All tuples of a list have to match, and any of several lists. Unlike in pyarrow, `== None` matches nulls, and
+    They are a list of (column, operator, value), or a list of such lists. All tuples of a list have to match, and any of several lists. Unlike in pyarrow, `== None` matches nulls, and
     `!= None` everything else.
     """
 

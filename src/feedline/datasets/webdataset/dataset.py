@@ -157,9 +157,9 @@ class TarShards(torch.utils.data.Dataset[Any]):
                 if all(self._tars.index(number).counts()[name] == head.samples for number, head in filled.items()):
                     raise
 
-    def _column(self, name: str, beside: Sequence[str]) -> TarColumn:
-        """The column of a field of a sample with the fields `beside`."""
-        as_image = self._image_transform is not None and _takes_image_transform(name, beside)
+    def _column(self, name: str, fields: Sequence[str]) -> TarColumn:
+        """The column of a field of a sample with the given `fields`."""
+        as_image = self._image_transform is not None and _takes_image_transform(name, fields)
         column = self._known.get((name, as_image))
         if column is None:
             given = (self._field_transforms[each] for each in _spellings(name) if each in self._field_transforms)
@@ -380,12 +380,12 @@ def _spellings(name: str) -> tuple[str, ...]:
     return name, *(each.strip() for each in name.split(";"))
 
 
-def _takes_image_transform(name: str, beside: Sequence[str]) -> bool:
+def _takes_image_transform(name: str, fields: Sequence[str]) -> bool:
     """True if a transform of all images applies to this field.
 
     It applies to encoded images, or to arrays in samples without any.
     """
-    if any(is_image(each) for spec in beside for each in _spellings(spec)):
+    if any(is_image(each) for spec in fields for each in _spellings(spec)):
         return any(map(is_image, _spellings(name)))
     return any(each.rpartition(".")[2] == "npy" for each in _spellings(name))
 

@@ -32,9 +32,9 @@ class StepResult(NamedTuple):
 
 @dataclass(slots=True)
 class WorkerGenerators:
-    """States of one worker's random generators: after its last answer, and at the start of its epoch.
+    """Recorded states of one worker's random generators.
 
-    A new worker may replay a partition of an iterable dataset from its beginning, and then draws everything again.
+    Kept are those after its last answer, and those at the start of its epoch. A new worker may replay a partition of an iterable dataset from its beginning, and then draws everything again.
     """
 
     latest: bytes | None = None
@@ -44,11 +44,11 @@ class WorkerGenerators:
 
     @property
     def opening(self) -> bytes | None:
-        """States that a replacement starts from; None for those that the base seed gives."""
+        """Start states of a replacement; None means those of the base seed."""
         return self.epoch_start if self.replays else self.latest
 
     def add(self, request: Any, states: bytes) -> None:
-        """Record an answer; empty `states` mean that nothing was drawn since the previous one."""
+        """Record an answer; empty `states` mean no draws since the previous one."""
         if request.epoch != self.epoch:
             self.epoch, self.epoch_start, self.replays = request.epoch, self.latest, request.partition is not None
         self.latest = states or self.latest
@@ -212,7 +212,7 @@ class Dispatch:
         return self.worker_set.start(setup, queue)
 
     def _resubmit_lost(self, numbers: Iterable[int]) -> None:
-        """Refill these queues with the requests that no live worker is building, oldest first."""
+        """Refill queues with requests that no live worker is building, oldest first."""
         queues = [self._queues[number] for number in numbers]
         for queue in queues:
             queue.withdraw()
