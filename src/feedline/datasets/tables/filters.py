@@ -130,8 +130,8 @@ Predicate = tuple[str, str, Any]
 class Filters:
     """Row filters in the notation of pyarrow.
 
-    They are a list of (column, operator, value), or a list of such lists. All tuples of a list have to match, and any of several lists. Unlike in pyarrow, `== None` matches nulls, and
-    `!= None` everything else.
+    They are a list of (column, operator, value), or a list of such lists. All tuples of a list have to match, and any
+    of several lists. Unlike in pyarrow, `== None` matches nulls, and `!= None` everything else.
     """
 
     def __init__(self, filters: Sequence[Any]) -> None:

@@ -34,7 +34,8 @@ class StepResult(NamedTuple):
 class WorkerGenerators:
     """Recorded states of one worker's random generators.
 
-    Kept are those after its last answer, and those at the start of its epoch. A new worker may replay a partition of an iterable dataset from its beginning, and then draws everything again.
+    Kept are those after its last answer, and those at the start of its epoch. A new worker may replay a partition of an
+    iterable dataset from its beginning, and then draws everything again.
     """
 
     latest: bytes | None = None
