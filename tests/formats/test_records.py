@@ -301,7 +301,7 @@ class TestTrouble:
         memory.write("a.csv", b"x\n1\n?\n")
         with pytest.raises(SampleError, match=r"memory://far/a.jsonl, the line at byte 3, is not JSON"):
             JSONL(f"{memory.root}/a.jsonl")[1]
-        with pytest.raises(SampleError, match=r"a.csv, the line at byte 4, column 'x': '\?' is no int"):
+        with pytest.raises(SampleError, match=r"a.csv, the line at byte 4, column 'x': cannot convert '\?' to int"):
             CSV(f"{memory.root}/a.csv", {"x": int})[1]
 
     def test_an_index_that_cannot_be_kept_is_worked_out_again(

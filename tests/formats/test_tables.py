@@ -231,7 +231,7 @@ def test_first_reading_is_told(bucket: Both, caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.INFO, "feedline"):
         Parquet(bucket.root)
         Arrow(bucket.root)
-    assert "the footers of 1 Parquet files are read, the first is memory://bucket/a.parquet" in caplog.text
+    assert "reading the footers of 1 Parquet files, beginning with memory://bucket/a.parquet" in caplog.text
     assert "memory://bucket/a.arrow is an Arrow stream, which has no table of contents" in caplog.text
 
 
@@ -254,7 +254,7 @@ def test_a_fork_reads_for_itself(written: type, bucket: Both) -> None:
 
 def test_two_readers_are_refused(bucket: Both) -> None:
     for name, value in {"cache": "/nowhere", "options": {}}.items():
-        with pytest.raises(ArgumentError, match=f"{name}= is for paths and addresses; with filesystem="):
+        with pytest.raises(ArgumentError, match=f"{name}= cannot be combined with filesystem="):
             Parquet("x.parquet", filesystem=pa.fs.LocalFileSystem(), **{name: value})
 
 
