@@ -63,7 +63,7 @@ def test_a_path_that_is_not_there_is_told_with_a_near_one(data: Path, near: str)
 def test_a_folder_with_an_index_that_is_not_there(data: Path, open_: Callable[[Path], object]) -> None:
     with pytest.raises(FileNotFoundError, match=r"image/index.json does not exist .* did you mean .*/images\?"):
         open_(data / "image")
-    with pytest.raises(FileNotFoundError, match=r"give the folder that it is in"):
+    with pytest.raises(FileNotFoundError, match=r"pass the folder that it is in"):
         open_(data / "train.tar")
 
 

@@ -188,7 +188,9 @@ class TestBadInput:
             lambda: far.__getitems__([0, 9]),
             lambda: far.read_batch(BatchRead(np.array([9]), allocate_tensor)),
         ):
-            with pytest.raises(ObjectChangedError, match=r"memory://far/train-002.tar changed: .*dataset anew"):
+            with pytest.raises(
+                ObjectChangedError, match=r"memory://far/train-002.tar changed: .*create the dataset again"
+            ):
                 fetch()
         assert far[0][1] == 0
 
