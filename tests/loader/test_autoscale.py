@@ -66,6 +66,7 @@ class Shared(Cheap):
         return request.allocate((len(request.indices),), torch.int64).copy_(torch.from_numpy(request.indices))
 
 
+@pytest.mark.alone  # compares how long two threads take
 @pytest.mark.parametrize(
     ("dataset", "thread_safe", "expected"),
     [
