@@ -229,3 +229,13 @@ def test_texts_that_are_not_utf8_are_named_by_row(put: Put, kind: Any) -> None:
     assert [dataset[0]["c"], dataset[2]["c"]] == ["good", "a longer text than a view has"]
     with pytest.raises(SampleError, match=r"t\.arrow, row 1: column 'c' is not UTF-8 .* store it as binary"):
         dataset[1]
+
+
+def test_a_column_name_that_is_not_text_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    table = pa.table({"damaged": [1, 2, 3]})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    path.write_bytes(path.read_bytes().replace(b"damaged", b"\x80amaged"))
+    with pytest.raises(SampleError, match=r"x.arrow is damaged: text of its schema is not UTF-8 .*; write it again"):
+        Arrow(path)

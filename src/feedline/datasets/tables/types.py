@@ -149,8 +149,15 @@ def kinds_of(schema: Any, columns: Iterable[str] | None, source: str) -> StructT
     """The type of a sample with these columns of a schema.
 
     `columns` may name members of columns (`"image.bytes"`); None means all columns. `source` is the file, for errors.
-    ArgumentError for an unknown, ambiguous or unsupported column.
+    ArgumentError for an unknown, ambiguous or unsupported column; SampleError for a damaged schema.
     """
+    try:
+        return _kinds_of(schema, columns, source)
+    except UnicodeDecodeError as error:  # pyarrow decodes names when they are asked for
+        raise SampleError(f"{source} is damaged: text of its schema is not UTF-8 ({error}); write it again") from error
+
+
+def _kinds_of(schema: Any, columns: Iterable[str] | None, source: str) -> StructType:
     chosen = _members_by_column(schema.names, schema.names if columns is None else columns, source)
     if not chosen:
         raise ArgumentError(f"no column is left to read from {source}; it has {', '.join(schema.names) or 'none'}")
