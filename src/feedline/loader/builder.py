@@ -84,7 +84,6 @@ class BatchBuilder:
     reseeds: bool = True
     threads: int = field(default=1, compare=False)
     progress: Callable[[int], None] | None = field(default=None, compare=False)
-    resumed_generators: bytes | None = field(default=None, compare=False)
     _reader: BatchReader | None = field(init=False, default=None, compare=False)
     _many: Callable[..., Any] | None = field(init=False, default=None, compare=False)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from feedline.core.dataset import Traits
 from feedline.core.rng import sample_rng
 from feedline.loader.dataloader import DataLoader
 from feedline.testing.difference import check_same
@@ -34,7 +35,7 @@ class BrokenSampleError(ValueError):
 class RandomSamples:
     """Nested samples that depend on the index and on the random address."""
 
-    thread_safe = True
+    traits = Traits(thread_safe=True)
 
     def __len__(self) -> int:
         return _LENGTH
@@ -57,7 +58,7 @@ class BrokenSamples(RandomSamples):
 class Whereabouts:
     """Samples that name the process and thread they were made in."""
 
-    thread_safe = True
+    traits = Traits(thread_safe=True)
 
     def __len__(self) -> int:
         return _LENGTH

@@ -208,7 +208,9 @@ class Dispatch:
         if self._generators is not None and worker_id != PROBE:
             states = self._generators.setdefault(worker_id, WorkerGenerators())
             setup = setup._replace(
-                reports_generators=True, opening_generators=states.opening, latest_generators=states.latest
+                reports_generators=True,
+                opening_generators=states.opening,
+                latest_generators=states.latest if states.replays else None,
             )
         return self.worker_set.start(setup, queue)
 

@@ -72,7 +72,8 @@ def run_worker(
     name_process(f"feedline-{setup.worker_id}")
     _seed(setup)
     builder.progress = status_row.progress
-    builder.resumed_generators = setup.latest_generators
+    if setup.latest_generators is not None:
+        builder.resumed_generators = setup.latest_generators
     telemetry.work_as(setup.worker_id)
     dataset = builder.dataset
     torch_worker._worker_info = torch_worker.WorkerInfo(
