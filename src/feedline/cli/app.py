@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from feedline.cli import doctor as checks
 from feedline.cli import index as indexing
+from feedline.cli.doctor import command as examining
 from feedline.cli.inspect import command as inspecting
 from feedline.cli.pack import PackOptions, ShardSize
 from feedline.cli.pack import command as packing
@@ -124,17 +124,26 @@ def feedline(
 
 
 @app.command(cls=_Command)
-def doctor(as_json: AsJson = False) -> None:
-    """Check this machine: versions, CPUs, memory, limits and devices, with advice.
+def doctor(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="[LOADER]", help="A loader to check, too: train.py:loader or package.module:loader."),
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Training processes that will share the data.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine, and a loader if one is named: limits, load, hazards, with remedies.
 
-    Exit code 1 if a finding is bad.
+    The script of a loader is executed without its `if __name__ == "__main__"` block, and up to 200 samples are read.
+
+    Exit code 1 if something stops or slows a run.
     """
-    findings = checks.examine()
+    examination = examining.run(target, ranks=ranks)
     if as_json:
-        typer.echo(json.dumps([finding.summary() for finding in findings], indent=2))
+        typer.echo(json.dumps(examination.summary(), indent=2))
     else:
-        Console().print(checks.render(findings))
-    raise typer.Exit(1 if any(finding.verdict is checks.Severity.BAD for finding in findings) else 0)
+        examining.show(examination, Console(highlight=False))
+    raise typer.Exit(0 if examination.is_healthy else 1)
 
 
 @app.command(cls=_Command)

@@ -7,41 +7,24 @@ torch.distributed or the launcher's environment variables.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from feedline.core.cgroups import Cgroup
 from feedline.errors import ArgumentError
 
-CGROUP = Path("/sys/fs/cgroup")
+
+def usable_cpus(cgroup: Cgroup | None = None) -> int:
+    """CPUs that affinity and the quota of the control group allow; at least 1."""
+    quota = (cgroup or Cgroup.of_process()).cpu_quota()
+    # A worker needs a whole CPU to be worth its memory: half a CPU of quota does not count.
+    return max(1, affine_cpus() if quota is None else min(affine_cpus(), int(quota)))
 
 
-def usable_cpus(cgroup: Path = CGROUP) -> int:
-    """CPUs that affinity and the cgroup quota allow; at least 1."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # cgroup v2 first; v1 only where the file of v2 does not exist
-    quota = _quota_v2(cgroup / "cpu.max")
-    if quota is None:
-        quota = _quota_v1(cgroup / "cpu" / "cpu.cfs_quota_us", cgroup / "cpu" / "cpu.cfs_period_us")
-    return max(1, affinity if quota is None else min(affinity, round(quota)))
-
-
-def _quota_v2(path: Path) -> float | None:
-    words = _words(path)
-    return None if len(words) != 2 or words[0] == "max" else int(words[0]) / int(words[1])
-
-
-def _quota_v1(quota: Path, period: Path) -> float | None:
-    quotas, periods = _words(quota), _words(period)
-    return int(quotas[0]) / int(periods[0]) if quotas and periods and int(quotas[0]) > 0 else None
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []
+def affine_cpus() -> int:
+    """CPUs in the affinity mask of this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def rank_and_world_size(distributed: Any) -> tuple[int, int]:

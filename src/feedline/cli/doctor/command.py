@@ -1,0 +1,64 @@
+"""Order of the checks of `feedline doctor`, and its output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from feedline.cli import target as targets
+from feedline.cli.doctor import loader as loader_checks
+from feedline.cli.doctor import machine
+from feedline.cli.doctor.findings import Finding, Marks, Severity, closing_line, render
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Examination(NamedTuple):
+    """Findings of the machine, and of a loader if one was named."""
+
+    target: str
+    machine: list[Finding]
+    loader: list[Finding]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings."""
+        return [*self.machine, *self.loader]
+
+    @property
+    def is_healthy(self) -> bool:
+        """True if nothing stops or slows a run."""
+        return all(finding.severity is not Severity.BAD for finding in self.findings)
+
+    def summary(self) -> dict[str, Any]:
+        """All findings as a JSON object."""
+        return {
+            "machine": [finding.summary() for finding in self.machine],
+            "loader": [finding.summary() for finding in self.loader],
+        }
+
+
+def run(target: str | None, *, ranks: int = 1) -> Examination:
+    """Examine the machine, and the loader that `target` names."""
+    findings = machine.examine()
+    if target is None:
+        return Examination("", findings, [])
+    try:
+        loader = targets.load(target)
+    except targets.TargetError as error:
+        trouble = Finding(
+            "loader", str(error), Severity.BAD, "run the script by itself, or name a function that returns the loader"
+        )
+        return Examination(target, findings, [trouble])
+    return Examination(target, findings, loader_checks.examine(loader, ranks=ranks))
+
+
+def show(examination: Examination, console: Console) -> None:
+    """Print an examination for the width and the encoding of the console."""
+    marks = Marks.of(console.encoding)
+    console.print(marks.adapt(machine.headline()), style="bold", soft_wrap=True)
+    console.print(render(examination.machine, console.width, marks), end="")
+    if examination.target:
+        console.print(f"\n{examination.target}", style="bold", highlight=False)
+        console.print(render(examination.loader, console.width, marks), end="")
+    console.print(closing_line(examination.findings), style="bold")

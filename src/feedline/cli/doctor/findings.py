@@ -1,0 +1,140 @@
+"""Findings of `feedline doctor`, and their text for a terminal of any width."""
+
+from __future__ import annotations
+
+import enum
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+NAME_COLUMNS = 11
+"""Width of the column with names, where the terminal has room for two columns."""
+
+
+TWO_COLUMNS = 60
+"""Width of a terminal from which names get a column of their own."""
+
+
+class Severity(enum.Enum):
+    """Verdict of a finding; the value is the word of the JSON output."""
+
+    GOOD = "good"
+    NOTE = "note"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of one check.
+
+    `evidence` says what was measured, `remedy` what to do; it is empty if nothing needs to change.
+    """
+
+    name: str
+    evidence: str
+    severity: Severity = Severity.GOOD
+    remedy: str = ""
+
+    def summary(self) -> dict[str, str]:
+        """The finding as a JSON object."""
+        return {
+            "name": self.name,
+            "evidence": self.evidence,
+            "severity": self.severity.value,
+            "remedy": self.remedy,
+        }
+
+
+class Marks(enum.Enum):
+    """Signs before findings: those of a terminal, and those of an ASCII stream."""
+
+    UNICODE = "✓", "!", "✗", "→"
+    ASCII = "+", "!", "x", "->"
+
+    def sign(self, severity: Severity) -> str:
+        """Sign of a severity."""
+        return self.value[list(Severity).index(severity)]
+
+    @property
+    def arrow(self) -> str:
+        """Sign before a remedy."""
+        return self.value[3]
+
+    @classmethod
+    def of(cls, encoding: str) -> Marks:
+        """Signs that a stream of this encoding can write."""
+        try:
+            "✓→✗·".encode(encoding)
+        except (UnicodeEncodeError, LookupError):
+            return cls.ASCII
+        return cls.UNICODE
+
+    def adapt(self, text: str) -> str:
+        """Text with the signs that this stream can write."""
+        return text if self is Marks.UNICODE else text.replace(" · ", ", ").replace("×", "x").replace("µ", "u")
+
+
+_COLORS = {Severity.GOOD: "green", Severity.NOTE: "yellow", Severity.BAD: "bold red"}
+
+
+def render(findings: Sequence[Finding], width: int, marks: Marks = Marks.UNICODE) -> Text:
+    """Text of a section: what needs attention first, then all that is well, in shared lines."""
+    troubled = [finding for finding in findings if finding.severity is not Severity.GOOD]
+    healthy = [finding for finding in findings if finding.severity is Severity.GOOD]
+    troubled.sort(key=lambda finding: finding.severity is Severity.NOTE)
+    text = Text()
+    for finding in troubled:
+        text.append_text(_render_trouble(finding, width, marks))
+    for line in _pack(healthy, width, marks):
+        text.append(line + "\n")
+    text.highlight_words([marks.sign(Severity.GOOD) + " "], "green")
+    return text
+
+
+def closing_line(findings: Iterable[Finding]) -> str:
+    """Sentence that counts what was found."""
+    severities = [finding.severity for finding in findings]
+    bad, notes = severities.count(Severity.BAD), severities.count(Severity.NOTE)
+    if not bad and not notes:
+        return "Nothing to change."
+    parts = [
+        f"{bad} {'thing stops or slows' if bad == 1 else 'things stop or slow'} a run" if bad else "",
+        f"{notes} {'is' if notes == 1 else 'are'} worth a look" if notes else "",
+    ]
+    return ", ".join(part for part in parts if part) + "."
+
+
+def _render_trouble(finding: Finding, width: int, marks: Marks) -> Text:
+    wide = width >= TWO_COLUMNS
+    indent = " " * (NAME_COLUMNS + 2 if wide else 2)
+    name = f"{finding.name:<{NAME_COLUMNS}}" if wide else f"{finding.name}: "
+    text = Text(f"{marks.sign(finding.severity)} ", style=_COLORS[finding.severity])
+    text.append(_wrap(name + marks.adapt(finding.evidence), width, "  ", indent).removeprefix("  "), style="none")
+    if finding.remedy:
+        text.append(
+            "\n" + _wrap(f"{marks.arrow} {marks.adapt(finding.remedy)}", width, indent, indent + "  "), style="yellow"
+        )
+    return text.append("\n")
+
+
+def _pack(findings: Sequence[Finding], width: int, marks: Marks) -> Iterator[str]:
+    """Lines with as many findings as fit."""
+    sign, line = marks.sign(Severity.GOOD), ""
+    for finding in findings:
+        entry = marks.adapt(f"{sign} {finding.name} {finding.evidence}".rstrip())
+        if line and len(line) + 3 + len(entry) > width:
+            yield line
+            line = ""
+        line = f"{line}   {entry}" if line else entry
+        if len(line) > width:
+            *full, line = textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False)
+            yield from full
+    if line:
+        yield line
+
+
+def _wrap(text: str, width: int, first: str, further: str) -> str:
+    lines = textwrap.wrap(text, width, initial_indent=first, subsequent_indent=further, break_on_hyphens=False)
+    return "\n".join(lines)

@@ -1,0 +1,356 @@
+"""Checks of one loader: samples, randomness, shards, handles, memory and worker results."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import socket
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from io import IOBase
+from time import perf_counter, thread_time
+from typing import Any, NamedTuple
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset, RandomSampler, Subset
+
+from feedline.cli.doctor.findings import Finding, Severity
+from feedline.cli.progress import format_bytes
+from feedline.cli.target import as_feedline
+from feedline.core.cgroups import Cgroup
+from feedline.core.dataset import has_traits
+from feedline.core.rng_globals import restored_globals
+from feedline.loader.report.stats import seconds
+from feedline.workers.transport.explain import explain_unpicklable
+
+SAMPLES = 200
+"""Most samples that are read."""
+
+
+READING_S = 3.0
+"""Seconds after which no further sample is read."""
+
+
+SLOW = 10.0
+"""Multiple of the median time from which a sample is slow."""
+
+
+SLOW_S = 0.02
+"""Seconds below which no sample counts as slow."""
+
+
+WAITING = 0.5
+"""Share of the time without the CPU from which samples wait rather than compute."""
+
+
+DEPTH = 4
+"""Attributes within attributes that are searched for handles and generators."""
+
+
+def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
+    """Run all checks of a loader; a check that fails is a finding, too."""
+    sample = SampleProbe.read(loader) if not isinstance(loader.dataset, IterableDataset) else SampleProbe.none()
+    checks: list[Callable[[], Iterator[Finding]]] = [
+        lambda: describe(loader),
+        lambda: errors(sample),
+        lambda: slow(sample),
+        lambda: storage(sample),
+        lambda: held_handles(loader.dataset),
+        lambda: held_generators(loader.dataset),
+        lambda: pickling(loader),
+        lambda: fork_hazards(loader),
+        lambda: shards(loader, ranks),
+        lambda: batch_memory(loader, sample),
+        lambda: worker_results(loader),
+    ]
+    findings: list[Finding] = []
+    for check in checks:
+        try:
+            findings += check()
+        except Exception as error:  # noqa: BLE001 - user code runs in every check; the others stay useful
+            findings.append(
+                Finding("error", f"{type(error).__name__}: {error}", Severity.BAD, "see the traceback in a run")
+            )
+    return findings
+
+
+class SampleProbe(NamedTuple):
+    """SampleProbe read one by one, evenly spread over the dataset."""
+
+    indices: list[int]
+    wall_s: list[float]
+    cpu_s: list[float]
+    failures: list[tuple[int, Exception]]
+    nbytes: int
+    """Bytes of tensors and arrays in the largest sample."""
+    differing: bool
+    """True if shapes differ between samples."""
+
+    @classmethod
+    def none(cls) -> SampleProbe:
+        """No samples: those of a stream are not read."""
+        return cls([], [], [], [], 0, False)
+
+    @classmethod
+    def read(cls, loader: TorchDataLoader[Any]) -> SampleProbe:
+        """Read at most `SAMPLES` samples in at most about `READING_S` seconds."""
+        dataset, result = loader.dataset, cls.none()
+        length = len(dataset)  # type: ignore[arg-type]
+        deadline, largest, shapes = perf_counter() + READING_S, 0, set()
+        with restored_globals():
+            for index in np.linspace(0, length - 1, min(SAMPLES, length), dtype=np.int64).tolist():
+                if result.indices and perf_counter() > deadline:
+                    break
+                began, cpu = perf_counter(), thread_time()
+                try:
+                    value = dataset[index]
+                except Exception as error:  # noqa: BLE001 - reported with its index
+                    result.failures.append((index, error))
+                    continue
+                result.indices.append(index)
+                result.wall_s.append(perf_counter() - began)
+                result.cpu_s.append(thread_time() - cpu)
+                largest = max(largest, sum(array.nbytes for array in _arrays(value)))
+                shapes.add(tuple(tuple(array.shape) for array in _arrays(value)))
+        return result._replace(nbytes=largest, differing=len(shapes) > 1)
+
+
+def describe(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
+    """Length of the dataset, and the last sample, which a wrong length would miss."""
+    name = type(loader.dataset).__name__
+    if isinstance(loader.dataset, IterableDataset):
+        yield Finding("dataset", f"{name} (a stream)")
+        return
+    length = len(loader.dataset)  # type: ignore[arg-type]
+    yield Finding("dataset", f"{name}, {length:,} samples, {loader.batch_size or 'sampled'} a batch")
+    if length == 0:
+        yield Finding("length", "the dataset is empty", Severity.BAD, "check the path that it was made from")
+
+
+def errors(samples: SampleProbe) -> Iterator[Finding]:
+    """SampleProbe that raise."""
+    if samples.failures:
+        index, error = samples.failures[0]
+        read = len(samples.failures) + len(samples.indices)
+        evidence = f"{len(samples.failures)} of {read} raise; index {index:,}: {type(error).__name__}: {error}"
+        yield Finding("samples", evidence, Severity.BAD, 'repair them, or DataLoader(on_error="skip") leaves them out')
+
+
+def slow(samples: SampleProbe) -> Iterator[Finding]:
+    """SampleProbe that take many times the median."""
+    if not samples.wall_s:
+        return
+    median = float(np.median(samples.wall_s))
+    slow = [k for k, wall in enumerate(samples.wall_s) if wall > max(SLOW * median, SLOW_S) and k]
+    if slow:
+        worst = max(slow, key=samples.wall_s.__getitem__)
+        evidence = (
+            f"{len(slow)} of {len(samples.indices)} take over {SLOW:g} × the median of {seconds(median)} "
+            f"(index {samples.indices[worst]:,}: {seconds(samples.wall_s[worst])})"
+        )
+        yield Finding(
+            "slow", evidence, Severity.NOTE, "prefetch_factor=4 hides single slow samples; look at these files"
+        )
+    yield Finding("speed", f"{seconds(median)} a sample in one process")
+
+
+def storage(samples: SampleProbe) -> Iterator[Finding]:
+    """SampleProbe that wait for disk, network or a database rather than compute."""
+    wall, cpu = sum(samples.wall_s), sum(samples.cpu_s)
+    if samples.wall_s and wall - cpu > WAITING * wall and np.median(samples.wall_s) > 1e-3:
+        evidence = f"samples wait {(wall - cpu) / wall:.0%} of their time (disk, network, locks)"
+        remedy = "more workers than CPUs help here; cache= keeps objects of a store on this machine"
+        yield Finding("storage", evidence, Severity.NOTE, remedy)
+
+
+def held_handles(dataset: Any) -> Iterator[Finding]:
+    """Open files, connections and sockets that forked workers would share."""
+    found = [f"{path} ({_kind(value)})" for path, value in _attributes(dataset) if _is_handle(value)]
+    if found:
+        evidence = f"open when workers start: {', '.join(found[:3])}; forked workers share its position"
+        yield Finding(
+            "handles", evidence, Severity.BAD, "open it in the first __getitem__ of each process, not in __init__"
+        )
+
+
+def held_generators(dataset: Any) -> Iterator[Finding]:
+    """Random generators kept by the dataset, which every worker would copy."""
+    kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+    found = [path for path, value in _attributes(dataset) if isinstance(value, kinds)]
+    if found:
+        evidence = f"{', '.join(found[:3])}: a copy in every worker draws the same numbers"
+        remedy = "feedline.sample_rng() in __getitem__ draws by seed, epoch and position; or seed it in worker_init_fn"
+        yield Finding("random", evidence, Severity.BAD, remedy)
+
+
+def pickling(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
+    """Parts that cannot be sent to workers, where the start method needs that."""
+    context = loader.multiprocessing_context
+    method = multiprocessing.get_start_method() if context is None else context.get_start_method()
+    if not loader.num_workers or method == "fork":
+        return
+    import cloudpickle
+
+    for name, value in (("dataset", loader.dataset), ("collate_fn", loader.collate_fn)):
+        try:
+            cloudpickle.dumps(value)
+        except Exception:  # noqa: BLE001 - whatever a user's __reduce__ raises
+            evidence = f"{explain_unpicklable(value, name, cloudpickle.dumps)} cannot be sent to workers"
+            yield Finding(
+                "pickling", evidence, Severity.BAD, "create it in the workers, or multiprocessing_context='fork'"
+            )
+
+
+def fork_hazards(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
+    """State of this process that forked workers cannot use."""
+    if not loader.num_workers:
+        return
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        remedy = "create CUDA tensors after the loader's first batch, or multiprocessing_context='forkserver'"
+        yield Finding("fork", "CUDA is initialized; a worker that uses it fails", Severity.NOTE, remedy)
+    threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if threads:
+        evidence = f"{len(threads)} threads run before the workers start: {', '.join(threads[:3])}"
+        yield Finding("fork", evidence, Severity.NOTE, "start them after the loader's first batch")
+
+
+def shards(loader: TorchDataLoader[Any], ranks: int) -> Iterator[Finding]:
+    """Shards or partitions too few for the ranks and workers."""
+    dataset, workers = loader.dataset, max(1, loader.num_workers)
+    partitions = getattr(dataset, "num_partitions", None)
+    if isinstance(dataset, IterableDataset) and isinstance(partitions, int) and partitions < ranks * workers:
+        idle = ranks * workers - partitions
+        evidence = f"{partitions} partitions for {ranks} × {workers} workers: {idle} get none"
+        yield Finding("shards", evidence, Severity.BAD, f"write at least {ranks * workers} shards")
+    sizes = getattr(dataset, "shard_sizes", None) if has_traits(dataset) else None
+    if sizes is not None and isinstance(loader.sampler, RandomSampler) and len(sizes) > 1:
+        evidence = f"{len(sizes)} shards read in a fully random order"
+        remedy = "feedline.samplers.ShardShuffled reads windows of shards, mixed; feedline inspect --order compares"
+        yield Finding("shards", evidence, Severity.NOTE, remedy)
+
+
+def batch_memory(loader: TorchDataLoader[Any], samples: SampleProbe) -> Iterator[Finding]:
+    """Memory of the batches in flight, beside the limit."""
+    if not samples.nbytes or not loader.batch_size:
+        return
+    batch = samples.nbytes * loader.batch_size
+    flying = batch * max(1, loader.num_workers * (loader.prefetch_factor or 2))
+    limit = Cgroup.of_process().memory_limit()
+    text = f"{format_bytes(batch)} a batch, {format_bytes(flying)} in flight"
+    if limit is not None and flying > limit / 2:
+        remedy = f"prefetch_factor=1 or fewer workers: the limit is {format_bytes(limit)}"
+        yield Finding("batches", text, Severity.BAD, remedy)
+    else:
+        yield Finding("batches", text)
+    if samples.differing and loader.collate_fn is torch.utils.data.default_collate:
+        remedy = "collate_fn=feedline.collate.Pad() pads them, or resize samples to one shape"
+        yield Finding(
+            "shapes", "samples differ in shape: the default collate_fn cannot stack them", Severity.BAD, remedy
+        )
+
+
+def worker_results(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
+    """First batches of two workers, compared with those of this process."""
+    if isinstance(loader.dataset, IterableDataset):
+        return
+    state = torch.get_rng_state()
+    first = [_first_batches(loader, workers, state) for workers in (0, 2, 2)]
+    if not _equal(first[1], first[2]):
+        evidence = "two runs of two workers gave different batches with the same seed"
+        remedy = "draw random numbers from feedline.sample_rng(), torch, numpy.random or random only"
+        yield Finding("repeatable", evidence, Severity.NOTE, remedy)
+    else:
+        equal = "as in one process" if _equal(first[0], first[1]) else "the same twice"
+        yield Finding("2 workers", equal)
+
+
+def _first_batches(loader: TorchDataLoader[Any], workers: int, state: torch.Tensor) -> list[Any]:
+    """The first two batches, in the order of the loader, with addressed randomness."""
+    with restored_globals():
+        torch.set_rng_state(state)
+        changes = {"num_workers": workers, "seed": 0, "worker_method": "process", "persistent_workers": False}
+        if workers and not loader.num_workers:
+            changes["prefetch_factor"] = 2
+        with as_feedline(loader, **changes) as copy:
+            batches = iter(copy)
+            return [batch for _, batch in zip(range(2), batches, strict=False)]
+
+
+def _equal(left: Any, right: Any) -> bool:
+    ours, theirs = list(_arrays(left)), list(_arrays(right))
+    return len(ours) == len(theirs) and all(
+        a.shape == b.shape and np.array_equal(np.asarray(a), np.asarray(b), equal_nan=a.dtype.kind in "fc")
+        for a, b in zip(map(np.asarray, ours), map(np.asarray, theirs), strict=True)
+    )
+
+
+def _arrays(value: Any) -> Iterator[Any]:
+    """Tensors and arrays within containers."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _arrays(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _arrays(part)
+
+
+def _attributes(
+    obj: Any, path: str = "", depth: int = DEPTH, seen: frozenset[int] = frozenset()
+) -> Iterator[tuple[str, Any]]:
+    """Attributes of a dataset and of what it holds, with their paths; containers count as one level."""
+    if depth == 0 or id(obj) in seen:
+        return
+    seen |= {id(obj)}
+    path = path or type(obj).__name__
+    parts = dict(vars(obj)) if hasattr(obj, "__dict__") and not isinstance(obj, type) else {}
+    if isinstance(obj, Subset) or type(obj).__module__.split(".")[0] in _OPAQUE:
+        parts = {"dataset": obj.dataset} if isinstance(obj, Subset) else {}
+    for name, value in parts.items():
+        yield f"{path}.{name}", value
+        for place, inner in _members(value):
+            yield from _attributes(inner, f"{path}.{name}{place}", depth - 1, seen)
+
+
+_OPAQUE = {"torch", "numpy", "builtins", "pathlib", "feedline", "pyarrow"}
+"""Packages whose objects are not searched: they look after their own handles."""
+
+
+_FEW = 20
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    yield "", value
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", part) for key, part in list(value.items())[:_FEW])
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"[{k}]", part) for k, part in enumerate(value[:_FEW]))
+
+
+def _is_handle(value: Any) -> bool:
+    if isinstance(value, IOBase):
+        return (
+            not value.closed
+            and value.__class__.__module__ == "_io"
+            and hasattr(value, "fileno")
+            and _has_descriptor(value)
+        )
+    if isinstance(value, (socket.socket, sqlite3.Connection)):
+        return True
+    return _kind(value) in {"h5py._hl.files.File", "lmdb.Environment", "psycopg.Connection", "redis.client.Redis"}
+
+
+def _has_descriptor(file: Any) -> bool:
+    try:
+        return int(file.fileno()) >= 0
+    except (OSError, ValueError):  # in memory, or closed
+        return False
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("_io.")

@@ -1,0 +1,251 @@
+"""Checks of the machine: CPUs, memory, limits of the kernel and of the control group, devices."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from feedline.cli.doctor.findings import Finding, Severity
+from feedline.cli.progress import format_bytes
+from feedline.core.cgroups import Cgroup
+from feedline.loader.resources import affine_cpus
+
+FILES_NEEDED = 1024
+"""File descriptors that suffice for dozens of workers."""
+
+
+OTHERS_CPUS = 0.3
+"""CPUs used by other programs from which they slow a run."""
+
+
+THROTTLED = 0.05
+"""Share of throttled periods from which the quota slows a run."""
+
+
+SCARCE_MEMORY = 0.1
+"""Free share of memory below which a run may be killed."""
+
+
+SAMPLE_S = 0.25
+"""Seconds over which the use of the CPUs is measured."""
+
+
+def headline() -> str:
+    """Versions of feedline, Python and torch, and presence of the compiled kernels."""
+    free = "" if getattr(sys, "_is_gil_enabled", lambda: True)() else " without a GIL"
+    built = "native kernels" if find_spec("feedline._native") else "no native kernels"
+    python = f"Python {platform.python_version()}{free}"
+    return f"feedline {version('feedline')} · {python} · torch {torch.__version__} · {built}"
+
+
+def examine() -> list[Finding]:
+    """Run all checks; takes about `SAMPLE_S` seconds."""
+    cgroup = Cgroup.of_process()
+    return [
+        *kernels(),
+        cpus(affine_cpus(), os.cpu_count() or 1, cgroup),
+        load(CpuUse.measure(SAMPLE_S)),
+        memory(Memory.read(cgroup)),
+        open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
+        available(
+            "memfd", lambda: os.close(os.memfd_create("feedline-doctor")), "It carries batches between processes."
+        ),
+        available("pidfd", lambda: os.close(os.pidfd_open(os.getpid())), "It reports the death of a worker at once."),
+        shared_memory(),
+        *numa_nodes(),
+        *cuda(),
+    ]
+
+
+def kernels() -> Iterator[Finding]:
+    """Missing compiled kernels; NumPy and Pillow replace them."""
+    if find_spec("feedline._native") is None:
+        remedy = "install a C++ compiler, then: pip install --force-reinstall feedline"
+        yield Finding("kernels", "not built: same results, but slower", Severity.NOTE, remedy)
+
+
+def cpus(affinity: int, present: int, cgroup: Cgroup) -> Finding:
+    """CPUs of the affinity mask and of the control group's quota, and how often the quota stopped the group."""
+    quota, throttling = cgroup.cpu_quota(), cgroup.throttling()
+    if quota is None or quota >= affinity:
+        return Finding("CPUs", f"{affinity} of {present}")
+    evidence = f"quota {quota:g} of {affinity} (cgroup {_short(cgroup.cpu[0])})"
+    if throttling is not None and throttling.share >= THROTTLED:
+        evidence += f"; throttled in {throttling.share:.0%} of its periods"
+        severity = Severity.BAD
+    else:
+        severity = Severity.NOTE
+    workers = max(1, int(quota))
+    remedy = (
+        f"num_workers={workers} suits this quota; more CPUs: docker run --cpus, Kubernetes limits.cpu, "
+        "Slurm --cpus-per-task"
+    )
+    return Finding("CPUs", evidence, severity, remedy)
+
+
+class CpuUse(NamedTuple):
+    """Use of the CPUs over a short time."""
+
+    others: float
+    """CPUs busy with programs other than this one, or lost to the hypervisor."""
+    stolen: float
+    """CPUs that the hypervisor gave to other machines."""
+    pressure: float | None
+    """Share of the last 10 s in which something waited for a CPU; None where the kernel does not count it."""
+
+    @classmethod
+    def measure(cls, duration_s: float) -> CpuUse:
+        """Measure now; this program sleeps meanwhile."""
+        before, began = _ticks(), time.monotonic()
+        time.sleep(duration_s)
+        after, elapsed = _ticks(), time.monotonic() - began
+        busy, stolen = (
+            (new - old) / os.sysconf("SC_CLK_TCK") / elapsed for old, new in zip(before, after, strict=True)
+        )
+        return cls(busy, stolen, _pressure())
+
+
+def load(use: CpuUse) -> Finding:
+    """CPUs that other programs take from a run."""
+    pressure = "" if use.pressure is None else f" (CPU pressure {use.pressure:.0%})"
+    if use.stolen >= OTHERS_CPUS:
+        evidence = f"the hypervisor gives {use.stolen:.1f} CPUs to other machines{pressure}"
+        return Finding("load", evidence, Severity.NOTE, "measured times will vary; use a machine with CPUs of its own")
+    if use.others >= OTHERS_CPUS:
+        evidence = f"other programs use {use.others:.1f} CPUs{pressure}"
+        return Finding("load", evidence, Severity.NOTE, "stop them before you measure; top -o %CPU lists them")
+    return Finding("load", f"other programs use {use.others:.1f} CPUs")
+
+
+def _ticks() -> tuple[float, float]:
+    """Ticks that all CPUs were busy, and those that were stolen."""
+    try:
+        fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    except (OSError, IndexError, ValueError):
+        return 0.0, 0.0
+    user, nice, system, _, _, irq, softirq, steal = fields
+    return float(user + nice + system + irq + softirq + steal), float(steal)
+
+
+def _pressure() -> float | None:
+    try:
+        some = Path("/proc/pressure/cpu").read_text().splitlines()[0]
+        return float(some.split("avg10=")[1].split()[0]) / 100
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+class Memory(NamedTuple):
+    """Memory of the machine or of the control group, whichever is less, in bytes."""
+
+    total: int
+    available: int
+    limit_is_cgroup: bool
+    swap_used: int = 0
+
+    @classmethod
+    def read(cls, cgroup: Cgroup) -> Memory:
+        """Read what is there now."""
+        machine = _meminfo()
+        total, free = machine["MemTotal"], machine["MemAvailable"]
+        swap = machine.get("SwapTotal", 0) - machine.get("SwapFree", 0)
+        limit, used = cgroup.memory_limit(), cgroup.memory_used() or 0
+        if limit is None or limit >= total:
+            return cls(total, free, False, swap)
+        return cls(limit, min(free, max(limit - used, 0)), True, swap)
+
+
+def memory(state: Memory) -> Finding:
+    """Memory that a run may use, and what is left of it."""
+    origin = " of the cgroup" if state.limit_is_cgroup else ""
+    evidence = f"{format_bytes(state.total)}{origin}, {format_bytes(state.available)} free"
+    if state.available < SCARCE_MEMORY * state.total:
+        remedy = "stop other programs or raise the limit: the kernel kills workers when memory ends"
+        return Finding("memory", evidence, Severity.BAD, remedy)
+    if state.swap_used > SCARCE_MEMORY * state.total:
+        remedy = "swapped pages slow every worker: use fewer workers or programs"
+        return Finding("memory", f"{evidence}; {format_bytes(state.swap_used)} swapped out", Severity.NOTE, remedy)
+    return Finding("memory", evidence)
+
+
+def _meminfo() -> dict[str, int]:
+    """Fields of /proc/meminfo in bytes; what sysconf says where it is missing."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
+    except (OSError, IndexError, ValueError):
+        page = os.sysconf("SC_PAGE_SIZE")
+        return {
+            "MemTotal": page * os.sysconf("SC_PHYS_PAGES"),
+            "MemAvailable": page * os.sysconf("SC_AVPHYS_PAGES"),
+        }
+
+
+def shared_memory(directory: Path = Path("/dev") / "shm") -> Finding:
+    """Size of /dev/shm, which torch's loader needs and feedline does not."""
+    if not directory.is_dir():
+        return Finding("shared memory", "no /dev/shm (not needed)")
+    return Finding("shared memory", f"{format_bytes(shutil.disk_usage(directory).total)} (not needed)")
+
+
+def available(name: str, use: Callable[[], object], purpose: str) -> Finding:
+    """Availability of a system call.
+
+    `use` makes the call; `purpose` is a sentence that says why feedline needs it.
+    """
+    try:
+        use()
+    except (AttributeError, OSError) as error:
+        remedy = (
+            f"{purpose} Needs Linux 5.3 or later and a seccomp profile that allows it; "
+            "worker_method='thread' works without it"
+        )
+        return Finding(name, f"not available ({error})", Severity.BAD, remedy)
+    return Finding(name, "")
+
+
+def open_files(soft: int, hard: int) -> Finding:
+    """Limit on the open files of one process."""
+    if soft == resource.RLIM_INFINITY or soft >= FILES_NEEDED:
+        return Finding("open files", "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,}")
+    if hard == resource.RLIM_INFINITY or hard > soft:
+        wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+        return Finding("open files", f"{soft:,}", Severity.NOTE, f"many shards may need more: ulimit -n {wanted}")
+    remedy = (
+        "TarShards(open_shards=64) needs fewer; the limit is raised in limits.conf, LimitNOFILE= or docker --ulimit"
+    )
+    return Finding("open files", f"{soft:,}, and the hard limit is no higher", Severity.NOTE, remedy)
+
+
+def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> Iterator[Finding]:
+    """Number of NUMA nodes, where there are several."""
+    nodes = sorted(root.glob("node[0-9]*")) if root.is_dir() else []
+    if len(nodes) > 1:
+        evidence = f"{len(nodes)} nodes: memory of another node is slower"
+        yield Finding(
+            "NUMA", evidence, Severity.NOTE, "bind each training process: numactl --cpunodebind=N --membind=N"
+        )
+
+
+def cuda() -> Iterator[Finding]:
+    """CUDA devices, one finding each."""
+    if not torch.cuda.is_available():
+        yield Finding("CUDA", "none: batches stay on the CPU")
+    for i in range(torch.cuda.device_count()):
+        yield Finding(f"cuda:{i}", torch.cuda.get_device_name(i))
+
+
+def _short(folder: Path) -> str:
+    """Path of a group as `systemd-cgls` and job schedulers show it."""
+    return "/" + "/".join(folder.parts[-2:])

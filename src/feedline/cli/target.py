@@ -1,0 +1,139 @@
+"""Loaders named on the command line as `script.py:name` or `package.module:name`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from feedline.errors import ArgumentError
+from feedline.loader.dataloader import DataLoader
+
+SCRIPT = "feedline_target"
+"""`__name__` of an executed script: the block behind `if __name__ == "__main__"` does not run."""
+
+
+class TargetError(ArgumentError):
+    """A loader that cannot be had from what the command line names."""
+
+
+def load(target: str) -> TorchDataLoader[Any]:
+    """The loader of `target`, made by running the script or importing the module.
+
+    The name may be an attribute path, and a function that takes no arguments and returns the loader. Without a name,
+    the only loader among the globals is taken. Raises `TargetError`; an error of the script itself is its cause.
+    """
+    source, _, path = target.partition(":")
+    found = _find(source, _globals_of(source), path)
+    if not isinstance(found, TorchDataLoader) and callable(found):
+        found = _call(found, target)
+    if not isinstance(found, TorchDataLoader):
+        raise TargetError(f"{target} is a {type(found).__name__}, not a DataLoader")
+    return found
+
+
+def as_feedline(loader: TorchDataLoader[Any], **changes: Any) -> DataLoader[Any]:
+    """A feedline loader with the arguments of `loader`, except for `changes`.
+
+    Arguments of feedline's own are kept where `loader` is feedline's.
+    """
+    arguments: dict[str, Any] = {name: getattr(loader, name, None) for name in _PLAIN}
+    if loader.batch_sampler is not None and loader.batch_size is None:
+        arguments |= {"batch_sampler": loader.batch_sampler}
+    elif hasattr(loader.dataset, "__getitem__"):
+        arguments |= {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+    else:
+        arguments |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    arguments |= {name: getattr(loader, name) for name in _OWN if hasattr(loader, name)} | changes
+    if not arguments["num_workers"]:
+        arguments |= {
+            "prefetch_factor": None,
+            "persistent_workers": False,
+            "multiprocessing_context": None,
+            "timeout": 0,
+        }
+    return DataLoader(loader.dataset, **arguments)
+
+
+_PLAIN = (
+    "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
+    "prefetch_factor", "persistent_workers",
+)  # fmt: skip
+
+
+_OWN = ("seed", "worker_method", "distributed", "on_error", "device", "recovery", "in_order")
+
+
+def _globals_of(source: str) -> dict[str, Any]:
+    """Globals of an executed script, or of an imported module."""
+    script = Path(source)
+    if script.suffix != ".py" and not script.is_file():
+        return _import(source)
+    if not script.is_file():
+        raise TargetError(f"there is no file {source}")
+    with _like_python(script):
+        try:
+            return runpy.run_path(str(script), run_name=SCRIPT)
+        except (Exception, SystemExit) as error:
+            raise TargetError(f"{source} raised {_describe(error)} before it could be examined") from error
+
+
+def _import(name: str) -> dict[str, Any]:
+    sys.path.insert(0, os.curdir)
+    try:
+        return vars(importlib.import_module(name))
+    except (Exception, SystemExit) as error:
+        raise TargetError(f"module {name} cannot be imported: {_describe(error)}") from error
+
+
+@contextmanager
+def _like_python(script: Path) -> Iterator[None]:
+    """Path and arguments as `python script.py` sets them; the path stays, because loaders import later."""
+    sys.path.insert(0, str(script.resolve().parent))
+    arguments, sys.argv = sys.argv, [str(script)]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+
+
+def _find(source: str, variables: dict[str, Any], path: str) -> Any:
+    if path:
+        name, _, rest = path.partition(".")
+        try:
+            return attrgetter(rest)(variables[name]) if rest else variables[name]
+        except (KeyError, AttributeError):
+            raise TargetError(f"{source} defines no {path}{_names_of_loaders(variables)}") from None
+    loaders = {name: value for name, value in variables.items() if isinstance(value, TorchDataLoader)}
+    if len(loaders) == 1:
+        return next(iter(loaders.values()))
+    if not loaders:
+        raise TargetError(
+            f"{source} has no DataLoader among its globals. Name a function without arguments that returns one: "
+            f"{source}:make_loader"
+        )
+    raise TargetError(f"{source} has several loaders: name one{_names_of_loaders(variables)}")
+
+
+def _names_of_loaders(variables: dict[str, Any]) -> str:
+    names = [name for name, value in variables.items() if isinstance(value, TorchDataLoader)]
+    return f" (loaders there: {', '.join(names)})" if names else ""
+
+
+def _call(function: Any, target: str) -> Any:
+    try:
+        return function()
+    except Exception as error:
+        raise TargetError(f"{target}() raised {_describe(error)}") from error
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,163 @@
+"""`feedline doctor script.py:loader`: hazards of a loader, found in scripts with one defect each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from feedline.cli import target
+from feedline.cli.app import app
+from feedline.cli.target import TargetError
+from feedline.loader.dataloader import DataLoader
+
+HEAD = """
+import threading, time
+import numpy as np, torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+class Plain(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return torch.full((4,), float(index))
+"""
+
+
+DEFECTS = {
+    "samples": """
+class Data(Plain):
+    def __getitem__(self, index):
+        if index == 32:
+            raise ValueError("broken")
+        return super().__getitem__(index)
+loader = DataLoader(Data(), batch_size=4)
+""",
+    "handles": """
+class Data(Plain):
+    def __init__(self):
+        self.file = open(__file__)
+loader = DataLoader(Data(), batch_size=4, num_workers=2)
+""",
+    "random": """
+class Data(Plain):
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+loader = DataLoader(Data(), batch_size=4, num_workers=2)
+""",
+    "pickling": """
+class Data(Plain):
+    def __init__(self):
+        self.lock = threading.Lock()
+loader = DataLoader(Data(), batch_size=4, num_workers=2, multiprocessing_context="spawn")
+""",
+    "shards": """
+class Data(IterableDataset):
+    num_partitions = 3
+    def __iter__(self):
+        return iter(range(8))
+loader = DataLoader(Data(), batch_size=4, num_workers=2)
+""",
+    "storage": """
+class Data(Plain):
+    def __getitem__(self, index):
+        time.sleep(0.003)
+        return super().__getitem__(index)
+loader = DataLoader(Data(), batch_size=4)
+""",
+    "slow": """
+class Data(Plain):
+    def __getitem__(self, index):
+        time.sleep(0.1 if index == 32 else 0.0)
+        return super().__getitem__(index)
+loader = DataLoader(Data(), batch_size=4)
+""",
+    "shapes": """
+class Data(Plain):
+    def __getitem__(self, index):
+        return torch.zeros(1 + index % 3)
+loader = DataLoader(Data(), batch_size=4)
+""",
+    "length": """
+class Data(Plain):
+    def __len__(self):
+        return 0
+loader = DataLoader(Data(), batch_size=4)
+""",
+}
+
+
+def findings(folder: Path, script: str, *options: str) -> dict[str, dict[str, str]]:
+    path = folder / "train.py"
+    path.write_text(HEAD + script)
+    command = [sys.executable, "-m", "feedline.cli", "doctor", f"{path}:loader", "--json", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return {finding["name"]: finding for finding in json.loads(done.stdout)["loader"]}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_each_defect_is_found_with_a_remedy(tmp_path: Path, name: str) -> None:
+    found = findings(tmp_path, DEFECTS[name], "--ranks", "2")
+    assert found[name]["severity"] != "good", found
+    assert found[name]["remedy"]
+
+
+def test_a_sound_loader_has_only_good_findings(tmp_path: Path) -> None:
+    found = findings(
+        tmp_path, 'loader = DataLoader(Plain(), batch_size=4, num_workers=2)\nif __name__ == "__main__": 1 / 0'
+    )
+    assert {finding["severity"] for finding in found.values()} == {"good"}
+    assert found["2 workers"]["evidence"] == "as in one process"
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "message"),
+    [
+        ("raise RuntimeError('no data')", "loader", "raised RuntimeError: no data before"),
+        ("import sys; sys.exit(3)", "loader", "raised SystemExit: 3 before"),
+        ("", "loader", "defines no loader"),
+        ("loader = 3", "loader", "is a int, not a DataLoader"),
+        ("x = DataLoader(Plain()); y = DataLoader(Plain())", "", "has several loaders: name one (loaders there: x, y)"),
+        ("", "", "Name a function without arguments"),
+        ("def loader(): raise ValueError('nothing')", "loader", "loader() raised ValueError: nothing"),
+    ],
+)
+def test_a_target_that_is_no_loader_says_why(tmp_path: Path, script: str, name: str, message: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(HEAD + script)
+    with pytest.raises(TargetError) as caught:
+        target.load(f"{path}:{name}" if name else str(path))
+    assert message in str(caught.value)
+
+
+def test_missing_files_and_modules_are_named() -> None:
+    with pytest.raises(TargetError, match=r"there is no file nothing\.py"):
+        target.load("nothing.py:loader")
+    with pytest.raises(TargetError, match="module no_such_module cannot be imported"):
+        target.load("no_such_module:loader")
+
+
+@pytest.mark.parametrize("arguments", ["batch_size=4, shuffle=True", "batch_sampler=[[1, 2], [3]]", "batch_size=None"])
+def test_functions_and_attributes_give_loaders_that_feedline_can_copy(tmp_path: Path, arguments: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"{HEAD}\nclass Setup:\n    train = DataLoader(Plain(), {arguments})\ndef make(): return Setup.train"
+    )
+    made = target.load(f"{path}:make")
+    assert type(made) is type(target.load(f"{path}:Setup.train"))
+    copy = target.as_feedline(made, seed=0)
+    assert isinstance(copy, DataLoader)
+    assert len(list(copy)) == len(list(made))
+
+
+def test_a_missing_target_is_a_finding_and_the_machine_is_still_examined(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", str(tmp_path / "none.py"), "--json"])
+    assert result.exit_code == 1
+    examined = json.loads(result.stdout)
+    assert "there is no file" in examined["loader"][0]["evidence"]
+    assert len(examined["machine"]) > 5
