@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from feedline.cli import index as indexing
 from feedline.cli.doctor import command as examining
 from feedline.cli.inspect import command as inspecting
+from feedline.cli.lint import command as linting
 from feedline.cli.pack import PackOptions, ShardSize
 from feedline.cli.pack import command as packing
 from feedline.errors import FeedlineError
@@ -72,7 +73,7 @@ def _narrow_help(command: _Command | _Group, ctx: typer.Context) -> str:
 
 app = typer.Typer(
     cls=_Group,
-    help="Pack, index and inspect training data, and check the machine.",
+    help="Pack, index and inspect training data; check the machine, loaders and code.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -144,6 +145,25 @@ def doctor(
     else:
         examining.show(examination, Console(highlight=False))
     raise typer.Exit(0 if examination.is_healthy else 1)
+
+
+@app.command(cls=_Command)
+def lint(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Python files, notebooks, or folders of them.")],
+    as_json: AsJson = False,
+) -> None:
+    """Find mistakes in code that loads data, and what feedline would simplify there.
+
+    Nothing is executed. `# feedline: ignore[code]` on a line switches a rule off.
+
+    Exit code 1 if there is something to mend.
+    """
+    survey = linting.run(paths)
+    if as_json:
+        typer.echo(json.dumps(survey.summary(), indent=2))
+    else:
+        linting.show(survey, Console(highlight=False))
+    raise typer.Exit(0 if survey.is_clean else 1)
 
 
 @app.command(cls=_Command)

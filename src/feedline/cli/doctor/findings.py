@@ -79,14 +79,17 @@ class Marks(enum.Enum):
 _COLORS = {Severity.GOOD: "green", Severity.NOTE: "yellow", Severity.BAD: "bold red"}
 
 
-def render(findings: Sequence[Finding], width: int, marks: Marks = Marks.UNICODE) -> Text:
-    """Text of a section: what needs attention first, then all that is well, in shared lines."""
+def render(findings: Sequence[Finding], width: int, marks: Marks = Marks.UNICODE, *, names_first: bool = False) -> Text:
+    """Text of a section: what needs attention first, then all that is well, in shared lines.
+
+    With `names_first`, names stand on lines of their own: they are long, as places in files are.
+    """
     troubled = [finding for finding in findings if finding.severity is not Severity.GOOD]
     healthy = [finding for finding in findings if finding.severity is Severity.GOOD]
     troubled.sort(key=lambda finding: finding.severity is Severity.NOTE)
     text = Text()
     for finding in troubled:
-        text.append_text(_render_trouble(finding, width, marks))
+        text.append_text(_render_trouble(finding, width, marks, wide=width >= TWO_COLUMNS and not names_first))
     for line in _pack(healthy, width, marks):
         text.append(line + "\n")
     text.highlight_words([marks.sign(Severity.GOOD) + " "], "green")
@@ -106,8 +109,7 @@ def closing_line(findings: Iterable[Finding]) -> str:
     return ", ".join(part for part in parts if part) + "."
 
 
-def _render_trouble(finding: Finding, width: int, marks: Marks) -> Text:
-    wide = width >= TWO_COLUMNS
+def _render_trouble(finding: Finding, width: int, marks: Marks, *, wide: bool) -> Text:
     indent = " " * (NAME_COLUMNS + 2 if wide else 2)
     name = f"{finding.name:<{NAME_COLUMNS}}" if wide else f"{finding.name}: "
     text = Text(f"{marks.sign(finding.severity)} ", style=_COLORS[finding.severity])

@@ -193,7 +193,6 @@ def pickling(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
     method = multiprocessing.get_start_method() if context is None else context.get_start_method()
     if not loader.num_workers or method == "fork":
         return
-    import cloudpickle
 
     for name, value in (("dataset", loader.dataset), ("collate_fn", loader.collate_fn)):
         try:

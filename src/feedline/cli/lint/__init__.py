@@ -1,0 +1,1 @@
+"""`feedline lint`: mistakes in loading code, and what feedline would simplify."""

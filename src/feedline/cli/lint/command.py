@@ -1,0 +1,115 @@
+"""The files that `feedline lint` reads, and its output."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from feedline.cli.doctor.findings import Finding, Marks, Severity, render
+from feedline.cli.lint.rules import RULES
+from feedline.cli.lint.source import Place, SourceFile, UnreadableFile, parse, python_files
+from feedline.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Hit(NamedTuple):
+    """A rule's objection, with its place."""
+
+    place: Place
+    code: str
+    severity: Severity
+    text: str
+    remedy: str
+
+    def summary(self) -> dict[str, Any]:
+        """The hit as a JSON object."""
+        return {
+            "path": self.place.path,
+            "line": self.place.line,
+            "cell": self.place.cell,
+            "code": self.code,
+            "severity": self.severity.value,
+            "text": self.text,
+            "remedy": self.remedy,
+        }
+
+
+class LintSurvey(NamedTuple):
+    """All that was found in the files read."""
+
+    files: int
+    hits: list[Hit]
+    unreadable: list[UnreadableFile]
+
+    @property
+    def is_clean(self) -> bool:
+        """True if no rule found a mistake; shorter ways do not count."""
+        return all(hit.severity is not Severity.BAD for hit in self.hits)
+
+    def summary(self) -> dict[str, Any]:
+        """The survey as a JSON object."""
+        return {
+            "files": self.files,
+            "hits": [hit.summary() for hit in self.hits],
+            "unreadable": [file._asdict() for file in self.unreadable],
+        }
+
+
+def run(paths: Iterable[str]) -> LintSurvey:
+    """Apply all rules to the Python files and notebooks of these paths."""
+    files, hits, unreadable = 0, list[Hit](), list[UnreadableFile]()
+    for path in paths:
+        if not Path(path).exists():
+            raise ArgumentError(f"there is no file or folder {path}")
+        for file in python_files(Path(path)):
+            files += 1
+            parsed = parse(file)
+            if isinstance(parsed, UnreadableFile):
+                unreadable.append(parsed)
+            else:
+                hits += [hit for source in parsed for hit in examine(source)]
+    return LintSurvey(files, hits, unreadable)
+
+
+def examine(source: SourceFile) -> list[Hit]:
+    """Hits of all rules in one file, in order of lines."""
+    hits = [
+        Hit(source.place(node), rule.code, rule.severity, text, remedy)
+        for rule in RULES
+        for node, text, remedy in rule.find(source)
+        if not source.ignores(getattr(node, "lineno", 1), rule.code)
+    ]
+    return sorted(hits, key=lambda hit: hit.place.line)
+
+
+def show(survey: LintSurvey, console: Console) -> None:
+    """Print mistakes by file and line, then what feedline would simplify."""
+    marks = Marks.of(console.encoding)
+    mistakes = [hit for hit in survey.hits if hit.severity is not Severity.GOOD]
+    for title, hits in (("", mistakes), ("With feedline", [hit for hit in survey.hits if hit not in mistakes])):
+        if hits and title:
+            console.print(f"\n{title}", style="bold")
+        for hit in hits:
+            severity = hit.severity if hit in mistakes else Severity.NOTE
+            finding = Finding(str(hit.place), f"{hit.text} [{hit.code}]", severity, hit.remedy)
+            console.print(render([finding], console.width, marks, names_first=True), end="")
+    for file in survey.unreadable:
+        console.print(f"{file.path} cannot be read: {file.reason}", markup=False, highlight=False)
+    console.print(_closing_line(survey), style="bold")
+
+
+def _closing_line(survey: LintSurvey) -> str:
+    counts = Counter(hit.severity for hit in survey.hits)
+    files = f"{survey.files:,} file{'' if survey.files == 1 else 's'}"
+    if not survey.hits:
+        return f"{files}: nothing to change."
+    parts = [
+        f"{counts[Severity.BAD]} to mend" if counts[Severity.BAD] else "",
+        f"{counts[Severity.NOTE]} worth a look" if counts[Severity.NOTE] else "",
+        f"{counts[Severity.GOOD]} that feedline simplifies" if counts[Severity.GOOD] else "",
+    ]
+    return f"{files}: {', '.join(part for part in parts if part)}."

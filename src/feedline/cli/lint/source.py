@@ -1,0 +1,171 @@
+"""Python files and notebooks as syntax trees with resolved names."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "build", "dist", "venv", "env"}
+"""Folders that hold no code of the project; hidden ones are skipped, too."""
+
+
+LARGEST_NBYTES = 2_000_000
+"""Size from which a file is taken for data or generated code."""
+
+
+_IGNORED = re.compile(r"#\s*feedline:\s*ignore(?:\[([\w, -]+)\])?")
+
+
+class Place(NamedTuple):
+    """Place of a node in a file, as editors and compilers write it."""
+
+    path: str
+    line: int
+    cell: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}" if self.cell is None else f"{self.path}:cell {self.cell}:{self.line}"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A parsed file, or one cell of a notebook with the imports of the cells before it."""
+
+    path: str
+    text: str
+    tree: ast.Module
+    cell: int | None = None
+    names: dict[str, str] = field(default_factory=dict)
+    """Qualified name for each imported name: "np" → "numpy", "DataLoader" → "torch.utils.data.DataLoader"."""
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes, outer ones first."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """The enclosing node of each node."""
+        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def classes(self) -> list[ast.ClassDef]:
+        """All class definitions."""
+        return [node for node in self.nodes if isinstance(node, ast.ClassDef)]
+
+    def place(self, node: ast.AST) -> Place:
+        """Place of a node."""
+        return Place(self.path, getattr(node, "lineno", 1), self.cell)
+
+    def qualified(self, node: ast.AST | None) -> str:
+        """Dotted name with imports resolved; empty for anything but names and attributes."""
+        if isinstance(node, ast.Name):
+            return self.names.get(node.id, node.id)
+        if isinstance(node, ast.Attribute) and (base := self.qualified(node.value)):
+            return f"{base}.{node.attr}"
+        return ""
+
+    def calls(self, within: ast.AST | None = None) -> Iterator[tuple[str, ast.Call]]:
+        """Calls with the qualified names of their functions."""
+        for node in self.nodes if within is None else ast.walk(within):
+            if isinstance(node, ast.Call):
+                yield self.qualified(node.func), node
+
+    def enclosing(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Enclosing nodes, inner ones first."""
+        while (outer := self.parents.get(node)) is not None:
+            yield outer
+            node = outer
+
+    def inherits(self, definition: ast.ClassDef, *bases: str) -> bool:
+        """True if a class derives from one of these, directly or through classes of this file."""
+        for base in definition.bases:
+            plain = base.value if isinstance(base, ast.Subscript) else base  # Dataset[int]
+            name = self.qualified(plain)
+            if name in bases:
+                return True
+            inner = [known for known in self.classes if known.name == name and known is not definition]
+            if inner and self.inherits(inner[0], *bases):
+                return True
+        return False
+
+    def ignores(self, line: int, code: str) -> bool:
+        """True if a comment on the line switches the rule off: `# feedline: ignore[code]`."""
+        lines = self.text.splitlines()
+        found = _IGNORED.search(lines[line - 1]) if 0 < line <= len(lines) else None
+        return found is not None and (found[1] is None or code in re.split(r"[,\s]+", found[1]))
+
+
+class UnreadableFile(NamedTuple):
+    """A file that could not be parsed, and why."""
+
+    path: str
+    reason: str
+
+
+def python_files(root: Path) -> Iterator[Path]:
+    """Python files and notebooks below a folder, in order; a file is yielded as it is."""
+    if root.is_file():
+        yield root
+        return
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS and not name.startswith("."))
+        for name in sorted(files):
+            path = Path(folder, name)
+            if path.suffix in (".py", ".ipynb") and path.stat().st_size <= LARGEST_NBYTES:
+                yield path
+
+
+def parse(path: Path) -> list[SourceFile] | UnreadableFile:
+    """The file, or the code cells of a notebook."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if path.suffix == ".ipynb":
+            return list(_cells(str(path), json.loads(text)))
+        return [_parsed(str(path), text)]
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        return UnreadableFile(str(path), str(error))
+
+
+def _parsed(path: str, text: str, cell: int | None = None, known: dict[str, str] | None = None) -> SourceFile:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # invalid escapes and the like are not our subject
+        tree = ast.parse(text)
+    return SourceFile(path, text, tree, cell, {**(known or {}), **_imports(tree)})
+
+
+def _cells(path: str, notebook: Any) -> Iterator[SourceFile]:
+    known: dict[str, str] = {}
+    for number, cell in enumerate(notebook.get("cells", []), 1):
+        if cell.get("cell_type") != "code":
+            continue
+        text = "".join(cell.get("source", ()))
+        plain = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in text.splitlines())
+        try:
+            source = _parsed(path, plain, number, known)
+        except SyntaxError:  # a cell of another language, or a cell magic
+            continue
+        known = source.names
+        yield source
+
+
+def _imports(tree: ast.Module) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                names[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return names

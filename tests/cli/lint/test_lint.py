@@ -1,0 +1,180 @@
+"""`feedline lint`: each rule finds its mistake, and passes code that only looks like it."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from feedline.cli.app import app
+from feedline.cli.doctor.findings import Severity
+from feedline.cli.lint import command
+from feedline.cli.lint.command import Hit, LintSurvey
+from feedline.cli.lint.rules import RULES
+from feedline.errors import ArgumentError
+
+TRY = "class A(Dataset):\n def __getitem__(self, i):\n  try:\n   return f(i)\n  except Exception as e:\n   "
+
+
+HEAD = """import random, h5py, numpy as np, torch
+from torch import cuda
+from torch.utils import data as D
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset
+from feedline import DataLoader
+"""
+
+
+CASES = {
+    "missing-set-epoch": (
+        "sampler = DistributedSampler(data)",
+        "sampler = DistributedSampler(data)\nfor epoch in epochs: sampler.set_epoch(epoch)",
+    ),
+    "handle-in-init": (
+        "class A(Dataset):\n def __init__(self, p):\n  self.file = h5py.File(p)",
+        "class A(Dataset):\n def __init__(self, p):\n  self.size = len(h5py.File(p)['x'])",
+    ),
+    "generator-in-init": (
+        "class A(Dataset[int]):\n def __init__(self):\n  self.rng = np.random.default_rng(0)",
+        "class A:\n def __init__(self):\n  self.rng = np.random.default_rng(0)",
+    ),
+    "constant-seed": (
+        "class A(Dataset):\n def __getitem__(self, i):\n  random.seed(1)",
+        "class A(Dataset):\n def __getitem__(self, i):\n  random.seed(i)",
+    ),
+    "duplicate-stream": (
+        "class A(IterableDataset):\n def __iter__(self):\n  yield 1",
+        "class A(IterableDataset):\n def __iter__(self):\n  info = D.get_worker_info()\n  yield 1",
+    ),
+    "device-in-getitem": (
+        "class A(D.Dataset):\n def __getitem__(self, i):\n  return self.x[i].to('cuda')",
+        "class A(D.Dataset):\n def __getitem__(self, i):\n  return self.x[i].to(torch.float32)",
+    ),
+    "swallowed-error": (f"{TRY}return self[i + 1]", f"{TRY}raise ValueError(i) from e"),
+    "loader-per-epoch": (
+        "for epoch in range(3):\n loader = DataLoader(data, num_workers=n)",
+        "for fold in range(3):\n loader = DataLoader(data, num_workers=n)",
+    ),
+    "first-batch-in-loop": (
+        "for step in range(9):\n x = next(iter(train_loader))",
+        "x = next(iter(train_loader))",
+    ),
+    "list-of-objects": (
+        "class A(Dataset):\n def __init__(self, p):\n  self.rows = [r.split() for r in open(p)]",
+        "class A(Dataset):\n def __init__(self, p):\n  self.rows = np.load(p)\n  self.two = [f(x) for x in (1, 2)]",
+    ),
+    "no-workers": (
+        "DataLoader(data, 32, True)",
+        "DataLoader(data, 32, True, **options)\nDataLoader(data, 32)\nDataLoader(data, shuffle=True, num_workers=n)",
+    ),
+    "workers-restart": (
+        "DataLoader(data, num_workers=4)",
+        "DataLoader(data, num_workers=4, persistent_workers=False)\nDataLoader(data, num_workers=0)",
+    ),
+    "pinned-tiny-batches": (
+        "DataLoader(data, batch_size=1, pin_memory=True)",
+        "DataLoader(data, batch_size=64, pin_memory=True)",
+    ),
+    "small-buffer": (
+        "import webdataset\nx = y.shuffle(100)",
+        "x = y.shuffle(100)",
+    ),
+    "sync-per-step": (
+        "for x in loader:\n total += loss(x).item()",
+        "for n, x in enumerate(loader):\n if n % 100 == 0:\n  print(loss(x).item())",
+    ),
+    "torch-import": ("from torch.utils.data import DataLoader", "from torch.utils.data import Dataset"),
+    "torch-name": ("x = D.DataLoader(data)", "x = D.Subset(data)"),
+    "seeding-init-fn": (
+        "def init(w):\n np.random.seed(torch.initial_seed() % 2**32)\nDataLoader(data, worker_init_fn=init)",
+        "def init(w):\n open_files(w)\nDataLoader(data, worker_init_fn=init)",
+    ),
+    "sharing-strategy": ("torch.multiprocessing.set_sharing_strategy('file_system')", "torch.set_num_threads(1)"),
+}
+
+
+def hits(folder: Path, text: str) -> list[Hit]:
+    """Hits in a file of this text."""
+    file = folder / "train.py"
+    file.write_text(text)
+    return command.run([str(file)]).hits
+
+
+def test_every_rule_has_a_case() -> None:
+    assert list(CASES) == [rule.code for rule in RULES]
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_a_rule_finds_its_mistake_and_nothing_else(tmp_path: Path, code: str) -> None:
+    wrong, right = CASES[code]
+    lines = wrong.count("\n") + 1
+    found = [hit for hit in hits(tmp_path, HEAD + wrong) if hit.code == code]
+    assert len(found) == 1
+    assert 5 < found[0].place.line <= 5 + lines
+    assert found[0].text
+    assert found[0].remedy
+    assert code not in {hit.code for hit in hits(tmp_path, HEAD + right)}
+
+
+@pytest.mark.parametrize("comment", ["# feedline: ignore", "# feedline: ignore[workers-restart]"])
+def test_a_comment_switches_a_rule_off(tmp_path: Path, comment: str) -> None:
+    text = f"{HEAD}DataLoader(data, num_workers=4)  {comment}\n"
+    assert hits(tmp_path, text) == []
+    assert len(hits(tmp_path, text.replace("workers-restart", "no-workers"))) == (1 if "[" in comment else 0)
+
+
+def test_notebooks_are_read_by_cells_and_folders_of_others_are_not(tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "markdown", "source": ["# title"]},
+        {"cell_type": "code", "source": ["%matplotlib inline\n", "from feedline import DataLoader as Loader\n"]},
+        {"cell_type": "code", "source": ["%%bash\n", "ls -l | wc\n"]},
+        {"cell_type": "code", "source": "\nLoader(data, num_workers=2)"},
+    ]
+    (tmp_path / "try.ipynb").write_text(json.dumps({"cells": cells}))
+    for folder in (".venv", "node_modules", "build"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "other.py").write_text("from torch.utils.data import DataLoader")
+    survey = command.run([str(tmp_path)])
+    assert survey.files == 1
+    assert [str(hit.place) for hit in survey.hits] == [f"{tmp_path / 'try.ipynb'}:cell 4:2"]
+
+
+def test_files_that_cannot_be_parsed_are_listed_and_the_rest_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def (:")
+    (tmp_path / "b.py").write_bytes(b"x = 1\0")
+    (tmp_path / "c.py").write_text("from torch.utils.data import DataLoader")
+    (tmp_path / "d.ipynb").write_text("{")
+    survey = command.run([str(tmp_path)])
+    assert [Path(file.path).name for file in survey.unreadable] == ["a.py", "b.py", "d.ipynb"]
+    assert [hit.code for hit in survey.hits] == ["torch-import"]
+    with pytest.raises(ArgumentError, match="there is no file or folder nowhere"):
+        command.run(["nowhere"])
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_every_line_fits(tmp_path: Path, width: int) -> None:
+    found = hits(tmp_path, HEAD + "\n".join(case[0] for case in CASES.values() if "epoch in" not in case[0]))
+    screen = StringIO()
+    short = [hit._replace(place=hit.place._replace(path="train.py")) for hit in found]
+    command.show(LintSurvey(1, short, []), Console(width=width, file=screen))
+    assert max(map(len, screen.getvalue().splitlines())) <= width
+
+
+def test_the_exit_code_tells_mistakes(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("from torch.utils.data import DataLoader\n")
+    assert CliRunner().invoke(app, ["lint", str(tmp_path)]).exit_code == 0
+    (tmp_path / "b.py").write_text(HEAD + CASES["constant-seed"][0])
+    result = CliRunner().invoke(app, ["lint", str(tmp_path), "--json"])
+    assert result.exit_code == 1
+    assert {hit["severity"] for hit in json.loads(result.stdout)["hits"]} >= {Severity.BAD.value, Severity.GOOD.value}
+
+
+def test_code_of_this_project_has_no_mistakes() -> None:
+    root = Path(__file__).parents[3]
+    survey = command.run([str(root / "src"), str(root / "examples")])
+    assert [hit for hit in survey.hits if hit.severity is Severity.BAD] == []
+    assert survey.unreadable == []
+    assert survey.files > 200
