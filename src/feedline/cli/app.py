@@ -16,6 +16,9 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from feedline.cli import index as indexing
+from feedline.cli.bench import command as benching
+from feedline.cli.bench.show import summary as bench_summary
+from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, settings_of
 from feedline.cli.doctor import command as examining
 from feedline.cli.inspect import command as inspecting
 from feedline.cli.lint import command as linting
@@ -164,6 +167,43 @@ def lint(
     else:
         linting.show(survey, Console(highlight=False))
     raise typer.Exit(0 if survey.is_clean else 1)
+
+
+@app.command(cls=_Command)
+def bench(
+    target: Annotated[str, typer.Argument(metavar="LOADER", help="train.py:loader or package.module:loader.")],
+    workers: Annotated[
+        str | None, typer.Option(help="Worker counts, such as 0,2,4. Default: up to twice the CPUs.")
+    ] = None,
+    method: Annotated[list[str] | None, typer.Option(help="worker_method to try; repeat it for more.")] = None,
+    prefetch: Annotated[str, typer.Option(help="Values of prefetch_factor, such as 2,4.")] = "",
+    batch_size: Annotated[str, typer.Option(help="Batch sizes, such as 32,64.")] = "",
+    step: Annotated[str, typer.Option(help="Length of a training step, such as 20ms; it sleeps.")] = "0",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds through all settings.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Seconds per round and setting.")] = 2.0,
+    fail_if: Annotated[
+        list[str] | None, typer.Option(help="Exit with 1 if this holds for the loader as it is: 'wait_share > 5%'.")
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a chart into this file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all figures into this JSON file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a loader under many settings, with torch's own next to it, and recommend one.
+
+    The script of the loader is executed without its `if __name__ == "__main__"` block. Settings are measured in turn,
+    round by round, so that other load hits all of them.
+    """
+    counts = default_workers() if workers is None else benching.parse_numbers(workers)
+    sizes = benching.parse_numbers(prefetch), benching.parse_numbers(batch_size)
+    thresholds = [Threshold.parse(text) for text in fail_if or ()]
+    sweep = Sweep(settings_of(counts, method or (), *sizes), rounds, seconds, benching.parse_step(step))
+    outcome = benching.run(target, sweep, thresholds, Console(stderr=True))
+    benching.save(outcome, sweep, svg, out)
+    if as_json:
+        typer.echo(json.dumps(bench_summary(outcome.trials, outcome.chosen, sweep.step_s, outcome.failed), indent=2))
+    else:
+        benching.print_outcome(outcome, sweep, Console())
+    raise typer.Exit(1 if outcome.failed or outcome.chosen is None else 0)
 
 
 @app.command(cls=_Command)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset
 
 from feedline.errors import ArgumentError
 from feedline.loader.dataloader import DataLoader
@@ -45,22 +46,35 @@ def as_feedline(loader: TorchDataLoader[Any], **changes: Any) -> DataLoader[Any]
 
     Arguments of feedline's own are kept where `loader` is feedline's.
     """
+    own = {name: getattr(loader, name) for name in _OWN if hasattr(loader, name)}
+    return DataLoader(loader.dataset, **_consistent({**_arguments(loader, changes), **own, **changes}))
+
+
+def as_torch(loader: TorchDataLoader[Any], **changes: Any) -> TorchDataLoader[Any]:
+    """A loader of torch with the arguments of `loader` that it knows, except for `changes`."""
+    return TorchDataLoader(loader.dataset, **_consistent({**_arguments(loader, changes), **changes}))
+
+
+def _arguments(loader: TorchDataLoader[Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of torch's constructor that give this loader."""
     arguments: dict[str, Any] = {name: getattr(loader, name, None) for name in _PLAIN}
-    if loader.batch_sampler is not None and loader.batch_size is None:
-        arguments |= {"batch_sampler": loader.batch_sampler}
-    elif hasattr(loader.dataset, "__getitem__"):
-        arguments |= {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
-    else:
-        arguments |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    arguments |= {name: getattr(loader, name) for name in _OWN if hasattr(loader, name)} | changes
-    if not arguments["num_workers"]:
-        arguments |= {
-            "prefetch_factor": None,
-            "persistent_workers": False,
-            "multiprocessing_context": None,
-            "timeout": 0,
-        }
-    return DataLoader(loader.dataset, **arguments)
+    if loader.batch_size is None and loader.batch_sampler is not None and "batch_size" not in changes:
+        return {**arguments, "batch_sampler": loader.batch_sampler}
+    arguments |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    return arguments if isinstance(loader.dataset, IterableDataset) else {**arguments, "sampler": loader.sampler}
+
+
+def _consistent(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments without those that need workers, if there are none."""
+    if arguments["num_workers"]:
+        return arguments
+    return {
+        **arguments,
+        "prefetch_factor": None,
+        "persistent_workers": False,
+        "multiprocessing_context": None,
+        "timeout": 0,
+    }
 
 
 _PLAIN = (

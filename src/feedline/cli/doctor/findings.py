@@ -73,7 +73,11 @@ class Marks(enum.Enum):
 
     def adapt(self, text: str) -> str:
         """Text with the signs that this stream can write."""
-        return text if self is Marks.UNICODE else text.replace(" · ", ", ").replace("×", "x").replace("µ", "u")
+        return (
+            text
+            if self is Marks.UNICODE
+            else text.replace(" · ", ", ").replace("×", "x").replace("µ", "u").replace("±", "+-")
+        )
 
 
 _COLORS = {Severity.GOOD: "green", Severity.NOTE: "yellow", Severity.BAD: "bold red"}

@@ -1,0 +1,1 @@
+"""`feedline bench`: a sweep of settings over a user's own loader."""

@@ -1,0 +1,155 @@
+"""Results of a sweep as text for a terminal of any width, as SVG and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Any
+
+from feedline.cli.bench.sweep import KPI_WAIT
+from feedline.cli.bench.trial import Trial
+from feedline.cli.doctor.findings import Marks
+from feedline.cli.progress import format_bytes
+from feedline.loader.report.stats import seconds, share
+
+BAR = 20
+"""Columns of the longest bar."""
+
+
+NARROW = 60
+"""Terminal width below which each setting takes two lines."""
+
+
+def table(trials: Sequence[Trial], chosen: Trial | None, step_s: float, width: int, marks: Marks) -> list[str]:
+    """One line per setting, with a bar of its rate; two lines in a narrow terminal."""
+    is_wide = width >= NARROW and _bar_columns(trials, step_s, width) >= 0
+    rows = _wide_rows(trials, chosen, step_s, width, marks) if is_wide else _narrow_rows(trials, chosen, width)
+    return [marks.adapt(row) for row in rows]
+
+
+ENOUGH_MARK = " < enough"
+
+
+def _narrow_rows(trials: Sequence[Trial], chosen: Trial | None, width: int) -> Iterator[str]:
+    for trial in trials:
+        yield trial.label[:width]
+        yield f"  {trial.error or _rate(trial) + ' samples/s'}{ENOUGH_MARK if trial is chosen else ''}"[:width]
+
+
+def _wide_rows(trials: Sequence[Trial], chosen: Trial | None, step_s: float, width: int, marks: Marks) -> Iterator[str]:
+    longest = max(len(trial.label) for trial in trials)
+    best = max(trial.samples_per_s for trial in trials) or 1.0
+    room = _bar_columns(trials, step_s, width)
+    yield f"{'':<{longest}} {'samples/s':>16} {'':<{room}}{_tail(None, step_s)}"
+    for trial in trials:
+        if trial.error:
+            yield f"{trial.label:<{longest}} {trial.error}"[:width]
+            continue
+        bar = bars(trial.samples_per_s / best, room, marks)
+        mark = ENOUGH_MARK if trial is chosen else ""
+        yield f"{trial.label:<{longest}} {_rate(trial):>16} {bar}{_tail(trial, step_s)}{mark}"
+
+
+def _bar_columns(trials: Sequence[Trial], step_s: float, width: int) -> int:
+    """Columns left for bars; negative if not even the figures fit."""
+    longest = max(len(trial.label) for trial in trials)
+    return min(BAR, width - longest - 19 - len(_tail(None, step_s)) - len(ENOUGH_MARK))
+
+
+def _tail(trial: Trial | None, step_s: float) -> str:
+    """Last columns of a row, or their titles; waiting means nothing without a step."""
+    if trial is None:
+        return f"{'waits' if step_s else '':>{8 if step_s else 0}}{'first':>8}{'memory':>9}"
+    figures = trial.figures()
+    waits = f"{share(figures['wait_share']):>8}" if step_s else ""
+    return f"{waits}{seconds(figures['first_batch_s']):>8}{format_bytes(figures['memory_nbytes']):>9}"
+
+
+def _rate(trial: Trial) -> str:
+    return f"{trial.samples_per_s:,.0f} ± {trial.spread:,.0f}"
+
+
+def bars(part: float, columns: int, marks: Marks) -> str:
+    """A bar for a share of the columns, padded."""
+    sign = "█" if marks is Marks.UNICODE else "#"
+    return f"{sign * max(1, round(part * columns)) if columns else '':<{columns}}"
+
+
+def conclusion(trials: Sequence[Trial], chosen: Trial | None, step_s: float) -> str:
+    """Recommended setting with its gain over the user's own, and the reason."""
+    if chosen is None:
+        return "No setting ran: see the errors above."
+    own = next(
+        (trial for trial in trials if trial.setting.describe() == "as it is" and not trial.setting.is_torch), None
+    )
+    if chosen is own or own is None or not own.rounds:
+        return f"{chosen.label}: {chosen.samples_per_s:,.0f} samples/s; nothing that was tried is worth a change."
+    gain = chosen.samples_per_s / own.samples_per_s
+    if gain < 1.05 and not step_s:
+        return f"Nothing that was tried is worth a change: {chosen.label} gives {gain:.2f} × today's rate."
+    reason = (
+        f"the loop waits {share(chosen.figures()['wait_share'])} of its time (at most {share(KPI_WAIT)} is good)"
+        if step_s
+        else "more would gain under 3 %"
+    )
+    return f"{chosen.label}: {gain:.1f} × today's rate; {reason}."
+
+
+def details(trial: Trial) -> list[str]:
+    """Latency percentiles, CPU and bytes of one setting."""
+    figures = trial.figures()
+    waits = ", ".join(f"p{part} {seconds(figures[f'wait_p{part}_s'])}" for part in (50, 95, 99))
+    return [
+        f"wait for a batch: {waits}",
+        f"CPU: {seconds(figures['cpu_s_per_1000'])} for 1,000 samples; {figures['mb_per_s']:,.1f} MB/s",
+    ]
+
+
+def summary(trials: Sequence[Trial], chosen: Trial | None, step_s: float, failed: Sequence[str]) -> dict[str, Any]:
+    """All results as a JSON object."""
+    return {
+        "step_s": step_s,
+        "trials": [
+            {
+                "library": "torch" if trial.setting.is_torch else "feedline",
+                "arguments": trial.setting.arguments,
+                "error": trial.error,
+                "samples_per_s_by_round": [part.samples / part.seconds for part in trial.rounds],
+                **trial.figures(),
+            }
+            for trial in trials
+        ],
+        "recommended": None if chosen is None else chosen.setting.arguments,
+        "failed_thresholds": list(failed),
+    }
+
+
+_ROW, _LEFT, _WIDE, _RIGHT = 26, 250, 420, 130
+
+
+def svg(trials: Sequence[Trial], chosen: Trial | None) -> str:
+    """Bar chart of the rates with their spread, readable on light and dark pages."""
+    ran = [trial for trial in trials if trial.rounds]
+    best = max((trial.samples_per_s + trial.spread for trial in ran), default=1.0)
+    rows = "".join(_bar_row(trial, number, best, chosen) for number, trial in enumerate(ran))
+    width, height = _LEFT + _WIDE + _RIGHT, _ROW * (len(ran) + 1) + 10
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        'font-size="13">'
+        "<style>text{fill:#222}.bar{fill:#8aa}.chosen{fill:#2a7}.torch{fill:#c95}line{stroke:#222}"
+        "@media (prefers-color-scheme:dark){text{fill:#ddd}line{stroke:#ddd}}</style>"
+        f'<text x="{_LEFT}" y="18">samples per second</text>{rows}</svg>\n'
+    )
+
+
+def _bar_row(trial: Trial, number: int, best: float, chosen: Trial | None) -> str:
+    top, rate, spread = _ROW * (number + 1), trial.samples_per_s, trial.spread
+    kind = "torch" if trial.setting.is_torch else "chosen" if trial is chosen else "bar"
+    right = _LEFT + _WIDE * rate / best
+    low, high = (_LEFT + _WIDE * max(0.0, edge) / best for edge in (rate - spread, rate + spread))
+    return (
+        f'<text x="{_LEFT - 8}" y="{top + 16}" text-anchor="end">{escape(trial.label)}</text>'
+        f'<rect class="{kind}" x="{_LEFT}" y="{top + 4}" width="{right - _LEFT:.1f}" height="{_ROW - 8}" rx="2"/>'
+        f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{top + _ROW / 2}" y2="{top + _ROW / 2}"/>'
+        f'<text x="{high + 6:.1f}" y="{top + 16}">{rate:,.0f}</text>'
+    )

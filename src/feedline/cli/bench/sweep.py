@@ -1,0 +1,118 @@
+"""The settings that a sweep tries, its interleaved rounds, and what it recommends."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from feedline.cli.bench.trial import Setting, Trial
+from feedline.errors import ArgumentError
+from feedline.loader.resources import usable_cpus
+
+ENOUGH = 0.97
+"""Share of the best rate from which a smaller setting is recommended."""
+
+
+KPI_WAIT = 0.05
+"""Waiting share up to which a loop keeps its device busy."""
+
+
+class Sweep(NamedTuple):
+    """Settings to measure, and how long."""
+
+    settings: tuple[Setting, ...]
+    rounds: int = 3
+    seconds: float = 2.0
+    """Seconds per round and setting, without start-up."""
+    step_s: float = 0.0
+    """Length of a training step, which sleeps."""
+
+    def run(self, loader: TorchDataLoader[Any], step: Callable[[str, int, int], None]) -> list[Trial]:
+        """Measure all settings in turn, round by round, so that a busy moment of the machine hits all of them."""
+        own = loader.num_workers
+        trials = [Trial(setting) for setting in self.settings if setting != Setting(own)]  # that is "as it is"
+        total = self.rounds * len(trials)
+        step("measuring", 0, total)
+        for number in range(total):
+            trials[number % len(trials)].run(loader, self.seconds, self.step_s)
+            step("measuring", number + 1, total)
+        return trials
+
+
+def settings_of(
+    workers: Sequence[int], methods: Sequence[str], prefetch: Sequence[int], batch_sizes: Sequence[int]
+) -> tuple[Setting, ...]:
+    """The user's own setting, that of torch's loader, and every combination of the lists.
+
+    An empty list leaves what the user's loader has.
+    """
+    found = dict.fromkeys([Setting(), Setting(is_torch=True)])
+    for count in workers or (None,):
+        for method in methods or (None,):
+            for each in prefetch or (None,):
+                for size in batch_sizes or (None,):
+                    method_of = method if count != 0 else None
+                    found[Setting(count, method_of, each if count != 0 else None, size)] = None
+    return tuple(found)
+
+
+def default_workers(cpus: int | None = None) -> list[int]:
+    """Worker counts worth trying here: powers of two up to twice the CPUs, for samples that wait."""
+    most = 2 * (cpus or usable_cpus())
+    return [0, *sorted({1, *(1 << power for power in range(1, 8) if 1 << power <= most), most})]
+
+
+def recommend(trials: Iterable[Trial], step_s: float) -> Trial | None:
+    """The trial with the fewest workers that is nearly as fast as the fastest; None if none ran.
+
+    With a step, the fewest workers with which the loop waits at most `KPI_WAIT` of its time, if any do.
+    """
+    ran = [trial for trial in trials if trial.rounds and not trial.setting.is_torch]
+    if not ran:
+        return None
+    fast = [trial for trial in ran if step_s and trial.figures()["wait_share"] <= KPI_WAIT]
+    best = max(trial.samples_per_s for trial in ran)
+    fast = fast or [trial for trial in ran if trial.samples_per_s >= ENOUGH * best]
+    return min(fast, key=lambda trial: (_processes(trial.setting), -trial.samples_per_s))
+
+
+def _processes(setting: Setting) -> int:
+    return 1 << 20 if setting.num_workers is None else setting.num_workers
+
+
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, "<": operator.lt}
+
+
+_THRESHOLD = re.compile(r"\s*(\w+)\s*([<>])\s*([0-9.]+)\s*(%|ms|s|MB|GB)?\s*")
+
+
+_UNITS = {"%": 0.01, "ms": 1e-3, "s": 1.0, "MB": 1e6, "GB": 1e9, None: 1.0}
+
+
+class Threshold(NamedTuple):
+    """A condition under which a run of `feedline bench` fails."""
+
+    text: str
+    name: str
+    comparison: str
+    limit: float
+
+    @classmethod
+    def parse(cls, text: str) -> Threshold:
+        """Read a condition such as `wait_share > 5%` or `first_batch_s > 2s`."""
+        found = _THRESHOLD.fullmatch(text)
+        if found is None:
+            raise ArgumentError(f"--fail-if takes a condition such as 'wait_share > 5%'; got {text!r}")
+        name, comparison, number, unit = found.groups()
+        return cls(text.strip(), name, comparison, float(number) * _UNITS[unit])
+
+    def is_met(self, trial: Trial) -> bool:
+        """True if the run has to fail; ArgumentError for an unknown name."""
+        figures = trial.figures()
+        if figures and self.name not in figures:
+            raise ArgumentError(f"--fail-if knows {', '.join(figures)}; got {self.name!r}")
+        return not figures or _COMPARISONS[self.comparison](figures[self.name], self.limit)

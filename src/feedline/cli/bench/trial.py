@@ -1,0 +1,199 @@
+"""One setting of a loader, and its measurement in rounds."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter, sleep
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from feedline.cli.bench import processes
+from feedline.cli.target import as_feedline, as_torch
+
+
+class Setting(NamedTuple):
+    """Arguments that a trial changes; None leaves what the user's loader has."""
+
+    num_workers: int | None = None
+    worker_method: str | None = None
+    prefetch_factor: int | None = None
+    batch_size: int | None = None
+    is_torch: bool = False
+    """Measure torch's DataLoader in place of feedline's."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the loader that differ from the user's."""
+        changed = {name: value for name, value in zip(self._fields[:4], self[:4], strict=True) if value is not None}
+        if self.num_workers == 0:
+            changed.pop("prefetch_factor", None)
+        return changed
+
+    def describe(self) -> str:
+        """Arguments as one writes them; "as it is" for the user's own."""
+        words = [f"{name}={value!r}" for name, value in self.arguments.items()]
+        return ", ".join(words) or "as it is"
+
+    def make(self, loader: TorchDataLoader[Any]) -> TorchDataLoader[Any]:
+        """The loader to measure: a copy of the user's with this setting."""
+        changes = {**self.arguments, "persistent_workers": False}
+        if self.is_torch:
+            changes.pop("worker_method", None)
+            return as_torch(loader, **changes)
+        return as_feedline(loader, **changes)
+
+
+class Round(NamedTuple):
+    """Measurement of one stretch of an epoch."""
+
+    samples: int
+    """Samples received after the warm-up."""
+    seconds: float
+    """Wall time of these samples, steps included."""
+    wait_s: float
+    """Time of it spent in waiting for batches."""
+    nbytes: int
+    """Bytes of the tensors and arrays in these samples."""
+    first_s: float
+    """Time to the first batch, start of workers included."""
+    cpu_s: float
+    """CPU time of all processes over the whole round."""
+    delivered: int
+    """Samples received in the whole round, over which `cpu_s` counts."""
+    memory_nbytes: int
+    waits_s: tuple[float, ...]
+    """Wait for each batch after the warm-up."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """A setting with its rounds; `error` says why it cannot run."""
+
+    setting: Setting
+    rounds: list[Round] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Median over the rounds."""
+        return median(part.samples / part.seconds for part in self.rounds) if self.rounds else 0.0
+
+    @property
+    def spread(self) -> float:
+        """Half of the range of the rounds' samples per second."""
+        rates = [part.samples / part.seconds for part in self.rounds]
+        return (max(rates) - min(rates)) / 2 if rates else 0.0
+
+    def figures(self) -> Mapping[str, float]:
+        """Figures by the names that thresholds use, in seconds, bytes and shares."""
+        if not self.rounds:
+            return {}
+        waits = np.array([wait for part in self.rounds for wait in part.waits_s])
+        seconds = sum(part.seconds for part in self.rounds)
+        return {
+            "samples_per_s": self.samples_per_s,
+            "mb_per_s": sum(part.nbytes for part in self.rounds) / seconds / 1e6,
+            "wait_share": sum(part.wait_s for part in self.rounds) / seconds,
+            "first_batch_s": median(part.first_s for part in self.rounds),
+            "wait_p50_s": float(np.quantile(waits, 0.5)),
+            "wait_p95_s": float(np.quantile(waits, 0.95)),
+            "wait_p99_s": float(np.quantile(waits, 0.99)),
+            "cpu_s_per_1000": 1000
+            * sum(part.cpu_s for part in self.rounds)
+            / sum(part.delivered for part in self.rounds),
+            "memory_nbytes": max(part.memory_nbytes for part in self.rounds),
+            "spread_share": self.spread / self.samples_per_s,
+        }
+
+    @property
+    def label(self) -> str:
+        """Name of the setting in tables."""
+        return f"torch, {self.setting.describe()}" if self.setting.is_torch else self.setting.describe()
+
+    def run(self, loader: TorchDataLoader[Any], seconds: float, step_s: float) -> None:
+        """Add a round; an error of the loader becomes that of the trial."""
+        if self.error:
+            return
+        try:
+            with warnings.catch_warnings():  # a sweep tries more workers than CPUs on purpose
+                warnings.filterwarnings("ignore", "This DataLoader will create")
+                made = self.setting.make(loader)
+            try:
+                self.rounds.append(measure(made, seconds, step_s))
+            finally:
+                _close(made)
+        except Exception as error:  # noqa: BLE001 - any error of user code ends this trial, and the others go on
+            self.error = f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def measure(loader: TorchDataLoader[Any], seconds: float, step_s: float) -> Round:
+    """Iterate for about `seconds` after the warm-up, over several epochs if they are short.
+
+    Batches arrive in clusters of one per worker: the first cluster is the warm-up, and only whole clusters count. Each
+    step sleeps `step_s`, as a loop does that waits for a device.
+    """
+    pid, began, cpu = os.getpid(), perf_counter(), processes.cpu_s(os.getpid())
+    cluster = max(1, loader.num_workers)
+    first_s, waits, samples, nbytes, delivered, memory = 0.0, list[float](), 0, 0, 0, 0
+    start = wait_from = now = began
+    for number, batch in enumerate(_endless(loader)):
+        now = perf_counter()
+        rows = _rows(batch)
+        delivered += rows
+        if number == 0:
+            first_s = now - began
+        if number < cluster:
+            memory = processes.memory_nbytes(pid)
+            now = start = perf_counter()  # reading the memory of many processes takes a while
+        else:
+            waits.append(now - wait_from)
+            samples, nbytes = samples + rows, nbytes + _nbytes(batch)
+        if waits and now - start >= seconds and len(waits) % cluster == 0:
+            break
+        sleep(step_s)
+        wait_from = perf_counter()
+    used_s = processes.cpu_s(pid) - cpu
+    return Round(samples, now - start, sum(waits), nbytes, first_s, used_s, delivered, memory, tuple(waits))
+
+
+def _endless(loader: TorchDataLoader[Any]) -> Iterator[Any]:
+    """Batches of one epoch after the other; ValueError if an epoch has none."""
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise ValueError("the loader has no batches")
+
+
+def _rows(batch: Any) -> int:
+    """Samples in a batch: the first dimension of its first tensor, or the length of its first list."""
+    if isinstance(batch, (torch.Tensor, np.ndarray)):
+        return int(batch.shape[0]) if batch.ndim else 1
+    if isinstance(batch, Mapping):
+        return _rows(next(iter(batch.values()))) if batch else 1
+    if isinstance(batch, (list, tuple)) and batch:
+        return len(batch) if isinstance(batch[0], (str, bytes, int, float)) else _rows(batch[0])
+    return 1
+
+
+def _nbytes(batch: Any) -> int:
+    if isinstance(batch, (torch.Tensor, np.ndarray)):
+        return int(batch.nbytes)
+    if isinstance(batch, Mapping):
+        return sum(map(_nbytes, batch.values()))
+    return sum(map(_nbytes, batch)) if isinstance(batch, (list, tuple)) else 0
+
+
+def _close(loader: TorchDataLoader[Any]) -> None:
+    close = getattr(loader, "close", None)
+    if close is not None:
+        close()

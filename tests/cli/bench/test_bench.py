@@ -1,0 +1,217 @@
+"""`feedline bench`: interleaved rounds over a user's loader, a recommendation, and thresholds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+import torch
+from rich.console import Console
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset
+
+from feedline.cli.bench import command, processes, show
+from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, recommend, settings_of
+from feedline.cli.bench.trial import Round, Setting, Trial, measure
+from feedline.cli.doctor.findings import Marks
+from feedline.errors import ArgumentError
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((4,), float(index))
+
+
+class Broken(Numbers):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        raise ValueError("no data")
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.zeros(6, 2))
+
+
+def trial(rate: float, *, waits: float = 0.0, **changes: object) -> Trial:
+    """A trial of one second, as measured."""
+    part = Round(int(rate), 1.0, waits, int(rate) * 16, 0.1, 0.5, int(rate), 1 << 28, (0.01, 0.02))
+    return Trial(Setting(**changes), [part])  # type: ignore[arg-type]
+
+
+def silent(*_: object) -> None:
+    """A progress bar that shows nothing."""
+
+
+def test_settings_are_all_combinations_and_the_own_one_comes_first() -> None:
+    found = settings_of([0, 2], ["thread", "process"], [4], [])
+    assert found[:2] == (Setting(), Setting(is_torch=True))
+    assert set(found[2:]) == {Setting(0), Setting(2, "thread", 4), Setting(2, "process", 4)}
+    assert default_workers(2) == [0, 1, 2, 4]
+    assert default_workers(6) == [0, 1, 2, 4, 8, 12]
+
+
+def test_rounds_are_interleaved_and_skip_what_the_loader_already_is() -> None:
+    seen = list[int]()
+    sweep = Sweep((Setting(), Setting(0), Setting(batch_size=2)), rounds=2, seconds=0.01)
+    loader = TorchDataLoader(Numbers(), batch_size=4)
+    trials = sweep.run(loader, lambda _, done, total: seen.append(total - done))
+    assert seen == [4, 3, 2, 1, 0]
+    assert [len(part.rounds) for part in trials] == [2, 2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_round_counts_whole_clusters_over_several_epochs(workers: int) -> None:
+    loader = TorchDataLoader(Numbers(), batch_size=3, num_workers=workers)
+    part = measure(loader, 0.2, 0.001)
+    assert part.samples == 3 * len(part.waits_s)
+    assert len(part.waits_s) % max(1, workers) == 0
+    assert part.nbytes == 16 * part.samples
+    assert part.seconds >= 0.2
+    assert 0 < part.first_s < part.first_s + part.seconds
+    assert part.wait_s < part.seconds
+    assert part.cpu_s > 0
+    assert part.memory_nbytes > 1 << 20
+
+
+def test_an_error_ends_its_trial_only() -> None:
+    trials = Sweep((Setting(), Setting(num_workers=2)), 2, 0.01).run(TorchDataLoader(Broken()), silent)
+    assert [part.error for part in trials] == ["ValueError: no data"] * 2
+    assert recommend(trials, 0.0) is None
+    empty = Trial(Setting())
+    empty.run(TorchDataLoader(Numbers(), batch_sampler=[]), 0.01, 0.0)
+    assert empty.error == "ValueError: the loader has no batches"
+
+
+@pytest.mark.parametrize("setting", [Setting(), Setting(is_torch=True), Setting(batch_size=3)])
+def test_streams_can_be_measured(setting: Setting) -> None:
+    stream = Trial(setting)
+    stream.run(TorchDataLoader(Stream(), batch_size=2), 0.01, 0.0)
+    assert stream.samples_per_s > 0, stream.error
+
+
+def test_the_fewest_workers_that_are_nearly_as_fast_are_recommended() -> None:
+    trials = [
+        trial(100, num_workers=1),
+        trial(295, num_workers=4),
+        trial(300, num_workers=8),
+        trial(900, is_torch=True),
+    ]
+    assert recommend(trials, 0.0) is trials[1]
+    waiting = [trial(100, waits=0.5, num_workers=1), trial(200, waits=0.04, num_workers=2), trial(300, num_workers=8)]
+    assert recommend(waiting, 0.01) is waiting[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "met"),
+    [
+        ("wait_share > 5%", True),
+        ("wait_share>0.5", False),
+        ("samples_per_s < 1000", True),
+        ("first_batch_s > 200ms", False),
+    ],
+)
+def test_thresholds_judge_a_trial(text: str, met: bool) -> None:
+    assert Threshold.parse(text).is_met(trial(100, waits=0.4)) is met
+
+
+def test_a_threshold_is_met_by_a_loader_that_does_not_run() -> None:
+    assert Threshold.parse("wait_share > 5%").is_met(Trial(Setting(), error="ValueError"))
+
+
+@pytest.mark.parametrize("text", ["wait_share", "wait_share = 3", "> 3"])
+def test_other_thresholds_are_refused(text: str) -> None:
+    with pytest.raises(ArgumentError, match="--fail-if takes a condition such as"):
+        Threshold.parse(text)
+    with pytest.raises(ArgumentError, match=r"--fail-if knows samples_per_s, .*; got 'waiting'"):
+        Threshold.parse("waiting > 3").is_met(trial(100))
+
+
+@pytest.mark.parametrize("wrong", ["fast", "20 m"])
+def test_a_wrong_step_is_refused(wrong: str) -> None:
+    assert (command.parse_step("20ms"), command.parse_step("0.5")) == (0.02, 0.5)
+    with pytest.raises(ArgumentError, match="--step takes a duration such as 20ms"):
+        command.parse_step(wrong)
+
+
+TRIALS = [
+    trial(123_456),
+    trial(110_000, is_torch=True),
+    trial(250_000, num_workers=16, worker_method="process", prefetch_factor=4),
+    Trial(Setting(4, "thread"), error="ValueError: not thread-safe"),
+]
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("step_s", [0.0, 0.02])
+@pytest.mark.parametrize("marks", list(Marks))
+def test_every_line_fits_the_terminal(width: int, step_s: float, marks: Marks) -> None:
+    lines = show.table(TRIALS, TRIALS[2], step_s, width, marks)
+    assert max(map(len, lines)) <= width
+    assert sum("enough" in line for line in lines) == 1
+    assert ("waits" in lines[0]) is (step_s > 0 and width > 80)
+    if marks is Marks.ASCII:
+        "".join(lines).encode("ascii")
+
+
+def test_the_conclusion_names_the_gain_or_says_that_there_is_none() -> None:
+    assert "num_workers=16" in show.conclusion(TRIALS, TRIALS[2], 0.0)
+    assert "2.0 × today's rate" in show.conclusion(TRIALS, TRIALS[2], 0.0)
+    same = [trial(100), trial(101, num_workers=2)]
+    assert "Nothing that was tried is worth a change" in show.conclusion(same, same[1], 0.0)
+    assert "No setting ran" in show.conclusion([], None, 0.0)
+
+
+def test_the_chart_is_well_formed_and_names_every_setting_that_ran() -> None:
+    chart = show.svg(TRIALS, TRIALS[2])
+    ET.fromstring(chart)
+    for part in TRIALS[:3]:
+        assert part.label in chart.replace("&#x27;", "'")
+
+
+def test_cpu_and_memory_of_children_count() -> None:
+    program = "import time; sum(range(10**7)); x = bytearray(50_000_000); print(flush=True); time.sleep(60)"
+    cpu = processes.cpu_s(processes.os.getpid())
+    memory = processes.memory_nbytes(processes.os.getpid())
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert child.pid in processes.descendants(processes.os.getpid())
+        assert processes.cpu_s(processes.os.getpid()) > cpu + 0.01
+        assert processes.memory_nbytes(processes.os.getpid()) > memory + 40_000_000
+        child.kill()
+    assert processes.cpu_s(1 << 30) == processes.memory_nbytes(1 << 30) == 0
+
+
+def test_a_script_is_measured_from_the_command_line(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "loader = DataLoader(TensorDataset(torch.zeros(64, 4)), batch_size=8)\n"
+    )
+    options = ["--workers", "0,1", "--rounds", "1", "--seconds", "0.05", "--svg", str(tmp_path / "a.svg")]
+    failing = ["--out", str(tmp_path / "a.json"), "--fail-if", "samples_per_s > 1"]
+    run = [sys.executable, "-m", "feedline.cli", "bench", f"{script}:loader", *options, *failing]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "failed: samples_per_s > 1" in done.stdout
+    assert "torch, as it is" in done.stdout
+    results = json.loads((tmp_path / "a.json").read_text())
+    assert results["failed_thresholds"] == ["samples_per_s > 1"]
+    assert {part["library"] for part in results["trials"]} == {"torch", "feedline"}
+    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+
+
+def test_the_outcome_is_printed_for_a_narrow_terminal() -> None:
+    screen = StringIO()
+    outcome = command.Outcome(TRIALS, TRIALS[2], ["wait_share > 5%"])
+    command.print_outcome(outcome, Sweep(()), Console(width=40, file=screen))
+    assert max(map(len, screen.getvalue().splitlines())) <= 41  # a wrapped line may end in a blank
