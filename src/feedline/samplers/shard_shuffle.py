@@ -15,7 +15,10 @@ from feedline.samplers import _arguments
 from feedline.samplers.base import IndexSampler, Indices, RecentResults
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+MEASURED_BATCHES = 256
+"""Batches that `mixing` lists where shards are divided among partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,29 @@ class Mixing:
     """Number of distinct shards in a batch, averaged over the batches."""
 
 
+class _Rows(NamedTuple):
+    """Rows of one global batch by partition: partition k has the rows [starts[k], starts[k + 1])."""
+
+    starts: Indices
+
+    @classmethod
+    def of(cls, rows: int, partitions: int) -> _Rows:
+        """As equal as possible; a partition has none if there are fewer rows than partitions."""
+        return cls(np.arange(partitions + 1, dtype=np.int64) * rows // partitions)
+
+    @property
+    def counts(self) -> Indices:
+        """Rows of each partition."""
+        return np.diff(self.starts)
+
+
 class _EpochShards(NamedTuple):
     """The shards of one epoch, in reading order."""
 
     shards: Indices
     starts: Indices  # start of each shard in `shards` before mixing, and the end of the epoch
-    windows: Indices  # start of each window, and the end of the epoch
+    partitions: Indices  # start of each partition, and the end of the epoch
+    windows: Indices  # start of each window, and the end of the epoch; every partition starts a window
 
 
 class ShardShuffled(IndexSampler):
@@ -50,43 +70,120 @@ class ShardShuffled(IndexSampler):
     permutes the shards, groups `window` of them at a time, and permutes the samples of each group. So at most `window`
     shards are read at any moment (two groups in a batch that crosses from one to the next). Memory is proportional to
     the number of shards, not of samples.
+
+    With `partitions`, the shards of an epoch are divided among that many partitions, each with windows of its own, and
+    every global batch of `global_batch_size` samples has the same rows of each partition. A rank, which gets a run of
+    the rows, then reads about its share of the shards only. The order depends on `partitions` and `global_batch_size`,
+    not on the ranks: it stays the same for another world size. Use at least as many partitions as there will ever be
+    ranks; with a multiple of the ranks, no partition is read by two of them.
     """
 
-    def __init__(self, shard_sizes: Sequence[int], seed: int = 0, window: int = 16) -> None:
+    def __init__(
+        self,
+        shard_sizes: Sequence[int],
+        seed: int = 0,
+        window: int = 16,
+        *,
+        partitions: int = 1,
+        global_batch_size: int | None = None,
+    ) -> None:
         self.shard_sizes = _arguments.integers("shard_sizes", shard_sizes, 0)
         self.seed = _arguments.whole("seed", seed)
         self.window = _arguments.integer("window", window, 1, "1 reads shard after shard, more mixes better")
+        self.partitions = _arguments.integer("partitions", partitions, 1, "1 shares every shard among all ranks")
+        self.global_batch_size = _global_batch(global_batch_size, self.partitions)
         self._firsts = _cumulative(self.shard_sizes)
         self.length = self.extent = int(self._firsts[-1])
         if not self.length:
             raise ArgumentError("shard_sizes are all zero: at least one shard needs a sample")
+        self._stripe = self.global_batch_size or self.length
+        self._stripes, rest = divmod(self.length, self._stripe)
+        self._rows, self._last_rows = _Rows.of(self._stripe, self.partitions), _Rows.of(rest, self.partitions)
         self._layout = RecentResults(self._lay_out)
 
     def _lay_out(self, epoch: int) -> _EpochShards:
         shards = permuted(derive(self.seed, epoch, "shards"), len(self.shard_sizes), 0, len(self.shard_sizes))
         starts = _cumulative(self.shard_sizes[shards])
-        return _EpochShards(shards, starts, np.append(starts[: len(shards) : self.window], starts[-1]))
+        partitions = _cumulative(self._stripes * self._rows.counts + self._last_rows.counts)
+        # A partition ends amid a shard, so that all partitions have their exact number of samples. Its windows count
+        # from the shard in which it starts.
+        first = starts[:-1].searchsorted(partitions[:-1], side="right") - 1
+        last = starts[:-1].searchsorted(partitions[1:], side="left")
+        first[0], last[-1] = 0, len(shards)  # empty shards at either end belong to a window, too
+        windows = [starts[low : max(high, low + 1) : self.window] for low, high in zip(first, last, strict=True)]
+        bounds = np.maximum(np.concatenate(windows), np.repeat(partitions[:-1], [len(part) for part in windows]))
+        return _EpochShards(shards, starts, partitions, np.append(bounds, starts[-1]))
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         layout: _EpochShards = self._layout(epoch)
-        first = int(layout.windows.searchsorted(start, side="right")) - 1
-        last = int(layout.windows.searchsorted(stop, side="left"))
-        places: Indices = np.concatenate(
-            [self._mix(layout, epoch, number, start, stop) for number in range(first, last)]
-        )
+        places = np.empty(stop - start, np.int64)
+        for where, low, high in self._runs(layout, start, stop):
+            places[where] = self._mixed(layout, epoch, low, high)
         at = layout.starts.searchsorted(places, side="right") - 1
         return places + (self._firsts[layout.shards] - layout.starts[:-1])[at]
+
+    def _runs(self, layout: _EpochShards, start: int, stop: int) -> Iterator[tuple[Any, int, int]]:
+        """Runs [low, high) of each partition that the positions [start, stop) take, and their places among them.
+
+        Batch after batch takes the next samples of a partition, so any span of positions takes one run of it.
+        """
+        if self.partitions == 1:
+            yield slice(None), start, stop
+            return
+        stripe, row = np.divmod(np.arange(start, stop), self._stripe)
+        is_last = stripe >= self._stripes
+        partition = np.where(
+            is_last,
+            self._last_rows.starts.searchsorted(row, side="right") - 1,
+            self._rows.starts.searchsorted(row, side="right") - 1,
+        )
+        inside = row - np.where(is_last, self._last_rows.starts[partition], self._rows.starts[partition])
+        offset = layout.partitions[partition] + stripe * self._rows.counts[partition] + inside
+        order = np.argsort(partition, kind="stable")
+        cuts = np.flatnonzero(np.diff(partition[order])) + 1
+        for where in np.split(order, cuts):
+            yield where, int(offset[where[0]]), int(offset[where[-1]]) + 1
+
+    def _mixed(self, layout: _EpochShards, epoch: int, start: int, stop: int) -> Indices:
+        """Places of a run of one partition after mixing."""
+        first = int(layout.windows.searchsorted(start, side="right")) - 1
+        last = int(layout.windows.searchsorted(stop, side="left"))
+        runs = [self._mix(layout, epoch, number, start, stop) for number in range(first, last)]
+        return runs[0] if len(runs) == 1 else np.concatenate(runs)
 
     def _mix(self, layout: _EpochShards, epoch: int, number: int, start: int, stop: int) -> Indices:
         low, high = int(layout.windows[number]), int(layout.windows[number + 1])
         key = derive(self.seed, epoch, "window", number)
         return permuted(key, high - low, max(start, low) - low, min(stop, high) - low) + low
 
+    def shards_of(self, rank: int, world_size: int, epoch: int = 0) -> Indices:
+        """Numbers of the shards from which a rank, or a node of equal nodes, reads in `epoch`.
+
+        Holds for global batches of `global_batch_size` samples; with one partition, all shards.
+        """
+        world_size = _arguments.integer("world_size", world_size, 1)
+        rank = _arguments.integer("rank", rank, 0)
+        if rank >= world_size:
+            raise ArgumentError(f"rank must be below world_size={world_size}; got {rank}")
+        layout: _EpochShards = self._layout(epoch)
+        each = -(-self._stripe // world_size)
+        low, high = min(rank * each, self._stripe), min((rank + 1) * each, self._stripe)
+        if self.partitions == 1 or low >= high:
+            return layout.shards.copy() if self.partitions == 1 else layout.shards[:0].copy()
+        first, last = (int(self._rows.starts.searchsorted(row, side="right")) - 1 for row in (low, high - 1))
+        start, stop = layout.partitions[first], layout.partitions[last + 1]
+        begin = int(layout.starts.searchsorted(start, side="right")) - 1
+        end = int(layout.starts[:-1].searchsorted(stop, side="left"))
+        return layout.shards[begin:end].copy()
+
     def mixing(self, batch_size: int = 256, epoch: int = 0, *, drop_last: bool = False) -> Mixing:
         """Predict how well the batches of `epoch` are mixed.
 
-        O(shards); no sample is listed.
+        O(shards); no sample is listed. With partitions, `batch_size` counts the rows of one rank, and up to
+        `MEASURED_BATCHES` batches of the epoch are listed and counted.
         """
+        if self.partitions > 1:
+            return self._measured_mixing(batch_size, epoch, drop_last)
         cut = self._cut(batch_size, epoch, drop_last)
         same = float((cut.rows * (cut.rows - 1.0) * cut.counts).sum(axis=0) @ cut.same_shard)
         sizes = self.shard_sizes
@@ -95,6 +192,21 @@ class ShardShuffled(IndexSampler):
             same_shard_pairs_ideal=float((sizes * (sizes - 1.0)).sum()) / max(len(self) * (len(self) - 1.0), 1.0),
             shards_per_batch=float(cut.uses().sum()) / max(cut.batches, 1),
         )
+
+    def _measured_mixing(self, batch_size: int, epoch: int, drop_last: bool) -> Mixing:
+        size = _arguments.integer("batch_size", batch_size, 1)
+        batches = max(1, len(self) // size if drop_last else -(-len(self) // size))
+        same, pairs, shards = 0.0, 0.0, 0
+        numbers = np.unique(np.linspace(0, batches - 1, MEASURED_BATCHES).astype(np.int64))
+        for number in numbers.tolist():
+            rows = self.take(epoch, number * size, (number + 1) * size)
+            counts = np.bincount(self._firsts.searchsorted(rows, side="right") - 1).astype(np.float64)
+            same += float((counts * (counts - 1)).sum())
+            pairs += len(rows) * (len(rows) - 1.0)
+            shards += int((counts > 0).sum())
+        sizes = self.shard_sizes
+        ideal = float((sizes * (sizes - 1.0)).sum()) / max(len(self) * (len(self) - 1.0), 1.0)
+        return Mixing(same / max(pairs, 1.0), ideal, shards / len(numbers))
 
     def nbytes_per_sample(
         self,
@@ -126,6 +238,8 @@ class ShardShuffled(IndexSampler):
 
     def _cut(self, batch_size: int, epoch: int, drop_last: bool) -> _Cut:
         size = _arguments.integer("batch_size", batch_size, 1)
+        if self.partitions > 1:
+            raise ArgumentError("nbytes_per_sample is for one partition; shards_of gives the shards that a rank reads")
         layout: _EpochShards = self._layout(epoch)
         samples = len(self) // size * size if drop_last else len(self)
         return _Cut(self.shard_sizes[layout.shards], layout.windows, self.window, size, samples)
@@ -187,6 +301,20 @@ class _Cut:
         others, drawn = totals - self._sizes, np.minimum(rows[self._window], totals)
         log = _log_choose(np.maximum(others, drawn), drawn) - _log_choose(totals, drawn)
         return np.where(others < drawn, 0.0, np.exp(np.minimum(log, 0.0)))
+
+
+def _global_batch(size: int | None, partitions: int) -> int | None:
+    if size is None:
+        if partitions > 1:
+            raise ArgumentError(
+                "partitions= needs global_batch_size=, the samples of a batch of all ranks together "
+                "(batch_size * world_size): its rows are divided among the partitions"
+            )
+        return None
+    size = _arguments.integer("global_batch_size", size, 1)
+    if size < partitions:
+        raise ArgumentError(f"global_batch_size must be at least partitions={partitions}, a row for each; got {size}")
+    return size if partitions > 1 else None
 
 
 def _cumulative(sizes: Indices) -> Indices:
