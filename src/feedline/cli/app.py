@@ -21,6 +21,7 @@ from feedline.cli.bench.show import summary as bench_summary
 from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, settings_of
 from feedline.cli.doctor import command as examining
 from feedline.cli.inspect import command as inspecting
+from feedline.cli.inspect.order import Ranks
 from feedline.cli.lint import command as linting
 from feedline.cli.pack import PackOptions, ShardSize
 from feedline.cli.pack import command as packing
@@ -315,13 +316,16 @@ def inspect(
     ] = False,
     window: Annotated[int, typer.Option(min=1, help="Window for --order, in shards.")] = 16,
     batch_size: Annotated[int, typer.Option(min=1, help="Batch size for --order.")] = 256,
+    world: Annotated[int, typer.Option(min=1, help="Ranks that share the shards, for --order.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines on which these ranks run.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Summarize folders or shards: samples, fields, classes, sizes, formats, errors.
 
     Exit code 1 if a shard or an image cannot be read.
     """
-    options = inspecting.InspectOptions(limit, contact_sheet, samples, (window, batch_size) if order else None)
+    ranks = Ranks(world, nodes) if world > 1 else None
+    options = inspecting.InspectOptions(limit, contact_sheet, samples, (window, batch_size) if order else None, ranks)
     summary, healthy = inspecting.run(paths, options, Console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps(summary, indent=2))

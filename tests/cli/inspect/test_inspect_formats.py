@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from typer.testing import CliRunner
 
 from feedline.cli.app import app
 from feedline.cli.inspect.formats import format_of
-from feedline.cli.inspect.order import ordered
+from feedline.cli.inspect.order import Ranks, ordered
 from feedline.datasets import Parquet
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.errors import ArgumentError, MissingExtraError
@@ -247,3 +248,29 @@ def memory() -> Iterator[Any]:
     yield fsspec.filesystem("memory")
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def test_each_node_reads_its_share_of_the_shards() -> None:
+    shards = ShardSummary("tar", [100] * 4000, [1_000_000] * 4000)
+    found = ordered(shards, 8, 32, Ranks(256, 32))
+    assert found is not None
+    assert found.ranks is not None
+    assert found.ranks.shards_per_node <= 4000 / 32 + 2
+    assert found.ranks.nbytes_per_node == found.ranks.shards_per_node * 1_000_000
+    assert (found.ranks.open_shards, found.ranks.global_batch_size) == (8, 8192)
+    assert 0 < found.ranks.same_shard_pairs < 1
+    with pytest.raises(ArgumentError, match="--world 256 ranks cannot be divided equally among --nodes 3"):
+        ordered(shards, 8, 32, Ranks(256, 3))
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_shares_of_nodes_are_printed(tmp_path: Path, columns: int) -> None:
+    pq.write_table(pa.table({"x": list(range(4000))}), tmp_path / "a.parquet", row_group_size=100)
+    run = CliRunner(env={"COLUMNS": str(columns)}).invoke
+    result = run(app, ["inspect", str(tmp_path), "--order", "--world", "8", "--nodes", "4"])
+    assert "8 ranks on 4 nodes" in " ".join(result.output.split())
+    assert max(map(len, result.output.splitlines())) <= columns
+    summary = json.loads(
+        run(app, ["inspect", str(tmp_path), "--order", "--world", "8", "--nodes", "4", "--json"]).stdout
+    )
+    assert summary["order"]["ranks"]["shards_per_node"] <= 12

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedline.cli.inspect import contact_sheet, show
 from feedline.cli.inspect.formats import format_of
-from feedline.cli.inspect.order import Ordered, ordered
+from feedline.cli.inspect.order import Ordered, Ranks, ordered
 from feedline.cli.inspect.survey import survey, tar_summary
 from feedline.cli.progress import bars
 from feedline.datasets.formats import Format, ShardSummary
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 class InspectOptions:
     """Options of `feedline inspect`.
 
-    `limit` is the number of samples to examine, 0 for all; `order` is a window and a batch size.
+    `limit` is the number of samples to examine, 0 for all; `order` is a window and a batch size;
+    with `ranks`, shards are divided among them.
     """
 
     limit: int = 0
     sheet: Path | None = None
     sheet_samples: int = 24
     order: tuple[int, int] | None = None
+    ranks: Ranks | None = None
 
 
 def run(sources: Sequence[str], options: InspectOptions, console: Console) -> tuple[dict[str, Any], bool]:
@@ -69,4 +71,4 @@ def _inspect_samples(
 
 
 def _judge_order(shards: ShardSummary, options: InspectOptions) -> Ordered | None:
-    return ordered(shards, *options.order) if options.order else None
+    return ordered(shards, *options.order, options.ranks) if options.order else None

@@ -5,9 +5,12 @@ from __future__ import annotations
 import mmap
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from feedline.datasets.formats import ShardSummary
+from feedline.errors import ArgumentError
 from feedline.samplers import ShardShuffled
 
 _USUAL = (1, 4, 16, 64)
@@ -29,6 +32,32 @@ class Mixed:
     nbytes_per_sample: float
 
 
+class Ranks(NamedTuple):
+    """Training processes that share the data: `world` ranks on `nodes` machines."""
+
+    world: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankShares:
+    """Reads of ranks and nodes where partitions of shards belong to ranks.
+
+    Bytes and shards of a node are those of the node that reads most in the first epoch. `same_shard_pairs` counts the
+    batches of single ranks.
+    """
+
+    world: int
+    nodes: int
+    partitions: int
+    global_batch_size: int
+    shards_per_node: int
+    nbytes_per_node: int
+    nbytes: int
+    open_shards: int
+    same_shard_pairs: float
+
+
 @dataclass(frozen=True, slots=True)
 class Ordered:
     """Candidate windows compared; the last one spans all shards.
@@ -44,26 +73,46 @@ class Ordered:
     kept_nbytes: int | None
     keeper: str | None
     page_nbytes: float | None
+    ranks: RankShares | None = None
 
     def summary(self) -> dict[str, Any]:
         """A JSON-serializable dict."""
         return asdict(self)
 
 
-def ordered(shards: ShardSummary, window: int, batch_size: int) -> Ordered | None:
-    """Compare windows over the shards; None without shards."""
+def ordered(shards: ShardSummary, window: int, batch_size: int, ranks: Ranks | None = None) -> Ordered | None:
+    """Compare windows over the shards, and divide them among ranks; None without shards."""
     if not shards.unit or not sum(shards.sizes):
         return None
     number = len(shards.sizes)
     windows = sorted({min(window, number), *(usual for usual in _USUAL if usual < number), number})
     mixed = tuple(_mixed(shards, each, batch_size) for each in windows)
-    judged = partial(Ordered, min(window, number), batch_size, mixed, shards.unit)
+    shares = None if ranks is None else shares_of(shards, min(window, number), batch_size, ranks)
+    judged = partial(Ordered, min(window, number), batch_size, mixed, shards.unit, ranks=shares)
     if shards.kept is not None:
         return judged(shards.kept.limit_nbytes, shards.kept.keeper, None)
     if shards.note is not None:
         return judged(None, None, None)
     # A disk reads whole pages, and a sample rarely begins or ends at a page boundary.
     return judged(None, None, _mean(shards) + mmap.PAGESIZE)
+
+
+def shares_of(shards: ShardSummary, window: int, batch_size: int, ranks: Ranks) -> RankShares:
+    """Shares of the nodes in an order with one partition per rank, in batches of `batch_size` for each rank."""
+    world, nodes = ranks
+    if world % nodes:
+        raise ArgumentError(f"--world {world} ranks cannot be divided equally among --nodes {nodes}")
+    order = ShardShuffled(shards.sizes, 0, window, partitions=world, global_batch_size=world * batch_size)
+    nbytes = np.asarray(shards.nbytes, np.int64)
+    own = [order.shards_of(node, nodes) for node in range(nodes)]
+    return RankShares(
+        world, nodes, order.partitions, world * batch_size,
+        shards_per_node=max(map(len, own)),
+        nbytes_per_node=max(int(nbytes[numbers].sum()) for numbers in own),
+        nbytes=int(nbytes.sum()),
+        open_shards=min(window, len(nbytes)),
+        same_shard_pairs=order.mixing(batch_size).same_shard_pairs,
+    )  # fmt: skip
 
 
 def _mixed(shards: ShardSummary, window: int, batch_size: int) -> Mixed:

@@ -218,7 +218,24 @@ def _render_order(order: Ordered) -> RenderableType:
             format_bytes(mixed.nbytes_per_sample),
         )
         table.add_row(*cells, style="bold" if mixed.window == order.wanted else "")
-    return Group(table, *map(Text, _explain_reads(order)))
+    return Group(table, *map(Text, _explain_reads(order)), *map(Text, _explain_ranks(order)))
+
+
+def _explain_ranks(order: Ordered) -> Iterator[str]:
+    """Share of each node, where ranks own partitions of the shards."""
+    ranks = order.ranks
+    if ranks is None:
+        return
+    yield (
+        f"{ranks.world} ranks on {count_noun(ranks.nodes, 'node')}: with ShardShuffled(partitions={ranks.partitions}, "
+        f"global_batch_size={ranks.global_batch_size}) a node reads {format_bytes(ranks.nbytes_per_node)} of "
+        f"{format_bytes(ranks.nbytes)} ({ranks.nbytes_per_node / max(ranks.nbytes, 1):.1%}), "
+        f"{ranks.shards_per_node:,} {order.unit}s; without partitions all of it."
+    )
+    yield (
+        f"A rank has at most {count_noun(ranks.open_shards, order.unit)} open; {ranks.same_shard_pairs:.1%} of the "
+        f"pairs of a rank's batch come from one {order.unit}."
+    )
 
 
 def _explain_reads(order: Ordered) -> Iterator[str]:
