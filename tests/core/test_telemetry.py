@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic_ns
 
 import pytest
 
+from feedline.core import telemetry
 from feedline.core.telemetry import MAIN, Span, recording, span, work_as
 
 
@@ -101,3 +103,49 @@ def test_each_thread_has_its_own_recording_and_worker() -> None:
 def test_spans_travel() -> None:
     original = Span("decode", 1, 2, 3)
     assert pickle.loads(pickle.dumps(original)) == original
+
+
+def in_new_thread(function: Callable[[], None]) -> None:
+    """Run in a thread of its own, whose clocks have not been read."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(function).result()
+
+
+def test_cpu_time_is_measured_at_most_once_in_a_while() -> None:
+    def measure() -> None:
+        now = monotonic_ns()
+        started = telemetry.start_cpu(now)
+        assert started is not None
+        assert telemetry.start_cpu(now + telemetry.CPU_EVERY_NS - 1) is None
+        (stage, start_ns, stop_ns, worker), clock = telemetry.spent_cpu("fetch", started)
+        assert (stage, start_ns, stop_ns, worker) == ("fetch.cpu", started, clock, MAIN)
+        assert clock >= started
+        assert telemetry.start_cpu(now + telemetry.CPU_EVERY_NS) is not None
+
+    in_new_thread(measure)
+
+
+def test_run_delay_grows_and_is_read_at_most_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays = iter([100, 130, 130])
+    monkeypatch.setattr(telemetry, "_run_delay_ns", lambda: next(delays))
+
+    def measure() -> None:
+        spans: list[telemetry.SpanTuple] = []
+        for tick in range(3):
+            telemetry.add_run_delay(spans, (tick + 1) * telemetry.RUN_DELAY_EVERY_NS)
+            telemetry.add_run_delay(spans, (tick + 2) * telemetry.RUN_DELAY_EVERY_NS - 1)
+        assert spans == [("run_delay", 100, 130, MAIN), ("run_delay", 130, 130, MAIN)]
+
+    in_new_thread(measure)
+
+
+def test_a_kernel_without_run_delays_gives_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "_run_delay_ns", lambda: -1)
+
+    def measure() -> None:
+        spans: list[telemetry.SpanTuple] = []
+        for tick in range(3):
+            telemetry.add_run_delay(spans, (tick + 1) * telemetry.RUN_DELAY_EVERY_NS)
+        assert spans == []
+
+    in_new_thread(measure)

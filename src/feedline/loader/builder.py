@@ -21,7 +21,7 @@ from feedline.core.dataset import BatchRead, Keys, adapted, traits_of
 from feedline.core.rng import Address, addressed, derive, derive_each
 from feedline.core.rng_globals import seed_globals
 from feedline.core.schedule import BatchRequest
-from feedline.core.telemetry import recording, spent
+from feedline.core.telemetry import add_run_delay, recording, spent, spent_cpu, start_cpu
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import SampleIndexError, note
 
@@ -119,18 +119,28 @@ class BatchBuilder:
         """The batch of `request`; feedline's collators allocate by `allocate`."""
         with recording() as spans:
             start_ns = monotonic_ns()
+            cpu_ns = start_cpu(start_ns)
             if self._reader is not None and isinstance(request.indices, np.ndarray):
                 batch = self._read(self._reader, request, allocate)
                 if batch is not EMPTY_BATCH:
                     spans.append(spent("fetch", start_ns, monotonic_ns()))
+                    if cpu_ns is not None:
+                        spans.append(spent_cpu("fetch", cpu_ns)[0])
+                    add_run_delay(spans, start_ns)
                     return BatchResult(batch, spans)
             skipped: list[SkippedSample] = []
             with addressed(None if request.seed is None else _Keys(request)) as address:
                 samples = self._fetch(request, skipped, address)
                 fetched_ns = monotonic_ns()
+                if cpu_ns is not None:
+                    fetch_cpu, cpu_ns = spent_cpu("fetch", cpu_ns)
+                    spans.append(fetch_cpu)
                 batch = self._collate_good(samples, request, skipped, allocate)
             spans.append(spent("fetch", start_ns, fetched_ns))
             spans.append(spent("collate", fetched_ns, monotonic_ns()))
+            if cpu_ns is not None:
+                spans.append(spent_cpu("collate", cpu_ns)[0])
+            add_run_delay(spans, start_ns)
             return BatchResult(batch, spans, tuple(skipped))
 
     def part(self, request: BatchRequest, rows: Sequence[int]) -> BatchRequest:

@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from time import monotonic_ns
+from time import monotonic_ns, process_time_ns, thread_time_ns
 from typing import Any, Self
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from feedline.core import store_metrics
 from feedline.core.batch import EMPTY_BATCH, BatchResult
 from feedline.core.cursor import Cursor, PartitionCursor
-from feedline.core.telemetry import MAIN, SpanTuple
+from feedline.core.telemetry import CPU, CPU_EVERY_NS, MAIN, SpanTuple, add_run_delay
 from feedline.errors import WorkerStalledError
 from feedline.loader.autoscale import Autoscale
 from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
@@ -108,6 +108,11 @@ class Iteration:
         self._staged: deque[_Entry | Exception] = deque()
         self._broken: Exception | None = None
         self._closed = False
+        # The CPU time of a step includes the threads that compute it, but not those that build batches.
+        self._cpu_clock = process_time_ns if pool.processes or not flow.ahead else thread_time_ns
+        self._next_cpu_ns = 0
+        self._left_cpu_ns: int | None = None
+        self._sampled_ns = 0
         self._left_ns = monotonic_ns()
         # Not __del__: an iterator held by a traceback dies in a cycle, maybe after the objects it refers to.
         self._finalizer = weakref.finalize(self, _release, self._window, self._staged, stage, on_close)
@@ -123,6 +128,7 @@ class Iteration:
 
     def _deliver(self) -> Any:
         called_ns = monotonic_ns()
+        step_cpu_ns = None if self._left_cpu_ns is None else self._cpu_clock()
         progress = self._progress
         while True:
             due = self._due()
@@ -139,10 +145,19 @@ class Iteration:
         spans = result.spans
         spans.append(("step", self._left_ns, called_ns, MAIN))
         spans.append(("wait", called_ns, now, MAIN))
+        if self._sampled_ns:
+            spans.append(("sample", now - self._sampled_ns, now, MAIN))
+            self._sampled_ns = 0
+        if step_cpu_ns is not None:
+            spans.append(("step" + CPU, self._left_cpu_ns, step_cpu_ns, MAIN))  # type: ignore[arg-type]
+        add_run_delay(spans, now)
         progress.totals.add(spans, samples)
         if self._flow.tuner is not None:
             self._tune(self._flow.tuner, spans)
         self._left_ns = now
+        self._left_cpu_ns = None
+        if now >= self._next_cpu_ns:
+            self._next_cpu_ns, self._left_cpu_ns = now + CPU_EVERY_NS, self._cpu_clock()
         return batch
 
     def __len__(self) -> int:
@@ -181,6 +196,7 @@ class Iteration:
         """Submit requests until `depth` are in flight; keep a sampler's error."""
         window = self._window
         while len(window) < depth:
+            start_ns = monotonic_ns()
             try:
                 request = next(self._requests)
             except StopIteration:
@@ -188,6 +204,8 @@ class Iteration:
             except Exception as error:  # noqa: BLE001 - raised when its turn comes
                 self._broken, self._requests = error, iter(())
                 return
+            finally:
+                self._sampled_ns += monotonic_ns() - start_ns
             window.append(self._pool.submit(request))
 
     def _due(self) -> _Entry | None:

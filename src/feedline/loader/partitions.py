@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from time import monotonic_ns
 from typing import Any, Protocol, runtime_checkable
 
 import torch.utils.data._utils.worker as torch_worker
@@ -23,7 +24,7 @@ from feedline.core.dataset import forgets
 from feedline.core.rng import Address, addressed, derive
 from feedline.core.rng_globals import restore_globals, seed_globals
 from feedline.core.schedule import PartitionRequest
-from feedline.core.telemetry import SpanTuple, recording, span
+from feedline.core.telemetry import SpanTuple, add_run_delay, recording, span, spent_cpu, start_cpu
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import note
 from feedline.loader.builder import run_collate, traveling_schemes
@@ -96,9 +97,15 @@ class PartitionBuilder:
     def _build(
         self, request: PartitionRequest, allocate: Allocator, spans: list[SpanTuple], address: Address
     ) -> BatchResult:
+        start_ns = monotonic_ns()
+        cpu_ns = start_cpu(start_ns)
         with span("fetch"):
             partition = self._partition(request, address)
             samples = self._draw(partition, request, address, self.batch_size or 1)
+        if cpu_ns is not None:
+            fetch_cpu, cpu_ns = spent_cpu("fetch", cpu_ns)
+            spans.append(fetch_cpu)
+        add_run_delay(spans, start_ns)
         if samples is EMPTY_BATCH:
             partition.samples = iter(())  # stays open: requests past its end may be in flight
             return BatchResult(EMPTY_BATCH, spans, mark=replace(partition.mark, ended=True))
@@ -106,6 +113,8 @@ class PartitionBuilder:
             samples = samples[0]
         with span("collate"):
             batch = self._collate(samples, allocate)
+        if cpu_ns is not None:
+            spans.append(spent_cpu("collate", cpu_ns)[0])
         return BatchResult(batch, spans, mark=partition.mark, digest=self._digest(request, samples))
 
     def _partition(self, request: PartitionRequest, address: Address) -> _OpenPartition:

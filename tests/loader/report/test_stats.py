@@ -103,3 +103,20 @@ def test_sums_agree_with_the_spans(batches: list[tuple[list[Span], int]]) -> Non
     assert stats.samples == sum(samples for _, samples in batches)
     assert 0 <= stats.startup_s <= stats.wait_s <= stats.wall_s
     assert 0 <= stats.wait_share <= 1
+
+
+def test_cpu_time_of_measured_spans_stands_for_all() -> None:
+    totals = Totals()
+    totals.add([span("fetch", 10, 0), span("fetch.cpu", 4, 0), span("step", 5), span("wait", 1)])
+    totals.add([span("fetch", 10, 0), span("step", 5), span("step.cpu", 2), span("wait", 1), span("run_delay", 3, 0)])
+    stats = totals.stats()
+    assert list(stats.stages) == ["fetch"]
+    assert stats.stages["fetch"].cpu_s == pytest.approx(0.008)
+    assert stats.run_delay_s == pytest.approx(0.003)
+    assert stats.step_cpu_s == pytest.approx(0.002)
+
+
+def test_without_measured_cpu_times_there_are_none() -> None:
+    totals = Totals()
+    totals.add([span("fetch", 10, 0)])
+    assert (totals.stats().stages["fetch"].cpu_s, totals.stats().step_cpu_s) == (None, None)

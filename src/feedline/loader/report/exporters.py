@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from feedline.core.telemetry import MAIN, Span
-from feedline.loader.report.stats import Stats
+from feedline.loader.report.stats import Stats, is_wall
 
 
 class _Metric(NamedTuple):
@@ -78,7 +78,7 @@ def trace_events(spans: Iterable[Span], *, process: int = 0) -> list[dict[str, A
     The events are JSON values; times are microseconds since boot. `process` groups the rows: with the rank as its
     value, traces of several ranks can be merged.
     """
-    spans = list(spans)
+    spans = [span for span in spans if is_wall(span.stage)]
     workers = sorted({span.worker for span in spans})
     return [_row_name(worker, process) for worker in workers] + [_block(span, process) for span in spans]
 

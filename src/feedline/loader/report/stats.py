@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from feedline.core.store_metrics import StoreStatistics
-from feedline.core.telemetry import MAIN, Span, SpanTuple
+from feedline.core.telemetry import CPU, MAIN, RUN_DELAY, Span, SpanTuple
 from feedline.workers.base import PoolKind
 from feedline.workers.registry import INLINE
 
@@ -36,6 +36,8 @@ class StageTimes:
     max_s: float
     workers: tuple[int, ...]
     """Numbers of the workers it ran on; -1 is the training process."""
+    cpu_s: float | None = None
+    """Seconds of `total_s` on a CPU, estimated from the spans whose CPU time was measured; None if none was."""
 
     @property
     def mean_s(self) -> float:
@@ -64,6 +66,10 @@ class Stats:
     """Seconds of `wait_s` before the first batch."""
     step_s: float = 0.0
     """Seconds of the loop's own work between batches."""
+    step_cpu_s: float | None = None
+    """CPU seconds of it; may exceed `step_s` where several threads compute. None if not measured."""
+    run_delay_s: float = 0.0
+    """Seconds in which the loop or a worker was ready to run, but other programs had the CPUs."""
     stages: Mapping[str, StageTimes] = field(default_factory=dict)
     """Times of the stages that ran: "sample", "fetch", "collate", "encode", "decode" and others."""
     in_flight_nbytes: int = 0
@@ -153,6 +159,9 @@ class Totals:
             wait_s=wait_s,
             startup_s=self._startup_ns / 1e9,
             step_s=step_s,
+            step_cpu_s=stages["step"].cpu_s if "step" in stages else None,
+            run_delay_s=sum(cell[1] for (stage, _), cell in list(self._cells.copy().items()) if stage == RUN_DELAY)
+            / 1e9,
             stages={stage: times for stage, times in stages.items() if stage not in _LOOP},
         )
 
@@ -162,7 +171,11 @@ class Totals:
         for (stage, worker), cell in list(self._cells.copy().items()):
             cells.setdefault(stage, []).append((worker, cell))
         recent = _elapsed_ns(self._recent.copy())
-        return {stage: _times(parts, recent.get(stage, ())) for stage, parts in cells.items()}
+        return {
+            stage: _times(parts, recent.get(stage, ()), cells.get(stage + CPU, ()))
+            for stage, parts in cells.items()
+            if is_wall(stage)
+        }
 
     def _begin(self, spans: Sequence[SpanTuple]) -> Sequence[SpanTuple]:
         """Count the wait for the first batch as start-up time.
@@ -173,6 +186,11 @@ class Totals:
         return [timed for timed in spans if timed[0] != "step"]
 
 
+def is_wall(stage: str) -> bool:
+    """True for stages on the wall clock, False for CPU times and run delays."""
+    return stage != RUN_DELAY and not stage.endswith(CPU)
+
+
 def _elapsed_ns(batches: Iterable[Sequence[SpanTuple]]) -> dict[str, list[int]]:
     elapsed: dict[str, list[int]] = {}
     for spans in batches:
@@ -181,13 +199,20 @@ def _elapsed_ns(batches: Iterable[Sequence[SpanTuple]]) -> dict[str, list[int]]:
     return elapsed
 
 
-def _times(cells: list[tuple[int, list[int]]], recent_ns: Sequence[int]) -> StageTimes:
+def _times(
+    cells: list[tuple[int, list[int]]], recent_ns: Sequence[int], cpu_cells: Sequence[tuple[int, list[int]]]
+) -> StageTimes:
+    count, total_ns = sum(count for _, (count, _, _) in cells), sum(total for _, (_, total, _) in cells)
+    # CPU times are measured for a part of the spans: those of short batches are left out, but they all compute alike.
+    measured = sum(count for _, (count, _, _) in cpu_cells)
+    cpu_ns = sum(total for _, (_, total, _) in cpu_cells)
     return StageTimes(
-        count=sum(count for _, (count, _, _) in cells),
-        total_s=sum(total for _, (_, total, _) in cells) / 1e9,
+        count=count,
+        total_s=total_ns / 1e9,
         median_s=(median(recent_ns) if recent_ns else 0) / 1e9,
         max_s=max(longest for _, (_, _, longest) in cells) / 1e9,
         workers=tuple(sorted(worker for worker, _ in cells)),
+        cpu_s=cpu_ns / 1e9 * count / measured if measured else None,
     )
 
 

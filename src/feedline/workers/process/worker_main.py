@@ -74,7 +74,7 @@ def run_worker(
     builder.progress = status_row.progress
     if setup.latest_generators is not None:
         builder.resumed_generators = setup.latest_generators
-    telemetry.work_as(setup.worker_id)
+    telemetry.work_as(setup.worker_id, own_process=True)
     dataset = builder.dataset
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=setup.worker_id, num_workers=setup.num_workers, seed=setup.base_seed + setup.worker_id, dataset=dataset

@@ -1,0 +1,80 @@
+"""CPU time, waiting and sampler time of real loops: what computes and what waits is told apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import feedline as fl
+
+
+class Sleeping(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.01)
+        return torch.zeros(2)
+
+
+class Computing(Sleeping):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        deadline = time.thread_time() + 0.01
+        while time.thread_time() < deadline:
+            sum(range(1000))
+        return torch.zeros(2)
+
+
+class SlowOrder(torch.utils.data.Sampler[int]):
+    def __len__(self) -> int:
+        return 32
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(32):
+            time.sleep(0.005)
+            yield index
+
+
+@pytest.mark.parametrize(("workers", "method"), [(0, "auto"), (2, "process"), (2, "thread")])
+@pytest.mark.parametrize(("dataset", "computes"), [(Sleeping(), False), (Computing(), True)])
+def test_a_fetch_that_sleeps_is_told_from_one_that_computes(
+    workers: int, method: str, dataset: Dataset[Any], computes: bool
+) -> None:
+    with fl.DataLoader(dataset, batch_size=4, num_workers=workers, worker_method=method) as loader:
+        for _ in loader:
+            pass
+        fetch = loader.stats().stages["fetch"]
+    assert fetch.cpu_s is not None
+    if computes:
+        assert fetch.cpu_s >= 0.3  # 32 samples of 10 ms each
+    else:
+        assert fetch.cpu_s <= 0.5 * fetch.total_s
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_time_of_a_sampler_is_a_stage(workers: int) -> None:
+    with fl.DataLoader(Sleeping(), batch_size=4, sampler=SlowOrder(), num_workers=workers) as loader:
+        for _ in loader:
+            pass
+        stages = loader.stats().stages
+    assert stages["sample"].total_s >= 32 * 0.005
+    assert stages["sample"].workers == (-1,)
+
+
+def test_the_cpu_time_of_a_step_counts_its_computing_only() -> None:
+    loader = fl.DataLoader(Computing(), batch_size=4)
+    for step, _ in enumerate(loader):
+        if step % 2:
+            time.sleep(0.02)
+        else:
+            deadline = time.process_time() + 0.01
+            while time.process_time() < deadline:
+                sum(range(1000))
+    stats = loader.stats()
+    assert stats.step_cpu_s is not None
+    assert 0.02 <= stats.step_cpu_s < 0.75 * stats.step_s
