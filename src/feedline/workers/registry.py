@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-
-import torch
 
 from feedline.core.dataset import is_stream
 from feedline.errors import ArgumentError, NotPicklableError
@@ -17,6 +16,7 @@ from feedline.workers.process import fork_server
 from feedline.workers.process.context import ContextLauncher
 from feedline.workers.process.launch import Launcher
 from feedline.workers.process.pool import ProcessPool
+from feedline.workers.process.snapshot import SnapshotLauncher
 from feedline.workers.process.zygote import ZygoteLauncher
 from feedline.workers.threads import ThreadPool
 from feedline.workers.transport import Inbox
@@ -33,11 +33,16 @@ class LauncherCache:
         self._has_warned = False
 
     def get(self, builder: Any, init_fn: Callable[[int], object] | None, context: Any) -> Launcher:
-        """Launcher for a builder: the user's context, else a zygote.
+        """Launcher for a builder: where torch would fork, a snapshot.
 
-        A builder that cannot be pickled can still be inherited: workers are then forked from this process, as torch
-        does on Linux, with a warning. Raises NotPicklableError where the system cannot fork.
+        Else the user's context, or without one a zygote.
+
+        A builder that cannot be pickled for the zygote can still be inherited: workers are then forked from this
+        process, with a warning, unless the user has chosen another start method. Raises NotPicklableError then.
         """
+        method = _start_method(context)
+        if method == "fork":
+            return SnapshotLauncher(builder, init_fn)
         if context is not None:
             return ContextLauncher(builder, init_fn, context=context)
         if self._launcher is not None and self._launcher.matches(builder, init_fn):
@@ -46,13 +51,16 @@ class LauncherCache:
         try:
             self._launcher = ZygoteLauncher(builder, init_fn)
         except NotPicklableError as error:
-            if "fork" not in torch.multiprocessing.get_all_start_methods():
+            if (
+                multiprocessing.get_start_method(allow_none=True)
+                or "fork" not in multiprocessing.get_all_start_methods()
+            ):
                 raise
             if not self._has_warned:
                 self._has_warned = True
                 # stacklevel: the line of the user that calls iter(loader)
                 warnings.warn(_describe_fork(builder.dataset, error), stacklevel=6)
-            return ContextLauncher(builder, init_fn, context=torch.multiprocessing.get_context("fork"))
+            return SnapshotLauncher(builder, init_fn)
         return self._launcher
 
     def close(self) -> None:
@@ -60,6 +68,14 @@ class LauncherCache:
         launcher, self._launcher = self._launcher, None
         if launcher is not None:
             launcher.close()
+
+
+def _start_method(context: Any) -> str:
+    """Start method of torch's workers: the context's, or multiprocessing's default one."""
+    if context is not None:
+        return str(context.get_start_method())
+    chosen: str | None = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
 
 
 def _describe_fork(dataset: Any, error: NotPicklableError) -> str:
@@ -94,7 +110,8 @@ def _open_processes(builder: Builder, options: PoolOptions) -> WorkerPool:
 
 
 def _prepare_processes() -> None:
-    fork_server.start()
+    if _start_method(None) != "fork":
+        fork_server.start()
 
 
 INLINE = PoolKind(_open_inline, works_ahead=False, hosts_partitions=True, resizable=False)

@@ -63,7 +63,7 @@ def typed(pool: ProcessPool) -> WorkerPool:
     return pool
 
 
-@pytest.mark.parametrize("kind", ["zygote", "fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote", "spawn", "forkserver"])
 def test_batches_are_what_they_are_inline(open_pool: OpenPool, kind: str) -> None:
     builder = BatchBuilder(Squares())
     pool = open_pool(builder, kind=kind)
@@ -81,7 +81,7 @@ def test_every_batch_tells_its_stages_and_worker(open_pool: OpenPool) -> None:
     assert [span.start_ns for span in spans] == sorted(span.start_ns for span in spans)
 
 
-@pytest.mark.parametrize("kind", ["zygote", "fork"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote"])
 def test_the_idle_worker_takes_the_next_request(open_pool: OpenPool, tmp_path: Path, kind: str) -> None:
     gate = Gate(tmp_path)
     pool = open_pool(squares({0: gate}), 2, kind=kind)
@@ -164,7 +164,7 @@ def test_a_cancelled_result_frees_its_memory(open_pool: OpenPool) -> None:
     assert pool.statistics().lent_nbytes == 0
 
 
-@pytest.mark.parametrize("kind", ["zygote", "fork"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote"])
 def test_it_grows_and_shrinks_while_it_works(open_pool: OpenPool, kind: str) -> None:
     pool = open_pool(squares(), 1, kind=kind)
     numbers = iter(range(200))
@@ -204,7 +204,7 @@ def test_statistics(open_pool: OpenPool) -> None:
     assert pool.statistics().lent_nbytes == 0
 
 
-@pytest.mark.parametrize("kind", ["zygote", "fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote", "spawn", "forkserver"])
 def test_workers_are_what_torchs_are(open_pool: OpenPool, kind: str) -> None:
     """Seeded alike, one thread, daemons; Ctrl-C is not for them."""
     (torchs,) = torch.utils.data.DataLoader(Facts(), batch_size=None, sampler=[0], num_workers=1)
@@ -217,7 +217,7 @@ def test_workers_are_what_torchs_are(open_pool: OpenPool, kind: str) -> None:
     assert fact == {name: torchs[name] for name in fact}
 
 
-@pytest.mark.parametrize("kind", ["zygote", "fork"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote"])
 def test_worker_init_fn(open_pool: OpenPool, tmp_path: Path, kind: str) -> None:
     def init(worker_id: int) -> None:
         (tmp_path / f"{worker_id}").touch()
