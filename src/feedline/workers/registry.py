@@ -29,45 +29,53 @@ class LauncherCache:
     """Launchers of one loader; keeps its zygote while nothing changes."""
 
     def __init__(self) -> None:
-        self._launcher: ZygoteLauncher | None = None
+        self._zygote: ZygoteLauncher | None = None
+        self._inherits = True
         self._has_warned = False
 
     def get(self, builder: Any, init_fn: Callable[[int], object] | None, context: Any) -> Launcher:
         """Launcher for a builder: where torch would fork, a snapshot.
 
-        Else the user's context, or without one a zygote.
-
-        A builder that cannot be pickled for the zygote can still be inherited: workers are then forked from this
-        process, with a warning, unless the user has chosen another start method. Raises NotPicklableError then.
+        Else the user's context, or without one a zygote. A builder that cannot be pickled for the zygote can still be
+        inherited: workers are then forked from this process, with a warning, unless the user has chosen another start
+        method. Raises NotPicklableError then.
         """
-        method = _start_method(context)
-        if method == "fork":
-            return SnapshotLauncher(builder, init_fn)
+        if _start_method(context) == "fork":
+            return self._forking(builder, init_fn) if self._inherits else self._fresh(builder, init_fn)
         if context is not None:
             return ContextLauncher(builder, init_fn, context=context)
-        if self._launcher is not None and self._launcher.matches(builder, init_fn):
-            return self._launcher
-        self.close()
         try:
-            self._launcher = ZygoteLauncher(builder, init_fn)
+            return self._fresh(builder, init_fn)
         except NotPicklableError as error:
-            if (
-                multiprocessing.get_start_method(allow_none=True)
-                or "fork" not in multiprocessing.get_all_start_methods()
-            ):
+            chosen: str | None = multiprocessing.get_start_method(allow_none=True)
+            if chosen is not None or "fork" not in multiprocessing.get_all_start_methods():
                 raise
             if not self._has_warned:
                 self._has_warned = True
                 # stacklevel: the line of the user that calls iter(loader)
                 warnings.warn(_describe_fork(builder.dataset, error), stacklevel=6)
-            return SnapshotLauncher(builder, init_fn)
-        return self._launcher
+            return self._forking(builder, init_fn)
 
     def close(self) -> None:
         """End the zygote once its pools are closed."""
-        launcher, self._launcher = self._launcher, None
-        if launcher is not None:
-            launcher.close()
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.close()
+
+    def _forking(self, builder: Any, init_fn: Callable[[int], object] | None) -> SnapshotLauncher:
+        return SnapshotLauncher(builder, init_fn, fresh=self._give_up_forking)
+
+    def _give_up_forking(self, builder: Any, init_fn: Callable[[int], object] | None) -> ZygoteLauncher:
+        """Launcher after an inherited lock, which the next fork would inherit, too."""
+        zygote = self._fresh(builder, init_fn)
+        self._inherits = False
+        return zygote
+
+    def _fresh(self, builder: Any, init_fn: Callable[[int], object] | None) -> ZygoteLauncher:
+        if self._zygote is None or not self._zygote.matches(builder, init_fn):
+            self.close()
+            self._zygote = ZygoteLauncher(builder, init_fn)
+        return self._zygote
 
 
 def _start_method(context: Any) -> str:

@@ -191,9 +191,10 @@ def test_statistics(open_pool: OpenPool) -> None:
             return torch.full((1 << 16,), index)
 
     pool = open_pool(BatchBuilder(Wide()), 2)
+    pids = sorted(process.pid for process in pool.processes if process.pid is not None)  # waits until both have started
     statistics = pool.statistics()
     assert (statistics.workers, statistics.in_flight, statistics.restarts) == (2, 0, 0)
-    assert sorted(statistics.pids) == sorted(process.pid for process in pool.processes)
+    assert sorted(statistics.pids) == pids
     future = pool.submit(request(0))
     assert pool.statistics().in_flight == 1
     built = future.result()
@@ -202,6 +203,21 @@ def test_statistics(open_pool: OpenPool) -> None:
     assert statistics.arena_nbytes >= statistics.lent_nbytes >= built.batch.nbytes
     del built
     assert pool.statistics().lent_nbytes == 0
+
+
+def test_figures_and_pids_do_not_wait_for_a_batch(open_pool: OpenPool, tmp_path: Path) -> None:
+    """Another thread waits for a batch all the while."""
+    gate = Gate(tmp_path)
+    pool = open_pool(squares({0: gate}), 2)
+    future = pool.submit(request(0))
+    waiting = threading.Thread(target=future.result)
+    waiting.start()
+    gate.wait_for()
+    assert pool.statistics().in_flight == 1
+    assert [process.pid is not None for process in pool.processes] == [True, True]
+    assert [process.exitcode for process in pool.processes] == [None, None]
+    gate.open()
+    waiting.join()
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "zygote", "spawn", "forkserver"])

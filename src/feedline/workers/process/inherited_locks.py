@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
 
-CHECK_S = 1.0
+from feedline.workers.process.launch import InheritedLocks
+
+CHECK_S = 0.5
 """Seconds between two looks at processes that do not answer."""
 
 
-STUCK_S = 5.0
-"""Seconds after which a wait that nothing can end counts as one: threads may still be starting before."""
+STUCK_S = 2.0
+"""Seconds after which a wait that nothing can end counts as one."""
 
 
 _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
@@ -34,7 +36,15 @@ class LockWatch:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
+        self._due = clock() + CHECK_S
         self._since: dict[int, tuple[int, float]] = {}
+
+    def is_due(self) -> bool:
+        """True every `CHECK_S` seconds."""
+        if self._clock() < self._due:
+            return False
+        self._due = self._clock() + CHECK_S
+        return True
 
     def find(self, pids: Iterable[int]) -> int | None:
         """First process that has waited in vain for `STUCK_S`; None if there is none."""
@@ -60,6 +70,18 @@ def ticks_if_waiting(pid: int) -> int | None:
     except OSError:
         return None
     return int(fields[11]) + int(fields[12]) if calls and all(map(_is_endless, calls)) else None
+
+
+def describe_stuck(pid: int, inherited: InheritedLocks, workers: str) -> str:
+    """Describe an inherited lock: the waiting process, and the threads that may have held it."""
+    who = "the process that forks the workers" if pid == inherited.pid else "a worker"
+    names = ", ".join(map(repr, inherited.threads)) or "none of Python"
+    return (
+        f"{who} (pid {pid}) waits for a lock that nothing can release: it was held when the training process was"
+        f" forked, by the forking thread or by one of these: {names}, and {inherited.native_threads} native threads."
+        " Start threads after the workers, or choose multiprocessing_context='forkserver', which inherits no locks.\n"
+        f"{workers}"
+    )
 
 
 def _is_endless(call: list[str]) -> bool:

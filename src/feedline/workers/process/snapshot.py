@@ -23,16 +23,22 @@ from contextlib import suppress
 from functools import partial
 from itertools import starmap
 from multiprocessing import util
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from feedline.workers.process import channels
 from feedline.workers.process.environment import die_with_parent
+from feedline.workers.process.launch import InheritedLocks, Launcher
 from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup, name_process
-from feedline.workers.process.zygote import ZygoteProcessGroup
+from feedline.workers.process.zygote import ZygoteLauncher, ZygoteProcessGroup
 from feedline.workers.process.zygote_main import SharedWork, WorkerForker, serve_forked
 
 _EXIT_S = 1.0
 """Seconds that a snapshot gets to end by itself once its group is closed."""
+
+
+Fresh = Callable[[Any, Callable[[int], object] | None], Launcher]
+"""Makes the launcher of workers that inherit nothing, for use after an inherited lock."""
 
 
 class SnapshotLauncher:
@@ -41,9 +47,11 @@ class SnapshotLauncher:
     Each process group gets a new snapshot, so its workers have what this process has at that moment.
     """
 
-    def __init__(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> None:
+    def __init__(
+        self, builder: Any, init_fn: Callable[[int], object] | None = None, *, fresh: Fresh = ZygoteLauncher
+    ) -> None:
         self.builder = builder
-        self._init_fn = init_fn
+        self._init_fn, self._fresh = init_fn, fresh
 
     def matches(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> bool:
         """True for the very same objects; a new launcher costs nothing."""
@@ -52,6 +60,10 @@ class SnapshotLauncher:
     def new_group(self) -> SnapshotProcessGroup:
         """Fork a snapshot; OSError if the system cannot."""
         return SnapshotProcessGroup(SharedWork(self.builder, self._init_fn))
+
+    def without_inheritance(self) -> Launcher:
+        """See `Launcher`."""
+        return self._fresh(self.builder, self._init_fn)
 
     def close(self) -> None:
         """Do nothing: this launcher holds no resources."""
@@ -63,9 +75,22 @@ class SnapshotProcessGroup(ZygoteProcessGroup):
     def __init__(self, work: SharedWork) -> None:
         mine, theirs = channels.pair()
         super().__init__(mine)
+        others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+        self._threads = tuple(thread.name for thread in others)
+        self._native_threads = len(list(Path("/proc/self/task").iterdir())) - 1 - len(others)
         self._snapshot = ForkedProcess()
         with theirs:
             self._snapshot.start(partial(_serve, work, theirs, Origin.capture()))
+
+    def abandon(self) -> None:
+        """See `ProcessGroup`."""
+        super().abandon()
+        self._snapshot.end(0)
+
+    def inherited_locks(self) -> InheritedLocks | None:
+        """See `ProcessGroup`."""
+        pid = self._snapshot.pid
+        return None if pid is None else InheritedLocks(pid, self._threads, self._native_threads)
 
     def close(self) -> None:
         """See `ProcessGroup`.
@@ -118,6 +143,11 @@ class ForkedProcess:
         self._pids: list[int] = []
         self._pidfds: list[int] = []
 
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None before the fork and after the end."""
+        return self._pids[0] if self._pids else None
+
     def start(self, program: Callable[[set[Any]], object]) -> None:
         """Fork a process that runs `program` and then ends.
 
@@ -168,14 +198,19 @@ def _flush_standard_streams() -> None:
         util._flush_std_streams()  # type: ignore[attr-defined]
 
 
+_THIS_MODULE = re.escape(__name__)
+
+
 def _silence_fork_warning() -> None:
     """Ignore Python's warning about forks with threads, in this module.
 
     Python warns since version 3.12.
     """
     # Not `catch_warnings`, which changes the filters of other threads. The entry stays, and affects this module only.
-    if sys.version_info >= (3, 12) and __name__ not in str(warnings.filters[:1]):
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module=re.escape(__name__))
+    if sys.version_info >= (3, 12):
+        if any(getattr(entry[3], "pattern", None) == _THIS_MODULE for entry in warnings.filters[:1]):
+            return
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module=_THIS_MODULE)
 
 
 def _run(program: Callable[[set[Any]], object], blocked: set[Any]) -> NoReturn:
