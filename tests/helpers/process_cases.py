@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from feedline.loader.builder import BatchBuilder
 from feedline.workers.process.context import ContextLauncher
 from feedline.workers.process.launch import Launcher
 from feedline.workers.process.pool import ProcessPool
+from feedline.workers.process.snapshot import SnapshotLauncher
 from feedline.workers.process.zygote import ZygoteLauncher
 
 GONE_WITHIN_S = 1.0
@@ -191,9 +193,22 @@ def squares_of(batch: torch.Tensor) -> list[int]:
 
 
 def launcher_of(kind: str, builder: Any, init_fn: Callable[[int], object] | None = None) -> Launcher:
+    if kind == "snapshot":
+        return SnapshotLauncher(builder, init_fn)
     if kind == "zygote":
         return ZygoteLauncher(builder, init_fn)
     return ContextLauncher(builder, init_fn, context=multiprocessing.get_context(kind))
+
+
+@contextmanager
+def default_start_method(name: str) -> Iterator[None]:
+    """Another default start method of multiprocessing: workers come from the fork server where it is not fork."""
+    former = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(name, force=True)
+    try:
+        yield
+    finally:
+        multiprocessing.set_start_method(former, force=True)  # type: ignore[arg-type] # None: not chosen yet
 
 
 def squares(acts: dict[int, Callable[[], object]] | None = None, action: str = "raise") -> BatchBuilder:
@@ -209,7 +224,7 @@ def pools() -> Iterator[Callable[..., Any]]:
     """For a fixture: a function that opens pools over a builder. They, and their launchers, are closed at the end."""
     opened: list[Any] = []
 
-    def open_one(builder: Any, workers: int = 2, *, kind: str = "zygote", init_fn: Any = None, **more: Any) -> Any:
+    def open_one(builder: Any, workers: int = 2, *, kind: str = "snapshot", init_fn: Any = None, **more: Any) -> Any:
         launcher = launcher_of(kind, builder, init_fn)
         opened.append(launcher)
         pool = ProcessPool(launcher, workers, **more)

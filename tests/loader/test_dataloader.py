@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from process_cases import default_start_method
 from torch.utils.data import DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import feedline as fl
@@ -580,4 +581,7 @@ def test_auto_prepares_processes_only_where_it_may_choose_them(splits: bool, mon
     data = TensorDataset(torch.arange(4))
     data.traits = fl.Traits(thread_safe=True)  # type: ignore[attr-defined]
     fl.DataLoader(data, num_workers="auto")
+    assert not started  # workers are forked from this process
+    with default_start_method("spawn"):
+        fl.DataLoader(data, num_workers="auto")
     assert bool(started) != splits

@@ -5,6 +5,7 @@ It writes "step" to stdout when the first batch is there, and then waits for the
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -45,6 +46,8 @@ def existing_gate(folder: Path) -> Gate:
 
 def main(where: str, context: str, folder: str) -> None:
     gate = existing_gate(Path(folder))
+    if context == "zygote":
+        multiprocessing.set_start_method("forkserver")
 
     def init(worker_id: int) -> None:
         if where == "starting":
@@ -53,8 +56,8 @@ def main(where: str, context: str, folder: str) -> None:
     loader = feedline.DataLoader(
         Staying(where, gate),
         num_workers=2,
-        worker_init_fn=init if context == "zygote" else None,
-        multiprocessing_context=None if context == "zygote" else context,
+        worker_init_fn=None if context in {"spawn", "forkserver"} else init,
+        multiprocessing_context=None if context in {"default", "zygote"} else context,
         persistent_workers=True,
     )
     iterator = iter(loader)

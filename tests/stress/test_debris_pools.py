@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from process_cases import Squares, request
+from process_cases import Squares, default_start_method, launcher_of, request
 
 import feedline
 from feedline.loader.builder import BatchBuilder
@@ -88,15 +88,15 @@ def after_a_kill(loader: Any) -> None:
 WAYS = [in_full, broken_off, with_an_error, dropped, never_used, twice_at_once, after_a_kill]
 
 
-@pytest.mark.parametrize("context", [None, "fork"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_loader_leaves_nothing(way: Callable[[Any], None], context: str | None) -> None:
+def test_a_loader_leaves_nothing(way: Callable[[Any], None], method: str) -> None:
     for persistent in (False, True):
         loader: Any = feedline.DataLoader(
-            Large(100), batch_size=4, num_workers=2, worker_method="process" if context is None else "auto",
-            multiprocessing_context=context, persistent_workers=persistent,
-        )  # fmt: skip
-        way(loader)
+            Large(100), batch_size=4, num_workers=2, worker_method="process", persistent_workers=persistent
+        )
+        with default_start_method(method):
+            way(loader)
         gc.collect()
         if not persistent:
             assert "feedline-0" not in [child.name() for child in psutil.Process().children(recursive=True)]
@@ -121,8 +121,9 @@ def _until_childless(pid: int) -> None:
     psutil.wait_procs(psutil.Process(pid).children(), 60)
 
 
-def test_many_deaths_leave_nothing_in_the_zygote() -> None:
-    launcher = ZygoteLauncher(BatchBuilder(Large()))
+@pytest.mark.parametrize("kind", ["snapshot", "zygote"])
+def test_many_deaths_leave_nothing_in_their_parent(kind: str) -> None:
+    launcher = launcher_of(kind, BatchBuilder(Large()))
     with ProcessPool(launcher, 2, recovery=Recovery(deaths_per_epoch=1000)) as pool:
         zygote = psutil.Process(pool.processes[0].pid).parent()
         assert zygote is not None

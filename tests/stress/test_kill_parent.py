@@ -17,7 +17,8 @@ from process_cases import GONE_WITHIN_S, Gate, gone
 pytestmark = [pytest.mark.stress, pytest.mark.alone]
 
 FOLDER = Path(__file__).parent
-PHASES = ["unpickling", "starting", "fetching", "stepping"]
+PHASES = ["starting", "fetching", "stepping"]
+RUNS = [("unpickling", "zygote"), *((phase, context) for phase in PHASES for context in ("default", "zygote"))]
 
 
 class Training:
@@ -59,7 +60,7 @@ class Training:
 def train(tmp_path: Path) -> Iterator[Any]:
     started: list[Training] = []
 
-    def start(phase: str, context: str = "zygote") -> Training:
+    def start(phase: str, context: str = "default") -> Training:
         started.append(Training(phase, context, tmp_path))
         return started[-1]
 
@@ -77,16 +78,16 @@ def assert_gone(descendants: dict[int, str]) -> None:
     assert not left, f"alive after {GONE_WITHIN_S} s: {left}"
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_kill(train: Any, phase: str) -> None:
-    training = train(phase)
+@pytest.mark.parametrize(("phase", "context"), RUNS)
+def test_kill(train: Any, phase: str, context: str) -> None:
+    training = train(phase, context)
     descendants = training.descendants()
     training.process.kill()
     assert_gone(descendants)
 
 
 @pytest.mark.parametrize("phase", ["fetching", "stepping"])
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_kill_with_another_start_method(train: Any, context: str, phase: str) -> None:
     training = train(phase, context)
     descendants = training.descendants()
@@ -94,7 +95,7 @@ def test_kill_with_another_start_method(train: Any, context: str, phase: str) ->
     assert_gone(descendants)
 
 
-@pytest.mark.parametrize("context", ["zygote", "fork"])
+@pytest.mark.parametrize("context", ["default", "zygote"])
 def test_kill_while_a_worker_is_stopped(train: Any, context: str) -> None:
     training = train("stepping", context)
     descendants = training.descendants()
@@ -120,9 +121,7 @@ def test_kill_while_a_forked_child_of_the_users_lives_on(train: Any) -> None:
     forked.kill()
 
 
-@pytest.mark.parametrize(
-    ("phase", "context"), [*((phase, "zygote") for phase in PHASES), ("fetching", "fork"), ("stepping", "fork")]
-)
+@pytest.mark.parametrize(("phase", "context"), RUNS)
 def test_interrupt(train: Any, phase: str, context: str) -> None:
     training = train(phase, context)
     descendants = training.descendants()

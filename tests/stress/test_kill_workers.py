@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from process_cases import default_start_method
 from torch.utils.data import IterableDataset, get_worker_info
 
 import feedline
@@ -70,15 +71,13 @@ def same(left: Any, right: Any) -> bool:
     return bool(torch.equal(left, right))
 
 
-@pytest.mark.parametrize("context", [None, "fork"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_hundred_kills(context: str | None, persistent: bool) -> None:
+def test_a_hundred_kills(method: str, persistent: bool) -> None:
     killer = Killer(seed=1)
     undisturbed = loader(Augmented(), shuffle=True, seed=5)
-    disturbed = loader(
-        Augmented(), shuffle=True, seed=5, num_workers=2, multiprocessing_context=context, persistent_workers=persistent
-    )
-    with disturbed:
+    disturbed = loader(Augmented(), shuffle=True, seed=5, num_workers=2, persistent_workers=persistent)
+    with default_start_method(method), disturbed:
         while killer.count < KILLS:
             expected = list(undisturbed)
             iterator = iter(disturbed)
@@ -117,17 +116,18 @@ def test_a_hundred_kills_out_of_order() -> None:
             del iterator
 
 
-def test_kills_of_the_zygote_and_the_fork_server() -> None:
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_kills_of_what_they_were_forked_from(method: str) -> None:
     chance = random.Random(4)
     expected = list(loader(Augmented(), seed=5))
-    with loader(Augmented(), num_workers=2, seed=5) as disturbed:
+    with default_start_method(method), loader(Augmented(), num_workers=2, seed=5) as disturbed:
         iterator = iter(disturbed)
         for number, want in enumerate(expected):
             assert same(next(iterator), want)
             if number % 12 == 5:
-                zygote = psutil.Process(iterator._workers[0].pid).parent()
-                assert zygote is not None
-                victim = chance.choice([zygote, zygote.parent()])
+                forker = psutil.Process(iterator._workers[0].pid).parent()
+                assert forker is not None
+                victim = forker if method == "fork" else chance.choice([forker, forker.parent()])
                 assert victim is not None
                 victim.kill()
         del iterator

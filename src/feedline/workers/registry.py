@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-
-import torch
 
 from feedline.core.dataset import is_stream
 from feedline.errors import ArgumentError, NotPicklableError
@@ -17,6 +16,7 @@ from feedline.workers.process import fork_server
 from feedline.workers.process.context import ContextLauncher
 from feedline.workers.process.launch import Launcher
 from feedline.workers.process.pool import ProcessPool
+from feedline.workers.process.snapshot import SnapshotLauncher
 from feedline.workers.process.zygote import ZygoteLauncher
 from feedline.workers.threads import ThreadPool
 from feedline.workers.transport import Inbox
@@ -29,37 +29,61 @@ class LauncherCache:
     """Launchers of one loader; keeps its zygote while nothing changes."""
 
     def __init__(self) -> None:
-        self._launcher: ZygoteLauncher | None = None
+        self._zygote: ZygoteLauncher | None = None
+        self._inherits = True
         self._has_warned = False
 
     def get(self, builder: Any, init_fn: Callable[[int], object] | None, context: Any) -> Launcher:
-        """Launcher for a builder: the user's context, else a zygote.
+        """Launcher for a builder: where torch would fork, a snapshot.
 
-        A builder that cannot be pickled can still be inherited: workers are then forked from this process, as torch
-        does on Linux, with a warning. Raises NotPicklableError where the system cannot fork.
+        Else the user's context, or without one a zygote. A builder that cannot be pickled for the zygote can still be
+        inherited: workers are then forked from this process, with a warning, unless the user has chosen another start
+        method. Raises NotPicklableError then.
         """
+        if _start_method(context) == "fork":
+            return self._forking(builder, init_fn) if self._inherits else self._fresh(builder, init_fn)
         if context is not None:
             return ContextLauncher(builder, init_fn, context=context)
-        if self._launcher is not None and self._launcher.matches(builder, init_fn):
-            return self._launcher
-        self.close()
         try:
-            self._launcher = ZygoteLauncher(builder, init_fn)
+            return self._fresh(builder, init_fn)
         except NotPicklableError as error:
-            if "fork" not in torch.multiprocessing.get_all_start_methods():
+            chosen: str | None = multiprocessing.get_start_method(allow_none=True)
+            if chosen is not None or "fork" not in multiprocessing.get_all_start_methods():
                 raise
             if not self._has_warned:
                 self._has_warned = True
                 # stacklevel: the line of the user that calls iter(loader)
                 warnings.warn(_describe_fork(builder.dataset, error), stacklevel=6)
-            return ContextLauncher(builder, init_fn, context=torch.multiprocessing.get_context("fork"))
-        return self._launcher
+            return self._forking(builder, init_fn)
 
     def close(self) -> None:
         """End the zygote once its pools are closed."""
-        launcher, self._launcher = self._launcher, None
-        if launcher is not None:
-            launcher.close()
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.close()
+
+    def _forking(self, builder: Any, init_fn: Callable[[int], object] | None) -> SnapshotLauncher:
+        return SnapshotLauncher(builder, init_fn, fresh=self._give_up_forking)
+
+    def _give_up_forking(self, builder: Any, init_fn: Callable[[int], object] | None) -> ZygoteLauncher:
+        """Launcher after an inherited lock, which the next fork would inherit, too."""
+        zygote = self._fresh(builder, init_fn)
+        self._inherits = False
+        return zygote
+
+    def _fresh(self, builder: Any, init_fn: Callable[[int], object] | None) -> ZygoteLauncher:
+        if self._zygote is None or not self._zygote.matches(builder, init_fn):
+            self.close()
+            self._zygote = ZygoteLauncher(builder, init_fn)
+        return self._zygote
+
+
+def _start_method(context: Any) -> str:
+    """Start method of torch's workers: the context's, or multiprocessing's default one."""
+    if context is not None:
+        return str(context.get_start_method())
+    chosen: str | None = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
 
 
 def _describe_fork(dataset: Any, error: NotPicklableError) -> str:
@@ -94,7 +118,8 @@ def _open_processes(builder: Builder, options: PoolOptions) -> WorkerPool:
 
 
 def _prepare_processes() -> None:
-    fork_server.start()
+    if _start_method(None) != "fork":
+        fork_server.start()
 
 
 INLINE = PoolKind(_open_inline, works_ahead=False, hosts_partitions=True, resizable=False)

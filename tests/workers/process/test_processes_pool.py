@@ -63,7 +63,7 @@ def typed(pool: ProcessPool) -> WorkerPool:
     return pool
 
 
-@pytest.mark.parametrize("kind", ["zygote", "fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote", "spawn", "forkserver"])
 def test_batches_are_what_they_are_inline(open_pool: OpenPool, kind: str) -> None:
     builder = BatchBuilder(Squares())
     pool = open_pool(builder, kind=kind)
@@ -81,7 +81,7 @@ def test_every_batch_tells_its_stages_and_worker(open_pool: OpenPool) -> None:
     assert [span.start_ns for span in spans] == sorted(span.start_ns for span in spans)
 
 
-@pytest.mark.parametrize("kind", ["zygote", "fork"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote"])
 def test_the_idle_worker_takes_the_next_request(open_pool: OpenPool, tmp_path: Path, kind: str) -> None:
     gate = Gate(tmp_path)
     pool = open_pool(squares({0: gate}), 2, kind=kind)
@@ -164,7 +164,7 @@ def test_a_cancelled_result_frees_its_memory(open_pool: OpenPool) -> None:
     assert pool.statistics().lent_nbytes == 0
 
 
-@pytest.mark.parametrize("kind", ["zygote", "fork"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote"])
 def test_it_grows_and_shrinks_while_it_works(open_pool: OpenPool, kind: str) -> None:
     pool = open_pool(squares(), 1, kind=kind)
     numbers = iter(range(200))
@@ -191,9 +191,10 @@ def test_statistics(open_pool: OpenPool) -> None:
             return torch.full((1 << 16,), index)
 
     pool = open_pool(BatchBuilder(Wide()), 2)
+    pids = sorted(process.pid for process in pool.processes if process.pid is not None)  # waits until both have started
     statistics = pool.statistics()
     assert (statistics.workers, statistics.in_flight, statistics.restarts) == (2, 0, 0)
-    assert sorted(statistics.pids) == sorted(process.pid for process in pool.processes)
+    assert sorted(statistics.pids) == pids
     future = pool.submit(request(0))
     assert pool.statistics().in_flight == 1
     built = future.result()
@@ -204,7 +205,22 @@ def test_statistics(open_pool: OpenPool) -> None:
     assert pool.statistics().lent_nbytes == 0
 
 
-@pytest.mark.parametrize("kind", ["zygote", "fork", "spawn", "forkserver"])
+def test_figures_and_pids_do_not_wait_for_a_batch(open_pool: OpenPool, tmp_path: Path) -> None:
+    """Another thread waits for a batch all the while."""
+    gate = Gate(tmp_path)
+    pool = open_pool(squares({0: gate}), 2)
+    future = pool.submit(request(0))
+    waiting = threading.Thread(target=future.result)
+    waiting.start()
+    gate.wait_for()
+    assert pool.statistics().in_flight == 1
+    assert [process.pid is not None for process in pool.processes] == [True, True]
+    assert [process.exitcode for process in pool.processes] == [None, None]
+    gate.open()
+    waiting.join()
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "zygote", "spawn", "forkserver"])
 def test_workers_are_what_torchs_are(open_pool: OpenPool, kind: str) -> None:
     """Seeded alike, one thread, daemons; Ctrl-C is not for them."""
     (torchs,) = torch.utils.data.DataLoader(Facts(), batch_size=None, sampler=[0], num_workers=1)
@@ -217,7 +233,7 @@ def test_workers_are_what_torchs_are(open_pool: OpenPool, kind: str) -> None:
     assert fact == {name: torchs[name] for name in fact}
 
 
-@pytest.mark.parametrize("kind", ["zygote", "fork"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote"])
 def test_worker_init_fn(open_pool: OpenPool, tmp_path: Path, kind: str) -> None:
     def init(worker_id: int) -> None:
         (tmp_path / f"{worker_id}").touch()

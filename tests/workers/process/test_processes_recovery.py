@@ -61,7 +61,7 @@ def numbers(pool: ProcessPool, count: int) -> list[int]:
     return [squares_of(future.result().batch)[0] // BATCH_SIZE for future in futures]
 
 
-@pytest.mark.parametrize("kind", ["zygote", "fork"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote"])
 @pytest.mark.parametrize("act", [kill_self, complain_and_exit, segfault, leave, interrupt])
 def test_a_death_costs_nothing(
     open_pool: OpenPool, tmp_path: Path, caplog: Any, kind: str, act: Callable[[], object]
@@ -75,7 +75,7 @@ def test_a_death_costs_nothing(
     assert re.search(TORCHS_PHRASE + ".* at sample 13 .*Deaths in this epoch: 1 of 3", record.message, re.DOTALL)
 
 
-@pytest.mark.parametrize("kind", ["zygote", "fork"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote"])
 def test_the_death_of_an_idle_worker(open_pool: OpenPool, kind: str) -> None:
     pool = open_pool(squares(), kind=kind)
     assert numbers(pool, 4) == list(range(4))
@@ -245,7 +245,7 @@ def _log_and_die(path: str) -> None:
     kill_self()
 
 
-@pytest.mark.parametrize("kind", ["zygote", "fork"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote"])
 def test_a_worker_that_closes_everything_is_replaced(open_pool: OpenPool, tmp_path: Path, kind: str) -> None:
     gate = Gate(tmp_path)
     pool = open_pool(squares({2: Once(tmp_path, Call(_close_and, gate))}), 1, kind=kind)
@@ -259,15 +259,16 @@ def _close_and(gate: Gate) -> None:
     gate()
 
 
-@pytest.mark.parametrize("which", ["zygote", "fork server"])
+@pytest.mark.parametrize("which", ["snapshot", "zygote", "fork server"])
 def test_the_death_of_what_they_were_forked_from(open_pool: OpenPool, which: str) -> None:
-    pool = open_pool(squares(), 2, recovery=Recovery(deaths_per_epoch=1))
+    kind = "snapshot" if which == "snapshot" else "zygote"
+    pool = open_pool(squares(), 2, kind=kind, recovery=Recovery(deaths_per_epoch=1))
     futures = [pool.submit(request(number)) for number in range(20)]
     assert squares_of(futures[0].result().batch)[0] == 0
     workers = [psutil.Process(process.pid) for process in pool.processes]
-    zygote = workers[0].parent()
-    assert zygote is not None
-    victim = zygote if which == "zygote" else zygote.parent()
+    forker = workers[0].parent()
+    assert forker is not None
+    victim = forker.parent() if which == "fork server" else forker
     assert victim is not None
     victim.kill()
     seen = [squares_of(future.result().batch)[0] // BATCH_SIZE for future in futures[1:]]
@@ -282,7 +283,7 @@ def test_the_death_of_what_they_were_forked_from(open_pool: OpenPool, which: str
 def test_a_fork_server_that_cannot_start_is_an_error(open_pool: OpenPool, monkeypatch: Any) -> None:
     fork_server.stop()
     monkeypatch.setattr("feedline.workers.process.fork_server._BOOT", "raise SystemExit(4)")
-    pool = open_pool(squares(), 2)
+    pool = open_pool(squares(), 2, kind="zygote")
     with pytest.raises(WorkerDiedError, match="the process that had forked it was killed"):
         numbers(pool, 1)
     monkeypatch.undo()
@@ -295,7 +296,7 @@ def test_an_error_on_the_way_into_the_worker(open_pool: OpenPool) -> None:
         def __setstate__(self, state: Any) -> None:
             raise FileNotFoundError(2, "no such shard", "train-0042.tar")
 
-    pool = open_pool(BatchBuilder(Refusing()))
+    pool = open_pool(BatchBuilder(Refusing()), kind="zygote")
     with pytest.raises(FileNotFoundError, match="no such shard") as caught:
         numbers(pool, 1)
     assert caught.value.filename == "train-0042.tar"
@@ -385,7 +386,7 @@ ERRORS: list[Callable[[], BaseException]] = [
 
 
 @pytest.mark.parametrize("make", ERRORS)
-@pytest.mark.parametrize("kind", ["zygote", "fork"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote"])
 def test_exceptions_keep_type_and_arguments(open_pool: OpenPool, kind: str, make: Any) -> None:
     error = make()
     pool = open_pool(BatchBuilder(Acting({5: Call(fail, make)})), kind=kind)
@@ -452,7 +453,7 @@ class Rows:
         return torch.full((1 << 16,), index)
 
 
-@pytest.mark.parametrize("kind", ["zygote", "fork"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote"])
 @pytest.mark.parametrize("wanted", [True, False])
 def test_an_answer_that_is_heard_of_together_with_the_death_of_its_worker(
     open_pool: OpenPool, kind: str, wanted: bool

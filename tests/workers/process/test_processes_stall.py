@@ -30,7 +30,7 @@ def open_pool(no_debris: Any) -> Iterator[OpenPool]:
     fork_server.start()
     opened: list[Any] = []
 
-    def open_one(builder: Any, workers: int, *, kind: str = "zygote", init_fn: Any = None, **more: Any) -> Any:
+    def open_one(builder: Any, workers: int, *, kind: str = "snapshot", init_fn: Any = None, **more: Any) -> Any:
         opened.append(launcher_of(kind, builder, init_fn))
         opened.append(ProcessPool(opened[-1], workers, **more))
         return opened[-1]
@@ -41,7 +41,7 @@ def open_pool(no_debris: Any) -> Iterator[OpenPool]:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("kind", ["zygote", "fork"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote"])
 def test_a_timeout_shows_what_every_worker_does(open_pool: OpenPool, tmp_path: Path, kind: str) -> None:
     gate = Gate(tmp_path)
     pool = open_pool(squares({6: gate}), 2, kind=kind, timeout_s=0.2)

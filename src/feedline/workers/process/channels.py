@@ -7,6 +7,7 @@ import mmap
 import os
 import socket
 import struct
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -53,9 +54,24 @@ class ReceiveBuffer:
         return bytes(self._view[:nbytes]), fds
 
 
+_pairs: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
 def pair() -> tuple[socket.socket, socket.socket]:
     """Two connected ends of a socket that preserves message boundaries."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    _pairs.update(ends)
+    return ends
+
+
+def close_inherited(kept: socket.socket) -> None:
+    """Close this forked process's copies of every `pair` end but one.
+
+    The other side of a socket sees its end only when the last copy is closed.
+    """
+    for end in _pairs:
+        if end is not kept:
+            end.close()
 
 
 def send(channel: socket.socket, parts: Iterable[bytes], fds: Sequence[int] = (), flags: int = 0) -> None:

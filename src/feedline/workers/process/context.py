@@ -33,6 +33,10 @@ class ContextLauncher:
         """Create an empty process group."""
         return ContextProcessGroup(self._context, self.builder, self._init_fn)
 
+    def without_inheritance(self) -> ContextLauncher:
+        """See `Launcher`: the context is the user's choice."""
+        return self
+
     def close(self) -> None:
         """Do nothing: this launcher holds no resources."""
 
@@ -65,6 +69,10 @@ class ContextProcessGroup:
         self._poll.register(descriptor, select.EPOLLIN)
         return process
 
+    def pid_of(self, process: WorkerProcess) -> int | None:
+        """See `ProcessGroup`."""
+        return process.pid
+
     def collect_exited(self) -> list[ExitedProcess]:
         """See `ProcessGroup`."""
         exited = []
@@ -78,6 +86,14 @@ class ContextProcessGroup:
     def kill(self, process: WorkerProcess) -> None:
         """See `ProcessGroup`."""
         process.kill()
+
+    def abandon(self) -> None:
+        """See `ProcessGroup`."""
+        for process in self._watched.values():
+            process.kill()
+
+    def inherited_locks(self) -> None:
+        """See `ProcessGroup`: not searched for."""
 
     def close(self) -> None:
         """See `ProcessGroup`."""

@@ -97,20 +97,16 @@ class Dispatch:
         # An interrupt (Ctrl-C) before this list is empty again may lose an answer, and with it the order of an inbox:
         # `repair` then kills the workers of these descriptors.
         self._ready_fds = self.worker_set.wait(timeout_s)
-        answers, deaths = 0, []
-        for event in self.worker_set.receive(self._ready_fds) if self._ready_fds else ():
-            if isinstance(event, WorkerAnswer):
-                self._settle(event)
-                answers += 1
-            else:
-                event.member.inbox.close()  # all of its answers came before and are settled
-                deaths.append(event)
-                self._needs_repair = True
-                self.worker_set.processes.pop(event.member.worker_id, None)
+        result = self._handle(self.worker_set.receive(self._ready_fds) if self._ready_fds else ())
         self._ready_fds = []
         for queue in self._queues:
             queue.flush()
-        return StepResult(answers, deaths)
+        return result
+
+    def restart(self, launcher: Launcher) -> None:
+        """Replace all workers by those of another launcher."""
+        self._handle(self.worker_set.restart(launcher))
+        self.repair()
 
     def resize(self, num_workers: int) -> None:
         """Start workers, or stop surplus ones after their current request."""
@@ -162,6 +158,19 @@ class Dispatch:
         for queue in self._queues:
             queue.close()
         self.worker_set.close(grace_s)
+
+    def _handle(self, events: Iterable[WorkerAnswer | Death]) -> StepResult:
+        answers, deaths = 0, []
+        for event in events:
+            if isinstance(event, WorkerAnswer):
+                self._settle(event)
+                answers += 1
+            else:
+                event.member.inbox.close()  # all of its answers came before and are settled
+                deaths.append(event)
+                self._needs_repair = True
+                self.worker_set.processes.pop(event.member.worker_id, None)
+        return StepResult(answers, deaths)
 
     def _settle(self, answer: WorkerAnswer) -> None:
         future = self.open.get(answer.task)

@@ -87,6 +87,10 @@ def _umask() -> int:
     return 0o022
 
 
+# Looked up here: a process that was forked while another thread loaded a library could wait forever for the loader.
+_prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
+
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -98,7 +102,8 @@ def die_with_parent(parent: int) -> None:
 
     Only for children of a single-threaded parent: the kernel sends the signal when the *thread* that forked ends.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    assert _prctl is not None
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent ended before prctl took effect
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -43,6 +43,14 @@ class ExitedProcess(NamedTuple):
     """Why it could not be started; no other worker of this launcher can be."""
 
 
+class InheritedLocks(NamedTuple):
+    """Threads of the training process when it was forked, and the forked process."""
+
+    pid: int
+    threads: tuple[str, ...]
+    native_threads: int
+
+
 class ProcessGroup(Protocol):
     """Worker processes of one pool."""
 
@@ -58,11 +66,20 @@ class ProcessGroup(Protocol):
         The caller may close its copies of the channels afterwards.
         """
 
+    def pid_of(self, process: WorkerProcess) -> int | None:
+        """Process id of a member; None before it has started. Does not wait; any thread may call it."""
+
     def collect_exited(self) -> list[ExitedProcess]:
         """Processes that have ended since the last call; does not wait."""
 
     def kill(self, process: WorkerProcess) -> None:
         """Send SIGKILL; `collect_exited` reports the end."""
+
+    def abandon(self) -> None:
+        """Give up the process that it forks from: all members count as ended, and `lost` is true."""
+
+    def inherited_locks(self) -> InheritedLocks | None:
+        """Facts for the search for locks that were held during the fork; None if there was no such fork."""
 
     def close(self) -> None:
         """Stop watching the processes; nothing waits for those that still run."""
@@ -81,6 +98,9 @@ class Launcher(Protocol):
 
     def new_group(self) -> ProcessGroup:
         """Create an empty process group."""
+
+    def without_inheritance(self) -> Launcher:
+        """Launcher to use instead, because a lock was inherited. Raises NotPicklableError."""
 
     def close(self) -> None:
         """Release launcher resources once the last group is closed."""

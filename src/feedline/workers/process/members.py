@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from feedline.workers.process import channels
 from feedline.workers.process.channels import RequestQueue, StatusTable
-from feedline.workers.process.launch import ExitedProcess, Launcher, WorkerProcess
+from feedline.workers.process.launch import ExitedProcess, Launcher, ProcessGroup, WorkerProcess
 from feedline.workers.process.worker_main import HEADER, STOPPED, WorkerChannels, WorkerSetup
 from feedline.workers.transport import Inbox
 
@@ -78,7 +78,7 @@ class WorkerSet:
 
     def __init__(self, launcher: Launcher, new_inbox: Callable[[], Inbox]) -> None:
         self._launcher, self._new_inbox = launcher, new_inbox
-        self._group = launcher.new_group()
+        self._group: ProcessGroup = launcher.new_group()
         self.status = StatusTable()
         self.members: dict[int, WorkerHandle] = {}
         self.processes: dict[int, WorkerProcess] = {}
@@ -192,6 +192,25 @@ class WorkerSet:
                     Death(member, exited, member.read_stacks(), status.task(worker_id), status.row(worker_id))
                 )
                 self._forget(member)
+
+    def restart(self, launcher: Launcher) -> list[WorkerAnswer | Death]:
+        """Give up all workers, and start later ones with another launcher.
+
+        Returns their last answers and their deaths.
+        """
+        self._launcher = launcher
+        self._group.abandon()
+        return self.receive([self._group.fileno()])
+
+    def pids(self) -> list[int]:
+        """Process ids of the live workers that have started; does not wait."""
+        pids = (self._group.pid_of(member.process) for member in list(self.members.values()))
+        return [pid for pid in pids if pid is not None]
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The current process group."""
+        return self._group
 
     def _renew_group(self) -> None:
         self._poll.unregister(self._group.fileno())

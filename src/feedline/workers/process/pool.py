@@ -14,12 +14,13 @@ from time import monotonic
 from typing import Any, Self
 
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
-from feedline.errors import ArgumentError, WorkerDiedError, WorkerError, WorkerStalledError
+from feedline.errors import ArgumentError, NotPicklableError, WorkerDiedError, WorkerError, WorkerStalledError
 from feedline.workers.base import PoolStatistics, Recovery
 from feedline.workers.process import deaths, fork_server, watchdog
 from feedline.workers.process.deaths import RestartBudget, find_poisonous
 from feedline.workers.process.dispatch import PROBE, Dispatch
 from feedline.workers.process.futures import ProcessFuture
+from feedline.workers.process.inherited_locks import CHECK_S, LockWatch, describe_stuck
 from feedline.workers.process.launch import Launcher, WorkerProcess
 from feedline.workers.process.members import Death
 from feedline.workers.transport import Inbox
@@ -33,6 +34,10 @@ GRACE_S = 3.0
 
 STARTING_S = 120.0
 """Seconds that workers may take to start before it counts as waiting for a batch."""
+
+
+_STUCK_FORKS = 2
+"""After this many forks with a lock that was held, workers that inherit nothing are started."""
 
 
 STRIKES = 2
@@ -61,7 +66,7 @@ class ProcessPool:
         reports_generators: bool = False,
         new_inbox: Callable[[], Inbox] = Inbox,
     ) -> None:
-        self._builder = launcher.builder
+        self._launcher, self._builder = launcher, launcher.builder
         self._timeout_s, self._recovery = timeout_s, recovery or Recovery()
         self._budget = RestartBudget(self._recovery)
         self._lock = threading.RLock()
@@ -70,6 +75,7 @@ class ProcessPool:
         self._tasks = count(1)
         self._poisoned: list[tuple[ProcessFuture, Death]] = []
         self._error: BaseException | None = None
+        self._stuck_forks = 0
         self._closed = True
         self._dispatch = Dispatch(launcher, base_seed, new_inbox, pinned=pinned, reports_generators=reports_generators)
         self._closed = False
@@ -126,18 +132,18 @@ class ProcessPool:
             self._dispatch.resize(num_workers)
 
     def statistics(self) -> PoolStatistics:
-        """See `WorkerPool`."""
-        with self._lock:
-            members = list(self._dispatch.worker_set.members.values())
-            memory = [member.inbox.statistics() for member in members]
-            return PoolStatistics(
-                workers=len(members),
-                in_flight=len(self._dispatch.open),
-                restarts=self._budget.restarts,
-                arena_nbytes=sum(inbox.nbytes for inbox in memory),
-                lent_nbytes=sum(inbox.lent_nbytes for inbox in memory),
-                pids=tuple(pid for member in members if (pid := member.process.pid) is not None),
-            )
+        """See `WorkerPool`. Never waits, neither for a batch nor for a worker to start."""
+        # Without the lock, which a thread holds while it waits for a batch: each figure is right, for its own moment.
+        members = list(self._dispatch.worker_set.members.values())
+        memory = [member.inbox.statistics() for member in members]
+        return PoolStatistics(
+            workers=len(members),
+            in_flight=len(self._dispatch.open),
+            restarts=self._budget.restarts,
+            arena_nbytes=sum(inbox.nbytes for inbox in memory),
+            lent_nbytes=sum(inbox.lent_nbytes for inbox in memory),
+            pids=tuple(self._dispatch.worker_set.pids()),
+        )
 
     def close(self) -> None:
         """See `WorkerPool`. Workers get `GRACE_S` to finish their current request."""
@@ -182,16 +188,46 @@ class ProcessPool:
 
     def _until(self, ready: Callable[[], bool]) -> None:
         timer = watchdog.StallTimer(self._timeout_s, self._recovery.stall_s)
+        watch = LockWatch()
         while not ready():
             self._check()
-            if self._step(timer.left_s()) or self._is_starting():
+            if self._step(self._limited(timer.left_s())) or self._is_starting():
                 timer.reset()
+            self._replace_if_stuck(watch)
             if timer.is_over():
                 raise WorkerStalledError(
                     f"DataLoader timed out after {self._timeout_s:g} seconds.\n{self._describe_workers()}"
                 )
             if timer.is_log_due():
                 _log.warning("no batch for %g s.\n%s", self._recovery.stall_s, self._describe_workers())
+
+    def _limited(self, timeout_s: float | None) -> float | None:
+        """`timeout_s`, but at most the time until the next search for inherited locks."""
+        if self._dispatch.worker_set.group.inherited_locks() is None:
+            return timeout_s
+        return CHECK_S if timeout_s is None else min(CHECK_S, timeout_s)
+
+    def _replace_if_stuck(self, watch: LockWatch) -> None:
+        """Replace workers that wait for an inherited lock by workers that inherit nothing."""
+        inherited = self._dispatch.worker_set.group.inherited_locks()
+        if inherited is None or not watch.is_due():
+            return
+        stuck = watch.find([inherited.pid, *self._dispatch.worker_set.pids()])
+        if stuck is None:
+            return
+        text = describe_stuck(stuck, inherited, self._describe_workers())
+        self._stuck_forks += 1
+        if self._stuck_forks < _STUCK_FORKS:
+            _log.warning("%s\nAll workers are forked again.", text)
+            self._dispatch.restart(self._launcher)
+            return
+        try:
+            launcher = self._launcher.without_inheritance()
+        except NotPicklableError as error:
+            self._fail_all(WorkerStalledError(f"{text}\nWorkers that inherit nothing cannot be started: {error}"))
+            return
+        _log.warning("%s\nAll workers are replaced by new ones, which inherit nothing from this process.", text)
+        self._dispatch.restart(launcher)
 
     def _is_starting(self) -> bool:
         """True while no worker is ready and starting may take longer."""

@@ -21,7 +21,7 @@ from typing import Any
 from feedline.errors import WorkerError
 from feedline.workers.process import channels, exceptions, fork_server
 from feedline.workers.process.environment import ProcessEnvironment
-from feedline.workers.process.launch import ExitedProcess, WorkerProcess
+from feedline.workers.process.launch import ExitedProcess, InheritedLocks, WorkerProcess
 from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup
 from feedline.workers.process.zygote_main import (
     Exited,
@@ -62,6 +62,15 @@ class ZygoteProcessGroup:
         self._send(Launch(self._serial, setup), worker_channels)
         return process
 
+    def pid_of(self, process: WorkerProcess) -> int | None:
+        """See `ProcessGroup`."""
+        assert isinstance(process, ZygoteProcess)
+        with self._lock:
+            while self._receive():
+                pass
+            self._wake_pool()
+        return process.started_pid
+
     def collect_exited(self) -> list[ExitedProcess]:
         """See `ProcessGroup`."""
         with self._lock:
@@ -74,6 +83,15 @@ class ZygoteProcessGroup:
         """See `ProcessGroup`."""
         assert isinstance(process, ZygoteProcess)
         self._send(KillWorker(process.serial))
+
+    def abandon(self) -> None:
+        """See `ProcessGroup`."""
+        with self._lock:
+            self._mark_lost()
+
+    def inherited_locks(self) -> InheritedLocks | None:
+        """See `ProcessGroup`: the fork server has no threads."""
+        return None
 
     def close(self) -> None:
         """See `ProcessGroup`."""
@@ -91,8 +109,12 @@ class ZygoteProcessGroup:
         poll.poll()
         with self._lock:
             self._receive()
-            if self._exited:
-                self._send(Wakeup())  # the pool polls the socket, from which this report is already gone: wake it
+            self._wake_pool()
+
+    def _wake_pool(self) -> None:
+        """Wake the pool if it polls for reports that have been taken from the socket."""
+        if self._exited:
+            self._send(Wakeup())
 
     def _send(self, command: Launch | KillWorker | Wakeup, worker_channels: Sequence[int] = ()) -> None:
         with suppress(ConnectionError):  # the zygote has ended, as `collect_exited` will notice
@@ -147,6 +169,11 @@ class ZygoteProcess:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} pid={self._pid} {'ended' if self._over else 'started'}>"
+
+    @property
+    def started_pid(self) -> int | None:
+        """Process id as far as it is known; does not wait."""
+        return self._pid
 
     @property
     def pid(self) -> int | None:
@@ -249,6 +276,10 @@ class ZygoteLauncher:
             group = self._zygote.new_group()
         self._groups.add(group)
         return group
+
+    def without_inheritance(self) -> ZygoteLauncher:
+        """See `Launcher`: this one."""
+        return self
 
     def close(self) -> None:
         """See `Launcher`. Also frees the pickled builder."""

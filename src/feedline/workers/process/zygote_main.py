@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import multiprocessing
 import os
 import pickle
 import select
 import socket
+import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from multiprocessing import popen_fork
+from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, NamedTuple
@@ -29,7 +32,22 @@ TAIL_NBYTES = 4096
 _GRACE_S = 0.3
 
 
-_FORK = multiprocessing.get_context("fork")
+class _UnflushedPopen(popen_fork.Popen):
+    """Fork that does not flush the standard streams before.
+
+    A thread of the training process may have held the lock of one of them when this process was forked.
+    """
+
+    def __init__(self, process: BaseProcess) -> None:
+        self.returncode: int | None = None
+        self.finalizer: Any = None
+        self._launch(process)  # type: ignore[attr-defined]
+
+
+class _ForkedProcess(ForkProcess):
+    @staticmethod
+    def _Popen(process: BaseProcess) -> popen_fork.Popen:  # noqa: N802 - the name that multiprocessing calls
+        return _UnflushedPopen(process)
 
 
 class SharedWork(NamedTuple):
@@ -102,7 +120,8 @@ def main(fork_server: int, fds: Sequence[int]) -> None:
     start.environment.apply()
     # Threads in this process belong to libraries that the dataset imports: the user cannot change that.
     warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
-    zygote = _ZygoteServer(socket.socket(fileno=control), _load_target(arrays, start.skeleton))
+    zygote = WorkerForker(_load_target(arrays, start.skeleton))
+    zygote.accept_groups(socket.socket(fileno=control))
     channels.close_all(arrays)
     gc.collect()
     gc.freeze()  # collections in workers would write to shared pages, and so copy them
@@ -118,14 +137,26 @@ def _load_target(arrays: Sequence[int], skeleton: bytes) -> Callable[..., None] 
     except BaseException as error:  # noqa: BLE001 - it is raised again in the training process
         error.add_note("feedline: raised while the dataset was unpickled for the worker processes")
         return exceptions.pack(error)
-    return partial(_serve, work, os.getpid())
+    return partial(serve_forked, work, os.getpid())
 
 
-def _serve(work: SharedWork, zygote: int, setup: WorkerSetup, worker_channels: WorkerChannels, stderr: int) -> None:
-    die_with_parent(zygote)
-    os.dup2(stderr, 2)
-    os.close(stderr)
-    run_worker(work.builder, work.worker_init_fn, setup, worker_channels)
+def serve_forked(
+    work: SharedWork, parent: int, setup: WorkerSetup, worker_channels: WorkerChannels, stderr: int | None
+) -> None:
+    """Program of a worker that `parent` has forked.
+
+    `stderr` is a pipe to it; None leaves descriptor 2 as it is.
+    """
+    die_with_parent(parent)
+    if stderr is not None:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+    try:
+        run_worker(work.builder, work.worker_init_fn, setup, worker_channels)
+    except (Exception, KeyboardInterrupt):  # noqa: BLE001 - any end of a worker is reported
+        # multiprocessing would write it to `sys.stderr`, which notebooks and test runners replace: not to the pipe.
+        traceback.print_exc(file=sys.__stderr__)
+        raise SystemExit(1) from None
 
 
 class _WorkerChild:
@@ -162,15 +193,36 @@ class _WorkerChild:
         return Exited(self.serial, exitcode, self.tail.decode(errors="replace"))
 
 
-class _ZygoteServer:
-    def __init__(self, control: socket.socket, target: Callable[..., None] | exceptions.RemoteException) -> None:
-        self._control, self._target = control, target
+class WorkerForker:
+    """Forks workers on command, reports their ends, and relays their standard error.
+
+    `target(setup, channels, stderr)` is the program of a worker, or the error that every start of one reports.
+    """
+
+    def __init__(self, target: Callable[..., None] | exceptions.RemoteException) -> None:
+        self._target = target
         self._receive_buffer = channels.ReceiveBuffer()
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
         self._workers: dict[tuple[socket.socket, int], _WorkerChild] = {}
-        self._open_sockets = 1
-        self._on(control.fileno(), self._accept_group)
+        self._open_sockets = 0
+
+    def accept_groups(self, control: socket.socket) -> None:
+        """Serve the groups whose sockets come through `control`."""
+        self._on(control.fileno(), partial(self._accept_group, control))
+        self._open_sockets += 1
+
+    def serve_group(self, group: socket.socket) -> None:
+        """Serve the process group at the other end of a socket."""
+        self._on(group.fileno(), partial(self._execute, group))
+        self._open_sockets += 1
+
+    def end_with(self, pidfd: int) -> None:
+        """End when the process of a pidfd ends.
+
+        Copies of its sockets may still be open elsewhere.
+        """
+        self._on(pidfd, partial(self._stop, pidfd))
 
     def step(self, timeout_ms: float | None = None) -> bool:
         """Handle the next events; False when launcher and pools have closed."""
@@ -196,24 +248,27 @@ class _ZygoteServer:
         self._poll.unregister(fd)
         del self._handlers[fd]
 
-    def _accept_group(self) -> None:
+    def _stop(self, pidfd: int) -> None:
+        self._off(pidfd)
+        self._open_sockets = 0
+
+    def _hang_up(self, channel: socket.socket) -> None:
+        self._off(channel.fileno())
+        channel.close()
+        self._open_sockets -= 1
+
+    def _accept_group(self, control: socket.socket) -> None:
         """Accept the socket of a new process group."""
-        message, fds = self._receive_buffer.receive(self._control)
+        message, fds = self._receive_buffer.receive(control)
         if not message:
-            self._off(self._control.fileno())
-            self._control.close()
-            self._open_sockets -= 1
+            self._hang_up(control)
             return
-        group = socket.socket(fileno=fds[0])
-        self._on(group.fileno(), partial(self._execute, group))
-        self._open_sockets += 1
+        self.serve_group(socket.socket(fileno=fds[0]))
 
     def _execute(self, group: socket.socket) -> None:
         message, fds = self._receive_buffer.receive(group)
         if not message:  # the pool has closed its queues too, so its workers end by themselves
-            self._off(group.fileno())
-            group.close()
-            self._open_sockets -= 1
+            self._hang_up(group)
             return
         command = pickle.loads(message)
         if isinstance(command, Launch):
@@ -255,7 +310,7 @@ def _fork_worker(
     group: socket.socket, command: Launch, target: Callable[..., None], worker_channels: WorkerChannels
 ) -> _WorkerChild:
     stderr, theirs = os.pipe()
-    process = _FORK.Process(
+    process = _ForkedProcess(
         target=target,
         args=(command.setup, worker_channels, theirs),
         name=f"feedline-{command.setup.worker_id}",

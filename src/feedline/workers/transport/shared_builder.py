@@ -10,6 +10,7 @@ import types
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
+import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from feedline.errors import NotPicklableError
@@ -38,6 +39,10 @@ from feedline.workers.transport.wire import MessageContents, SlotRange
 
 _MOST_SHARED = 240
 """Most files of `feedline.share` in one builder: a message carries 253 descriptors, some of them other ones."""
+
+
+_MAIN_MODULES = {"__main__", "__mp_main__"}
+"""Names of the user's script; the second one in processes that multiprocessing has spawned."""
 
 
 class FileExtent(NamedTuple):
@@ -147,6 +152,7 @@ def load_builder(fds: Sequence[int], skeleton: bytes) -> Any:
     for number, (fd, size) in enumerate(zip(shared_fds, shared_nbytes, strict=True)):
         regions[~number] = np.asarray(SharedFile(os.dup(fd), size))
     unpickler = pickle.Unpickler(stream, buffers=contents.build(regions))
+    sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     obj = unpickler.load()
     while definitions := unpickler.load():
         for name, definition in definitions.items():
@@ -206,6 +212,8 @@ def _dump(obj: object) -> Pickling:
     """
     oob = OutOfBandPickle()
     stream = io.BytesIO()
+    if (script := sys.modules.get("__mp_main__")) is not None:
+        cloudpickle.register_pickle_by_value(script)
     pickler = _BuilderPickler(stream, oob)
     pickler.dump(obj)
     while definitions := pickler.take_definitions():
@@ -228,7 +236,7 @@ class _BuilderPickler(ValuePickler):
         if isinstance(obj, np.ndarray) and (reduced := reduce_file(obj)) is not None:
             return reduced
         check_not_shared(obj)
-        if isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__":
+        if isinstance(obj, (type, types.FunctionType)) and obj.__module__ in _MAIN_MODULES:
             self._note_definition(obj)
         return super().reducer_override(obj)
 
@@ -243,5 +251,5 @@ class _BuilderPickler(ValuePickler):
         name = obj.__qualname__
         for reached in {name.partition(".")[0], name} if "<locals>" not in name else ():
             definition = find_definition("__main__", reached)
-            if isinstance(definition, (type, types.FunctionType)) and definition.__module__ == "__main__":
+            if isinstance(definition, (type, types.FunctionType)) and definition.__module__ in _MAIN_MODULES:
                 self._definitions[reached] = definition

@@ -304,7 +304,9 @@ class _PooledBlock:
     __slots__ = ("_local", "_memory", "nbytes", "used_at")
 
     def __init__(self, nbytes: int) -> None:
-        mapping = mmap.mmap(-1, nbytes)
+        # Private: after a fork by the user, neither process must see what the other writes into a batch.
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        mapping = mmap.mmap(-1, nbytes, **private)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             mapping.madvise(mmap.MADV_HUGEPAGE)
         self._memory = memoryview(mapping)

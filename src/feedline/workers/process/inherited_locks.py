@@ -1,0 +1,92 @@
+"""Detection of processes that wait forever for a lock inherited by fork.
+
+A fork copies the locks that other threads hold, but not the threads. Whoever needs such a lock in the child waits for a
+thread that does not exist there.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import monotonic
+
+from feedline.workers.process.launch import InheritedLocks
+
+CHECK_S = 0.5
+"""Seconds between two looks at processes that do not answer."""
+
+
+STUCK_S = 2.0
+"""Seconds after which a wait that nothing can end counts as one."""
+
+
+_FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
+
+
+_PRIVATE, _COMMAND = 128, 127
+
+
+_WAITS = {0, 6, 9, 11, 13}
+"""FUTEX_WAIT, LOCK_PI, WAIT_BITSET, WAIT_REQUEUE_PI, LOCK_PI2."""
+
+
+class LockWatch:
+    """Finds processes that no event can wake, from what the kernel says of their threads."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._due = clock() + CHECK_S
+        self._since: dict[int, tuple[int, float]] = {}
+
+    def is_due(self) -> bool:
+        """True every `CHECK_S` seconds."""
+        if self._clock() < self._due:
+            return False
+        self._due = self._clock() + CHECK_S
+        return True
+
+    def find(self, pids: Iterable[int]) -> int | None:
+        """First process that has waited in vain for `STUCK_S`; None if there is none."""
+        now = self._clock()
+        seen = {pid: ticks for pid in pids if (ticks := ticks_if_waiting(pid)) is not None}
+        self._since = {
+            pid: former if (former := self._since.get(pid)) is not None and former[0] == ticks else (ticks, now)
+            for pid, ticks in seen.items()
+        }
+        return next((pid for pid, (_, since) in self._since.items() if now - since >= STUCK_S), None)
+
+
+def ticks_if_waiting(pid: int) -> int | None:
+    """CPU time used by a process, in ticks, if only itself could wake it and it cannot.
+
+    That is the case if each of its threads waits without a time limit for memory that is not shared with other
+    processes. None otherwise, and where the system does not say.
+    """
+    folder = Path(f"/proc/{pid}")
+    try:
+        calls = [(task / "syscall").read_text().split() for task in (folder / "task").iterdir()]
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[11]) + int(fields[12]) if calls and all(map(_is_endless, calls)) else None
+
+
+def describe_stuck(pid: int, inherited: InheritedLocks, workers: str) -> str:
+    """Describe an inherited lock: the waiting process, and the threads that may have held it."""
+    who = "the process that forks the workers" if pid == inherited.pid else "a worker"
+    names = ", ".join(map(repr, inherited.threads)) or "none of Python"
+    return (
+        f"{who} (pid {pid}) waits for a lock that nothing can release: it was held when the training process was"
+        f" forked, by the forking thread or by one of these: {names}, and {inherited.native_threads} native threads."
+        " Start threads after the workers, or choose multiprocessing_context='forkserver', which inherits no locks.\n"
+        f"{workers}"
+    )
+
+
+def _is_endless(call: list[str]) -> bool:
+    """True for a system call that waits for memory of its own process, without a time limit."""
+    if len(call) < 5 or call[0] != _FUTEX:
+        return False
+    operation, limit = int(call[2], 16), int(call[4], 16)
+    return bool(operation & _PRIVATE) and operation & _COMMAND in _WAITS and limit == 0
