@@ -187,7 +187,9 @@ def seen(value: Any) -> Any:
     if isinstance(value, Image.Image):
         return type(value), value.mode, value.size, value.info, _attempt(value.tobytes)
     if isinstance(value, np.ndarray):
-        return value.dtype, value.shape, value.flags.writeable, value.tobytes()
+        # NumPy makes an object array of an image whose pixels it cannot read.
+        content = b"" if value.dtype == object else value.tobytes()
+        return value.dtype, value.shape, value.flags.writeable, content
     return value
 
 

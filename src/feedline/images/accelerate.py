@@ -321,6 +321,8 @@ def _transpose(image: Any, method: Any) -> Change | None:  # noqa: ARG001 - as a
 
 def _resize(image: Any, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None) -> Change | None:
     """DeferredResize with a filter that the kernels have; None for others."""
+    if not isinstance(size, tuple | list):  # not every version of Pillow takes arrays
+        return None
     width, height = (operator.index(side) for side in size)
     shown = image.size
     edges = (0, 0, *shown) if box is None else tuple(box)
