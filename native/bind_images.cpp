@@ -12,6 +12,8 @@
 
 #include "buffer.h"
 #include "crew.h"
+#include "image/intact.h"
+#include "image/part.h"
 #include "image/quick.h"
 #include "image/row.h"
 #include "module.h"
@@ -205,6 +207,52 @@ nb::object image_decode(nb::handle jpeg, nb::handle out_, bool quick) {
     return status.fine() ? nb::none() : left_over(0, status);
 }
 
+using ResizeArguments =
+    std::tuple<int, std::array<double, 4>, std::pair<int, int>, std::pair<int, int>, bool, bool>;
+
+Resize resize_of(const ResizeArguments& given, const Buffer& out) {
+    const auto& [filter, box, size, corner, flip, across_first] = given;
+    const Window window{corner.first, corner.second, static_cast<int>(out.shape(1)), static_cast<int>(out.shape(0))};
+    return {static_cast<Filter>(filter), box[0], box[1], box[2], box[3], size.first, size.second, window, flip,
+            across_first};
+}
+
+// Returns (width, height, components, end) of a JPEG that decodes without an error; None if that is not certain.
+nb::object image_intact(nb::handle jpeg) {
+    const Held held(jpeg);
+    if ((*held).path || (*held).pixels.data) throw nb::type_error("image_intact takes encoded bytes");
+    Intact found;
+    bool fine = false;
+    {
+        nb::gil_scoped_release nogil;
+        fine = is_intact((*held).bytes, found);
+    }
+    if (!fine) return nb::none();
+    return nb::make_tuple(found.width, found.height, found.components, found.end);
+}
+
+// Writes a part of a JPEG, or of pixels, to `out`, (height, width, 3); resized if `resize` is not None. Returns None, or
+// the verdict.
+nb::object image_part(nb::handle source, std::pair<int, int> size, int scale, std::array<int, 4> part_,
+                      nb::handle resize_, nb::handle out_) {
+    const Held held(source);
+    const Buffer out(out_, true);
+    if (out.ndim() != 3 || out.shape(2) != 3 || out.item_nbytes() != 1 ||
+        (out.shape(0) > 1 && out.stride(0) != out.row_nbytes()))
+        throw nb::type_error("out is contiguous uint8 of shape (height, width, 3)");
+    PartPlan plan{{size.first, size.second, 0, 0}, scale, {part_[0], part_[1], part_[2], part_[3]}, false, {}};
+    plan.resizes = !resize_.is_none();
+    if (plan.resizes) plan.resize = resize_of(nb::cast<ResizeArguments>(resize_), out);
+    if (!plan.fits(*held, static_cast<int>(out.shape(1)), static_cast<int>(out.shape(0))))
+        throw nb::value_error("the part lies outside of the source, or out has another size");
+    Status status;
+    {
+        nb::gil_scoped_release nogil;
+        status = read_part(*held, plan, reinterpret_cast<std::uint8_t*>(out.data()));
+    }
+    return status.fine() ? nb::none() : left_over(0, status);
+}
+
 }  // namespace
 
 void bind_images(nb::module_& m) {
@@ -220,6 +268,9 @@ void bind_images(nb::module_& m) {
         .def("geometry", &ImagePlan::geometry, nb::arg("key"), nb::arg("width"), nb::arg("height"));
     m.def("image_header", &image_header, nb::arg("source"), nb::arg("limit"));
     m.def("image_decode", &image_decode, nb::arg("jpeg"), nb::arg("out"), nb::arg("quick") = true);
+    m.def("image_intact", &image_intact, nb::arg("jpeg"));
+    m.def("image_part", &image_part, nb::arg("source"), nb::arg("size"), nb::arg("scale"), nb::arg("part"),
+          nb::arg("resize").none(), nb::arg("out"));
     m.def("image_quick", &quick_is_sound, nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -16,9 +16,9 @@ std::size_t line_nbytes(int pixels) {
 
 }  // namespace
 
-void Resampler::prepare(const Axis& across, const Axis& down) {
+void Resampler::prepare(const Axis& across, const Axis& down, bool across_first) {
     const std::int64_t shrinks = down.samples - down.outputs;
-    down_first_ = shrinks > 0 && shrinks > 2 * (across.samples - across.outputs);
+    down_first_ = !across_first && shrinks > 0 && shrinks > 2 * (across.samples - across.outputs);
     across_.prepare(across);
     down_.prepare(down);
     stride_ = line_nbytes(down_first_ ? across_.high() - across_.low() : across_.count());

@@ -24,8 +24,8 @@ protected:
 // intermediate values round; it is that of Pillow since 13.
 class Resampler {
 public:
-    // Sets the axes of the samples that `push` will receive.
-    void prepare(const Axis& across, const Axis& down);
+    // Sets the axes of the samples that `push` will receive; with `across_first`, the horizontal pass always comes first.
+    void prepare(const Axis& across, const Axis& down, bool across_first = false);
 
     void restart() { pushed_ = made_ = 0; }  // lines start at the top again
 

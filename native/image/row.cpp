@@ -165,9 +165,10 @@ Window Reader::prepare(const Plan& plan, const Geometry& found, int scale, const
     const Side y(box.y / per + picture.shift_y, (box.y + box.height) / per + picture.shift_y, picture.height);
     const Shown across(found.left, plan.layout.width, found.full.width),
         down(found.top, plan.layout.height, found.full.height);
+    const Filter filter = plan.bicubic ? Filter::bicubic : Filter::bilinear;
     resampler_.prepare(
-        {x.begin, x.end, x.high - x.low, found.full.width, across.first, across.count, plan.bicubic, found.flip},
-        {y.begin, y.end, y.high - y.low, found.full.height, down.first, down.count, plan.bicubic, false});
+        {x.begin, x.end, x.high - x.low, found.full.width, across.first, across.count, filter, found.flip},
+        {y.begin, y.end, y.high - y.low, found.full.height, down.first, down.count, filter, false});
     if (across.count < plan.layout.width || down.count < plan.layout.height) writer.clear();
     writer.place(found.flip ? plan.layout.width - across.place - across.count : across.place, down.place, across.count);
     const Taps &columns = resampler_.across(), &rows = resampler_.down();

@@ -6,6 +6,8 @@
 namespace feedline {
 namespace {
 
+constexpr double kPi = 3.14159265358979323846;
+
 double triangle(double x) {
     x = std::fabs(x);
     return x < 1.0 ? 1.0 - x : 0.0;
@@ -20,10 +22,40 @@ double cubic(double x) {
     return 0.0;
 }
 
-struct Filter {
-    bool bicubic;
-    double support, narrowing;
+double box(double x) { return x > -0.5 && x <= 0.5 ? 1.0 : 0.0; }
+
+double sinc(double x) {
+    if (x == 0.0) return 1.0;
+    x *= kPi;
+    return std::sin(x) / x;
+}
+
+double lanczos(double x) { return x >= -3.0 && x < 3.0 ? sinc(x) * sinc(x / 3) : 0.0; }
+
+double hamming(double x) {
+    x = std::fabs(x);
+    if (x == 0.0) return 1.0;
+    if (x >= 1.0) return 0.0;
+    x *= kPi;
+    return std::sin(x) / x * (0.54f + 0.46f * std::cos(x));  // Pillow's constants are floats
+}
+
+// Weight by the distance from the center, in output pixels; zero from `support` on.
+struct Kernel {
+    double (*weight)(double);
+    double support;
 };
+
+Kernel kernel_of(Filter filter) {
+    switch (filter) {
+        case Filter::lanczos: return {lanczos, 3.0};
+        case Filter::bicubic: return {cubic, 2.0};
+        case Filter::box: return {box, 0.5};
+        case Filter::hamming: return {hamming, 1.0};
+        case Filter::bilinear: break;
+    }
+    return {triangle, 1.0};
+}
 
 // Rounds shares to integers, halves away from zero.
 void fix(const double* shares, int count, Taps::Block* blocks) {
@@ -37,11 +69,10 @@ void fix(const double* shares, int count, Taps::Block* blocks) {
 }
 
 // Computes the share of each sample [from, to) in an output centered at `center`; they sum to one.
-void shares_of(const Filter& filter, double center, int from, int to, double* shares) {
+void shares_of(const Kernel& kernel, double narrowing, double center, int from, int to, double* shares) {
     double sum = 0.0;
     for (int j = from; j < to; j++) {
-        const double x = (j - center + 0.5) * filter.narrowing;
-        const double share = filter.bicubic ? cubic(x) : triangle(x);
+        const double share = kernel.weight((j - center + 0.5) * narrowing);
         shares[j - from] = share;
         sum += share;
     }
@@ -52,9 +83,12 @@ void shares_of(const Filter& filter, double center, int from, int to, double* sh
 
 // The arithmetic and its order are those of Pillow's resampling, so that the weights are equal.
 void Taps::prepare(const Axis& axis) {
-    const double scale = (axis.end - axis.begin) / static_cast<double>(axis.outputs);
+    // Pillow keeps a box as floats, and rounds its length to a float, too.
+    const double length = static_cast<float>(axis.end) - static_cast<float>(axis.begin);
+    const double scale = length / static_cast<double>(axis.outputs);
     const double widening = std::max(scale, 1.0);  // widens the filter, which makes it antialiased
-    const Filter filter{axis.bicubic, (axis.bicubic ? 2.0 : 1.0) * widening, 1.0 / widening};
+    const Kernel kernel = kernel_of(axis.filter);
+    const double support = kernel.support * widening, narrowing = 1.0 / widening;
     const auto center = [&](int i) { return axis.begin + (static_cast<double>(axis.first + i) + 0.5) * scale; };
     const auto place = [&](int i) { return static_cast<std::size_t>(axis.mirrored ? axis.count - 1 - i : i); };
     count_ = axis.count;
@@ -62,8 +96,8 @@ void Taps::prepare(const Axis& axis) {
     ends_.assign(offsets_.size(), 0);
     int most = 0;
     for (int i = 0; i < count_; i++) {
-        const int from = std::max(0, static_cast<int>(center(i) - filter.support + 0.5));
-        const int to = std::min(axis.samples, static_cast<int>(center(i) + filter.support + 0.5));
+        const int from = std::max(0, static_cast<int>(center(i) - support + 0.5));
+        const int to = std::min(axis.samples, static_cast<int>(center(i) + support + 0.5));
         offsets_[place(i)] = from;
         ends_[place(i)] = to;
         most = std::max(most, to - from);
@@ -76,7 +110,7 @@ void Taps::prepare(const Axis& axis) {
     for (int i = 0; i < count_; i++) {
         int& from = offsets_[place(i)];
         int& to = ends_[place(i)];
-        shares_of(filter, center(i), from, to, shares_.data());
+        shares_of(kernel, narrowing, center(i), from, to, shares_.data());
         fix(shares_.data(), to - from, weights_.data() + place(i) * static_cast<std::size_t>(blocks_));
         from -= low_;
         to -= low_;

@@ -5,6 +5,9 @@
 
 namespace feedline {
 
+// Resampling filters, with Pillow's numbers.
+enum class Filter : int { lanczos = 1, bilinear = 2, bicubic = 3, box = 4, hamming = 5 };
+
 // One axis of an antialiased resize: `outputs` pixels from the samples [begin, end) of a line of `samples`; only pixels
 // [first, first + count) are computed.
 struct Axis {
@@ -13,7 +16,7 @@ struct Axis {
     std::int64_t outputs;
     std::int64_t first;
     int count;
-    bool bicubic;
+    Filter filter;
     bool mirrored;  // pixels come in reverse order
 };
 

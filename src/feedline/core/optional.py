@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 from feedline.errors import MissingExtraError
@@ -26,3 +32,42 @@ def load(module: str, extra: str, what: str) -> Any:
             f"{what} needs {module}, which is installed but cannot be imported ({type(error).__name__}: {error});"
             f" reinstall it: pip install --force-reinstall 'feedline[{extra}]'"
         ) from error
+
+
+def after_import(module: str, act: Callable[[], object]) -> None:
+    """Call `act` once `module` has been imported: now, or later.
+
+    The module is not imported for it.
+    """
+    if module in sys.modules:
+        act()
+    else:
+        sys.meta_path.insert(0, _ImportWatcher(module, act))
+
+
+class _ImportWatcher(MetaPathFinder):
+    """Finder that acts after the import of one module."""
+
+    def __init__(self, module: str, act: Callable[[], object]) -> None:
+        self._module, self._act = module, act
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002 - the protocol
+        target: ModuleType | None = None,  # noqa: ARG002 - the protocol
+    ) -> ModuleSpec | None:
+        """The spec of the watched module, with a loader that acts."""
+        if fullname != self._module or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._act()
+
+            setattr(spec.loader, "exec_module", exec_module)  # noqa: B010 - a method of this one loader
+        return spec

@@ -1,5 +1,6 @@
 """Decoding of images to rows of a batch, in one pass."""
 
+from feedline.images.accelerate import PillowAcceleration, accelerate_pillow, pillow_obstacle
 from feedline.images.crops import CenterBox, CropPolicy, Geometry, RandomBox, WholeBox
 from feedline.images.decode import decode, probe, read_batch, read_one
 from feedline.images.errors import ImageError
@@ -12,12 +13,15 @@ __all__ = [
     "Geometry",
     "Header",
     "ImageError",
+    "PillowAcceleration",
     "RandomBox",
     "Recipe",
     "Source",
     "WholeBox",
+    "accelerate_pillow",
     "decode",
     "geometry",
+    "pillow_obstacle",
     "probe",
     "read_batch",
     "read_one",

@@ -74,7 +74,8 @@ class BatchBuilder:
     With a seed, `builder(request)` depends on the request only. `collate_fn=None` is feedline's default collate, with
     torch's results. `action` on a sample that raises is "raise", "skip" or "replace". With `reseeds`, requests with a
     seed seed `random`, `numpy.random` and torch for each sample; only for workers that do not share their process. Up
-    to `threads` native threads work on one batch if the dataset's `read_batch` supports it.
+    to `threads` native threads work on one batch if the dataset's `read_batch` supports it. With `accelerate`, worker
+    processes defer Pillow's decoding.
     """
 
     dataset: Any
@@ -82,6 +83,7 @@ class BatchBuilder:
     batched: bool = True
     action: str = "raise"
     reseeds: bool = True
+    accelerate: bool = True
     threads: int = field(default=1, compare=False)
     progress: Callable[[int], None] | None = field(default=None, compare=False)
     _reader: BatchReader | None = field(init=False, default=None, compare=False)
@@ -94,7 +96,8 @@ class BatchBuilder:
             self._many = many_at_once(self.dataset)
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return traveling_schemes(), self.dataset, self.collate_fn, self.batched, self.action, self.reseeds
+        schemes = traveling_schemes()
+        return schemes, self.dataset, self.collate_fn, self.batched, self.action, self.reseeds, self.accelerate
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, *arguments = state

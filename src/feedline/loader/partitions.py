@@ -60,7 +60,8 @@ class PartitionBuilder:
     """Builds the next batch of a partition, opened where needed.
 
     As in torch, `batch_size=None` gives single samples, and `drop_last` drops the incomplete last batch of a
-    partition. Open partitions exist in the worker only; a pickled builder has none.
+    partition. Open partitions exist in the worker only; a pickled builder has none. With `accelerate`, worker processes
+    defer Pillow's decoding.
     """
 
     dataset: Any
@@ -68,6 +69,7 @@ class PartitionBuilder:
     batch_size: int | None = None
     drop_last: bool = False
     reseeds: bool = True
+    accelerate: bool = True
     progress: Callable[[int], None] | None = field(default=None, compare=False)
     resumed_generators: bytes | None = field(default=None, compare=False)
     """Generator states after the last batch of the dead worker that this one replaces."""
@@ -78,7 +80,8 @@ class PartitionBuilder:
     draws = True
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return traveling_schemes(), self.dataset, self.collate_fn, self.batch_size, self.drop_last, self.reseeds
+        schemes = traveling_schemes()
+        return schemes, self.dataset, self.collate_fn, self.batch_size, self.drop_last, self.reseeds, self.accelerate
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, *arguments = state

@@ -97,6 +97,7 @@ class LoaderPools:
         if pool is None:
             builder = builder_of(loader)
             self._kind = kind = _hosting(kind_of(loader, builder), builder, plan)
+            builder.accelerate = loader.accelerate
             # Threads share the generators: seeding them would change the draws of another thread's sample.
             builder.reseeds = loader.worker_init_fn is None and not kind.shares_rng and builder.draws
             self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)

@@ -11,6 +11,7 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ import torch
 import torch.utils.data._utils.worker as torch_worker
 
 from feedline.core import store_metrics, telemetry
+from feedline.core.optional import after_import
 from feedline.core.rng_globals import global_states, restore_globals
 from feedline.workers.process import channels, exceptions
 from feedline.workers.process.channels import STOP, RequestReader, StatusRow, StatusTable
@@ -79,6 +81,8 @@ def run_worker(
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=setup.worker_id, num_workers=setup.num_workers, seed=setup.base_seed + setup.worker_id, dataset=dataset
     )
+    if getattr(builder, "accelerate", False):
+        after_import("PIL.Image", _accelerate_pillow)
     build = builder if init_fn is None else _run_init_fn(builder, init_fn, setup.worker_id)
     if setup.opening_generators is not None:
         restore_globals(setup.opening_generators)
@@ -93,6 +97,10 @@ def name_process(name: str) -> None:
     """Set the name that `top` and `ps` show; at most 15 characters."""
     with suppress(OSError):  # a sandbox without /proc
         Path("/proc/self/comm").write_text(name)
+
+
+def _accelerate_pillow() -> None:
+    import_module("feedline.images.accelerate").accelerate_pillow()  # slow to import, for who uses Pillow only
 
 
 def _answer_all(

@@ -1,0 +1,184 @@
+"""Images whose decoding, crop, turn and resize are deferred."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.images import native
+from feedline.images.crops import Box
+
+Pixels = NDArray[np.uint8]
+
+
+Turn = tuple[bool, bool, bool]
+"""Transposed, mirrored in x, mirrored in y.
+
+Pixel (x, y) of the turned image is pixel (x, y) of the original, with x and y exchanged if transposed, then counted
+from the opposite edge of the original if mirrored.
+"""
+
+
+UPRIGHT: Turn = (False, False, False)
+MIRRORED: Turn = (False, True, False)
+
+
+def compose(first: Turn, second: Turn) -> Turn:
+    """Compose two turns, in the order in which they are applied."""
+    x, y = second[1:] if not first[0] else (second[2], second[1])
+    return first[0] != second[0], first[1] != x, first[2] != y
+
+
+def turned(pixels: Pixels, turn: Turn) -> Pixels:
+    """View of (height, width, channels) in another orientation."""
+    view = pixels[:: -1 if turn[2] else 1, :: -1 if turn[1] else 1]
+    return view.transpose(1, 0, 2) if turn[0] else view
+
+
+def original_box(box: Box, turn: Turn, size: tuple[int, int]) -> Box:
+    """Map a box of a turned image to its original.
+
+    Boxes are (x, y, width, height); `size` is the original's.
+    """
+    x, y, width, height = (box[1], box[0], box[3], box[2]) if turn[0] else box
+    return (
+        size[0] - x - width if turn[1] else x,
+        size[1] - y - height if turn[2] else y,
+        width,
+        height,
+    )
+
+
+class DeferredResize(NamedTuple):
+    """Pillow's resize of a box, and the shown part of the result.
+
+    The box (left, top, right, bottom), of the precision of float32, becomes `size` (width, height) pixels, of which
+    `window` is shown, turned. `filter` is Pillow's number. With `across_first` the horizontal pass always comes first.
+    """
+
+    filter: int
+    box: tuple[float, float, float, float]
+    size: tuple[int, int]
+    window: Box
+    turn: Turn = UPRIGHT
+    across_first: bool = False
+
+    def read(self, source: Any, size: tuple[int, int], scale: int, part: Box) -> Pixels | None:
+        """Resize a part of a JPEG or of pixels; None on failure."""
+        x, y, width, height = self.window
+        rows: Pixels = np.empty((height, width, 3), np.uint8)
+        flip = self.turn == MIRRORED
+        arguments = (self.filter, self.box, self.size, (x, y), flip, self.across_first)
+        if native.native.image_part(source, size, scale, part, arguments, rows) is not None:
+            return None
+        return rows if flip else np.ascontiguousarray(turned(rows, self.turn))
+
+
+class Source:
+    """Pixels of an image, or a JPEG decoded as far as needed.
+
+    The first use decodes a part. At the second use all pixels are decoded and retained, for images that share the
+    source. `size` is (width, height) at 1/scale. `fallback` decodes all pixels if the kernels fail.
+    """
+
+    def __init__(self, jpeg: bytes, full_size: tuple[int, int], scale: int, fallback: Callable[[], Pixels]) -> None:
+        self._jpeg, self._full_size, self._scale, self._fallback = jpeg, full_size, scale, fallback
+        self.size = -(-full_size[0] // scale), -(-full_size[1] // scale)
+        self._pixels: Pixels | None = None
+        self._is_used = False
+
+    @classmethod
+    def of(cls, pixels: Pixels) -> Source:
+        """Source of decoded pixels, (height, width, 3)."""
+        height, width, _ = pixels.shape
+        source = cls(b"", (width, height), 1, lambda: pixels)
+        source._pixels = pixels
+        return source
+
+    def read(self, part: Box, turn: Turn, resize: DeferredResize | None) -> Pixels:
+        """Contiguous pixels of a part, turned, then resized."""
+        part_alone = (turn == UPRIGHT or resize is None) and part != (0, 0, *self.size)
+        if self._pixels is None and not self._is_used and (part_alone or (resize is not None and turn == UPRIGHT)):
+            self._is_used = True
+            found = self._decode(part, resize)
+            if found is not None:
+                return found if resize is not None else np.ascontiguousarray(turned(found, turn))
+        pixels = turned(self._cut(part), turn)
+        if resize is None:
+            return np.ascontiguousarray(pixels)
+        height, width, _ = pixels.shape
+        result = resize.read(pixels, (width, height), 1, (0, 0, width, height))
+        if result is None:  # of pixels in memory, only for want of it
+            raise MemoryError
+        return result
+
+    def _cut(self, part: Box) -> Pixels:
+        if self._pixels is None:
+            whole = self._decode((0, 0, *self.size), None)
+            self._pixels = self._fallback() if whole is None else whole
+            self._jpeg = b""
+        x, y, width, height = part
+        return self._pixels[y : y + height, x : x + width]
+
+    def _decode(self, part: Box, resize: DeferredResize | None) -> Pixels | None:
+        jpeg = self._jpeg
+        if not jpeg:  # another thread has just decoded all of it
+            return None
+        if resize is not None:
+            return resize.read(jpeg, self._full_size, self._scale, part)
+        rows: Pixels = np.empty((part[3], part[2], 3), np.uint8)
+        failure = native.native.image_part(jpeg, self._full_size, self._scale, part, None, rows)
+        return rows if failure is None else None
+
+
+class Deferred(NamedTuple):
+    """Image as a description: a part of a source, turned, then resized.
+
+    `mode` is "RGB", or "L" for a source whose channels are equal. `part` is (x, y, width, height) in the source.
+    """
+
+    source: Source
+    mode: str
+    part: Box
+    turn: Turn = UPRIGHT
+    resizing: DeferredResize | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height."""
+        if self.resizing is not None:
+            box, turn = self.resizing.window, self.resizing.turn
+        else:
+            box, turn = self.part, self.turn
+        return (box[3], box[2]) if turn[0] else (box[2], box[3])
+
+    def crop(self, box: Box) -> Deferred:
+        """Crop a box (x, y, width, height) that lies within the image."""
+        resizing = self.resizing
+        if resizing is None:
+            x, y, width, height = original_box(box, self.turn, self.part[2:])
+            return self._replace(part=(self.part[0] + x, self.part[1] + y, width, height))
+        x, y, width, height = original_box(box, resizing.turn, resizing.window[2:])
+        window = resizing.window[0] + x, resizing.window[1] + y, width, height
+        return self._replace(resizing=resizing._replace(window=window))
+
+    def transpose(self, turn: Turn) -> Deferred:
+        """Turn the image."""
+        if self.resizing is None:
+            return self._replace(turn=compose(self.turn, turn))
+        return self._replace(resizing=self.resizing._replace(turn=compose(self.resizing.turn, turn)))
+
+    def resize(self, resizing: DeferredResize) -> Deferred | None:
+        """DeferredResize the image; None if it has been resized before."""
+        return None if self.resizing is not None else self._replace(resizing=resizing)
+
+    def read(self) -> Pixels:
+        """Contiguous pixels, (height, width, 3)."""
+        return self.source.read(self.part, self.turn, self.resizing)
+
+    def retaining(self, pixels: Pixels) -> Deferred:
+        """The same image with its pixels."""
+        return Deferred(Source.of(pixels), self.mode, (0, 0, *self.size))
