@@ -11,15 +11,6 @@ bool is_ours(const jpeg_decompress_struct& info) {
            info.comps_in_scan == info.num_components && info.blocks_in_MCU <= D_MAX_BLOCKS_IN_MCU;
 }
 
-// Pixels per block of the component, or of the finest one. libjpeg-turbo is built with either set of names.
-#if JPEG_LIB_VERSION >= 70
-int side_of(const jpeg_component_info& what) { return std::max(what.DCT_h_scaled_size, what.DCT_v_scaled_size); }
-int least_side(const jpeg_decompress_struct& info) { return info.min_DCT_h_scaled_size; }
-#else
-int side_of(const jpeg_component_info& what) { return what.DCT_scaled_size; }
-int least_side(const jpeg_decompress_struct& info) { return info.min_DCT_scaled_size; }
-#endif
-
 }  // namespace
 
 bool ScanDecoder::begin(const jpeg_decompress_struct& info) {

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -10,6 +11,15 @@
 #include "codes.h"
 
 namespace feedline {
+
+// Pixels per block of a component, and of the finest one. libjpeg-turbo is built with either set of names.
+#if JPEG_LIB_VERSION >= 70
+inline int side_of(const jpeg_component_info& what) { return std::max(what.DCT_h_scaled_size, what.DCT_v_scaled_size); }
+inline int least_side(const jpeg_decompress_struct& info) { return info.min_DCT_h_scaled_size; }
+#else
+inline int side_of(const jpeg_component_info& what) { return what.DCT_scaled_size; }
+inline int least_side(const jpeg_decompress_struct& info) { return info.min_DCT_scaled_size; }
+#endif
 
 // Decodes the entropy-coded data of a baseline JPEG for libjpeg, two to three times as fast, until it meets anything
 // irregular.

@@ -80,11 +80,26 @@ bool JpegReader::region(int left, int right, int top, int& first) {
         const int from = std::max(0, std::min(left - kMargin, whole - kNarrowest));
         const int to = std::min(whole, std::max(right + kMargin, from + kNarrowest));
         JDIMENSION column = static_cast<JDIMENSION>(from), width = static_cast<JDIMENSION>(to - from);
-        if (to - from < whole) jpeg_crop_scanline(&decoder_, &column, &width);
+        if (to - from < whole) {
+            jpeg_crop_scanline(&decoder_, &column, &width);
+            widen_components();
+        }
         first = to - from < whole ? static_cast<int>(column) : 0;
         if (quick_) scan_.window(decoder_, first, line_width());
         if (top > 0) jpeg_skip_scanlines(&decoder_, static_cast<JDIMENSION>(top));
     });
+}
+
+// jpeg_crop_scanline derives the width of each component from its sampling alone. At a reduced scale libjpeg decodes
+// coarse components with larger blocks than fine ones: with 4:1:0 or 2x4 sampling it would then interpolate only the
+// first part of each line, and leave the rest of its buffer as it was.
+void JpegReader::widen_components() {
+    const long per = static_cast<long>(decoder_.max_h_samp_factor) * least_side(decoder_);
+    for (int i = 0; i < decoder_.num_components; i++) {
+        jpeg_component_info& what = decoder_.comp_info[i];
+        const long wide = static_cast<long>(line_width()) * what.h_samp_factor * side_of(what);
+        what.downsampled_width = static_cast<JDIMENSION>((wide + per - 1) / per);
+    }
 }
 
 int JpegReader::read(std::uint8_t* const* lines, int most) {

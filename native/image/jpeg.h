@@ -73,6 +73,7 @@ private:
     static void count_scans(j_common_ptr decoder);
     static Input& input_of(j_common_ptr decoder);
     void take_over();
+    void widen_components();
     static boolean decode_mcu(j_decompress_ptr decoder, JBLOCKROW* blocks);
 
     jpeg_decompress_struct decoder_;

@@ -27,8 +27,9 @@ class Recipe:
     `size` is (height, width); resizing is antialiased. `flip` is the probability of a horizontal flip. `interpolation`
     is "bilinear" or "bicubic", with Pillow's filters. uint8 rows hold the levels. float32 and bfloat16 rows hold
     `(level / 255 - mean) / std`, or `level / 255` if `mean` and `std` are None, computed in float32. With
-    `apply_exif_orientation` the image is turned upright before the crop. `scaled_decode` lets JPEGs be decoded at 1/2,
-    1/4 or 1/8 while the box stays at least twice as large as the output; without it every pixel is decoded.
+    `apply_exif_orientation` the image is turned upright before the crop. Every pixel of the box is decoded.
+    `scaled_decode` lets JPEGs be decoded at 1/2, 1/4 or 1/8 while the box stays at least twice as large as the output:
+    faster for large images, but no longer Pillow's pixels.
     """
 
     size: tuple[int, int]
@@ -40,7 +41,7 @@ class Recipe:
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
     apply_exif_orientation: bool = False
-    scaled_decode: bool = True
+    scaled_decode: bool = False
 
     def __post_init__(self) -> None:
         height, width = check_numbers("size", self.size, 2)

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from feedline.core.rng import Draws
 from feedline.errors import SampleError
-from feedline.images import CenterBox, RandomBox, Recipe, WholeBox
+from feedline.images import CenterBox, RandomBox, Recipe
 from feedline.images.crops import center_offset
 from feedline.transforms import _arguments
 from feedline.transforms._arguments import Interval, Size, init_frozen
 from feedline.transforms.base import Transform
 from feedline.transforms.inputs import Pixels
-from feedline.transforms.native_steps import ResizeShortest, Window
+from feedline.transforms.native_steps import ResizeShortest, Window, whole
 from feedline.transforms.steps import ImageSpec, PlannedStep, Step, register_fusion
 
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
@@ -27,13 +27,15 @@ class RandomResizedCrop(Transform):
     """Random part of the image, resized to `size` with antialiasing.
 
     The part has a share of the area uniform in `scale` and a width-to-height ratio log-uniform in `ratio`. After ten
-    parts that do not fit, it is the largest central one. `interpolation` is "bilinear" or "bicubic".
+    parts that do not fit, it is the largest central one. `interpolation` is "bilinear" or "bicubic". `scaled_decode`
+    as in `images.Recipe`.
     """
 
     size: tuple[int, int]
     scale: Interval
     ratio: Interval
     interpolation: str
+    scaled_decode: bool
 
     def __init__(
         self,
@@ -41,6 +43,8 @@ class RandomResizedCrop(Transform):
         scale: Interval = (0.08, 1.0),
         ratio: Interval = (3 / 4, 4 / 3),
         interpolation: str = "bilinear",
+        *,
+        scaled_decode: bool = False,
     ) -> None:
         init_frozen(
             self,
@@ -48,34 +52,39 @@ class RandomResizedCrop(Transform):
             scale=_arguments.check_positive_interval(self, "scale", scale),
             ratio=_arguments.check_positive_interval(self, "ratio", ratio),
             interpolation=_arguments.check_interpolation(self, interpolation),
+            scaled_decode=bool(scaled_decode),
         )
 
     def lower(self) -> Step:
-        return Window(Recipe(self.size, RandomBox(self.scale, self.ratio), interpolation=self.interpolation))
+        box = RandomBox(self.scale, self.ratio)
+        recipe = Recipe(self.size, box, interpolation=self.interpolation, scaled_decode=self.scaled_decode)
+        return Window(recipe)
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Resize(Transform):
     """Whole image resized: its shorter side to `size`, or both sides.
 
-    `size` is a number of pixels, or (height, width).
+    `size` is a number of pixels, or (height, width). `scaled_decode` as in `images.Recipe`.
     """
 
     size: int | tuple[int, int]
     interpolation: str
+    scaled_decode: bool
 
-    def __init__(self, size: Size, interpolation: str = "bilinear") -> None:
+    def __init__(self, size: Size, interpolation: str = "bilinear", *, scaled_decode: bool = False) -> None:
         sides = _arguments.check_size(self, "size", size)
         init_frozen(
             self,
             size=sides if not isinstance(size, int) and len(size) == 2 else sides[0],
             interpolation=_arguments.check_interpolation(self, interpolation),
+            scaled_decode=bool(scaled_decode),
         )
 
     def lower(self) -> Step:
         if isinstance(self.size, tuple):
-            return Window(Recipe(self.size, WholeBox(), interpolation=self.interpolation))
-        return ResizeShortest(self.size, self.interpolation)
+            return Window(whole(self.size, self.interpolation, self.scaled_decode))
+        return ResizeShortest(self.size, self.interpolation, self.scaled_decode)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -222,7 +231,7 @@ def _fuse_center_crop(before: PlannedStep, after: PlannedStep) -> PlannedStep:
     resize, crop = before.step, after.step
     assert isinstance(resize, ResizeShortest)
     assert isinstance(crop, CenterCrop)
-    recipe = Recipe(crop.size, CenterBox(resize.side), interpolation=resize.interpolation)
+    recipe = replace(whole(crop.size, resize.interpolation, resize.scaled_decode), crop=CenterBox(resize.side))
     return replace(before, step=Window(recipe))
 
 

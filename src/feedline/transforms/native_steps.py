@@ -151,6 +151,7 @@ class ResizeShortest(Step):
 
     side: int
     interpolation: str
+    scaled_decode: bool
 
     @property
     def is_random(self) -> bool:
@@ -161,7 +162,7 @@ class ResizeShortest(Step):
 
     def apply_source(self, source: Any, rng: Draws, grid: Grid | None = None) -> Any:
         source = as_source(source)
-        recipe = Recipe(self.resized(*_size_of(source)), WholeBox(), interpolation=self.interpolation)
+        recipe = whole(self.resized(*_size_of(source)), self.interpolation, self.scaled_decode)
         return Window(recipe).apply_source(source, rng, grid)
 
     def infer(self, spec: ImageSpec | None) -> ImageSpec | None:
@@ -171,6 +172,11 @@ class ResizeShortest(Step):
         """Size after the step; truncates the longer side, as torchvision does."""
         longer = self.side * max(height, width) // min(height, width)
         return (longer, self.side) if height > width else (self.side, longer)
+
+
+def whole(size: tuple[int, int], interpolation: str, scaled_decode: bool) -> Recipe:
+    """Recipe of the whole image, resized to `size`."""
+    return Recipe(size, WholeBox(), interpolation=interpolation, scaled_decode=scaled_decode)
 
 
 def _size_of(source: images.Source) -> tuple[int, int]:

@@ -75,11 +75,15 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 """Mean and standard deviation of level / 255 in ImageNet's training set, which published weights expect."""
 
 
-def imagenet_train(size: int = 224, dtype: torch.dtype = torch.float32) -> Compose:
+def imagenet_train(size: int = 224, dtype: torch.dtype = torch.float32, *, scaled_decode: bool = False) -> Compose:
     """Training pipeline of most ImageNet models: random resized crop, horizontal flip, normalization."""
-    return Compose([RandomResizedCrop(size), RandomHorizontalFlip(), Normalize(IMAGENET_MEAN, IMAGENET_STD, dtype)])
+    crop = RandomResizedCrop(size, scaled_decode=scaled_decode)
+    return Compose([crop, RandomHorizontalFlip(), Normalize(IMAGENET_MEAN, IMAGENET_STD, dtype)])
 
 
-def imagenet_eval(size: int = 224, resize: int = 256, dtype: torch.dtype = torch.float32) -> Compose:
+def imagenet_eval(
+    size: int = 224, resize: int = 256, dtype: torch.dtype = torch.float32, *, scaled_decode: bool = False
+) -> Compose:
     """Validation pipeline of most ImageNet models: resize, center crop, normalization."""
-    return Compose([Resize(resize), CenterCrop(size), Normalize(IMAGENET_MEAN, IMAGENET_STD, dtype)])
+    shorter = Resize(resize, scaled_decode=scaled_decode)
+    return Compose([shorter, CenterCrop(size), Normalize(IMAGENET_MEAN, IMAGENET_STD, dtype)])
