@@ -320,6 +320,9 @@ class TarShards(torch.utils.data.Dataset[Any]):
         spans = set(zip(starts.tolist(), stops.tolist(), strict=True))
         return [Extent(shard.number, start, stop) for start, stop in sorted(spans)]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}  # filled as samples are read, so it must not enter a fingerprint
+
     def __repr__(self) -> str:
         return f"<TarShards: {len(self)} samples in {len(self.paths)} tars>"
 
