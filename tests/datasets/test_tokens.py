@@ -134,7 +134,7 @@ class TestBadInput:
             TokenFile(str(folder / "*.tok"), 8)
         with pytest.raises(FileNotFoundError, match="absent"):
             TokenFile(folder / "absent.bin", 8)
-        with pytest.raises(FileNotFoundError, match="none"):
+        with pytest.raises(FileNotFoundError, match="the list of paths is empty"):
             TokenFile([], 8)
 
     def test_half_a_token(self, folder: Path) -> None:
