@@ -263,7 +263,8 @@ def test_a_file_that_is_cut_short_while_it_is_read(tmp_path: Path, read: Any) ->
     assert dataset[0] is not None
     os.truncate(tmp_path / "x.npy", 5000)
     time.sleep(2 * LOOK_EVERY_S)
-    with fl.DataLoader(dataset, 256) as loader, pytest.raises(StateError, match=r"x.npy has changed since this dataset"):
+    refused = pytest.raises(StateError, match=r"x.npy has changed since this dataset")
+    with fl.DataLoader(dataset, 256) as loader, refused:
         list(loader)
 
 
