@@ -191,6 +191,10 @@ class TestDocuments:
         assert data[-1].tolist() == [1002, 1003, 1004, *range(2000, 2033)]
         assert [len(document) for document in data.__getitems__([1, 0])] == [0, 3]
 
+    def test_an_empty_document_at_the_end(self, folder: Path) -> None:
+        data = TokenDocuments(three(folder), [0, 138, 138])
+        assert data[1].tolist() == data.__getitems__([1])[0].tolist() == []
+
     def test_offsets_from_a_file(self, folder: Path) -> None:
         np.save(folder / "offsets.npy", np.array([0, 10, 50], np.uint32))
         data = TokenDocuments(folder / "tokens.npy", folder / "offsets.npy")

@@ -103,7 +103,10 @@ def find(
     Files are resolved as by `matching`. Objects are read through a cache in the folder `cache` if one is given;
     `options` are those of `open_store`. FileNotFoundError, the base of ObjectNotFoundError, names what is missing.
     """
-    return FileSet([each for several in found(paths, inside, cache=cache, options=options) for each in several])
+    meant = [each for several in found(paths, inside, cache=cache, options=options) for each in several]
+    if not meant:
+        raise FileNotFoundError("no files: the list of paths is empty")
+    return FileSet(meant)
 
 
 Found = list[tuple[Store | None, ObjectInfo]]
@@ -122,8 +125,6 @@ def found(
         return [*finder.resolve(os.fspath(given), inside)]
 
     several = listed(paths)
-    if not several:
-        raise FileNotFoundError("no files: the list of paths is empty")
     if all(is_local(given) for given in several):
         return [meant(given) for given in several]
     with DaemonPool() as pool:
@@ -177,6 +178,8 @@ def data_files(
         for given, several in zip(paths, found(paths, inside, cache=cache, options=options), strict=True)
         for each in _data(os.fspath(given), several)
     ]
+    if not meant:
+        raise FileNotFoundError("no files: the list of paths is empty")
     return FileSet(meant)
 
 

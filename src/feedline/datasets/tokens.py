@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import operator
 import os
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from feedline.core import kernels
 from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, digest_of
+from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import allocate_tensor, as_indices, one_within, torch_dtype, within
 from feedline.datasets.arrays.npy import TOGETHER_NBYTES
 from feedline.datasets.arrays.npy_files import ArrayFiles
@@ -50,7 +49,7 @@ class TokenStream(torch.utils.data.Dataset[Any]):
         self._files = ArrayFiles(several, cache=cache, options=options, typed=partial(_typed, dtype=dtype))
         stored = _check_dtypes(self._files, dtype)
         self._dtype = _output_dtype(stored, out_dtype)
-        self._bounds = [0, *accumulate(self._files.lengths)]
+        self._offsets = ShardOffsets(self._files.lengths)
 
     @property
     def listing_fingerprint(self) -> str:
@@ -70,11 +69,11 @@ class TokenStream(torch.utils.data.Dataset[Any]):
 
     def _one(self, start: int, stop: int) -> NDArray[Any]:
         """Read one token range; a view within one mapped file."""
-        if self._files.is_local:
-            file = bisect_right(self._bounds, start) - 1
-            begin, end = self._bounds[file : file + 2]
-            if stop <= end:
-                return self._files.maps[file][start - begin : stop - begin]
+        if self._files.is_local and start < stop:
+            file, first = self._offsets.one(start)
+            tokens = self._files.maps[file][first : first + stop - start]
+            if len(tokens) == stop - start:
+                return tokens
         return next(self._read([(start, stop)]))
 
     def _copied(self, tokens: NDArray[Any]) -> torch.Tensor:
@@ -84,12 +83,11 @@ class TokenStream(torch.utils.data.Dataset[Any]):
 
     def _pieces(self, start: int, stop: int) -> Iterator[RowSpan]:
         """Split a token range of the stream into ranges of files."""
-        file = bisect_right(self._bounds, start) - 1
         while start < stop:
-            begin, end = self._bounds[file : file + 2]
-            if start < end:
-                yield RowSpan(file, start - begin, min(stop, end) - begin)
-            start, file = max(start, end), file + 1
+            file, first = self._offsets.one(start)
+            last = min(first + stop - start, int(self._offsets.sizes[file]))
+            yield RowSpan(file, first, last)
+            start += last - first
 
     def _wanted(self, spans: Iterable[tuple[int, int]]) -> list[tuple[CachedStore, ObjectRange]]:
         return self._files.ranges(piece for span in spans for piece in self._pieces(*span))
@@ -196,10 +194,9 @@ class TokenFile(TokenStream):
         stride = window if stride is None else whole_number(stride, "stride")
         super().__init__(paths, dtype, out_dtype, cache, options)
         self.window, self.stride, self.targets = window, stride, targets
-        bounds = np.array([0, self._bounds[-1]] if cross_files else self._bounds)
-        self._starts, lengths = bounds[:-1], np.diff(bounds)
-        counts = np.maximum(0, (lengths - window - targets) // self.stride + 1)
-        self._counted = np.cumsum([0, *counts])  # windows before each file
+        lengths = np.array([len(self._offsets)]) if cross_files else self._offsets.sizes
+        self._starts = np.cumsum(lengths) - lengths
+        self._windows = ShardOffsets(np.maximum(0, (lengths - window - targets) // self.stride + 1).tolist())
         self._views: list[NDArray[Any]] | None = None
         if not len(self):
             raise ArgumentError(
@@ -210,7 +207,7 @@ class TokenFile(TokenStream):
         return {**self.__dict__, "_views": None}
 
     def __len__(self) -> int:
-        return int(self._counted[-1])
+        return len(self._windows)
 
     def __getitem__(self, index: int) -> Any:
         """Window `index` in its own memory; negative indices count from the end."""
@@ -230,7 +227,7 @@ class TokenFile(TokenStream):
         parts = [request.allocate((len(indices), self.window), self._dtype) for _ in range(1 + self.targets)]
         views = self._views
         if views is None:
-            views = self._views = self._windows()
+            views = self._views = self._window_views()
         if views:
             for view, part in zip(views, parts, strict=True):
                 kernels.gather_rows(view, indices, part.numpy())
@@ -251,15 +248,15 @@ class TokenFile(TokenStream):
         if self._files.is_local:
             return np.array([len(self)])
         windows = max(1, TOGETHER_NBYTES // (self.stride * self._files.dtypes[0].itemsize))
-        starts = [np.arange(first, stop, windows) for first, stop in pairwise(self._counted.tolist())]
-        return np.diff(np.append(np.concatenate(starts), len(self)))
+        groups = [[windows] * (count // windows) + [count % windows] for count in self._windows.sizes.tolist()]
+        return np.array([size for group in groups for size in group if size])
 
     def _spans(self, indices: NDArray[np.int64]) -> list[tuple[int, int]]:
         """Token ranges of these windows in the stream, targets included."""
         starts = self._token_starts(within(indices, len(self), "TokenFile")).tolist()
         return [(start, start + self.window + self.targets) for start in starts]
 
-    def _windows(self) -> list[NDArray[Any]]:
+    def _window_views(self) -> list[NDArray[Any]]:
         """Strided views of the file, (windows, window), for inputs and targets.
 
         Empty for several or remote files, and if the dtype is converted.
@@ -287,8 +284,8 @@ class TokenFile(TokenStream):
         """First token of each window, for one index or an array."""
         if len(self._starts) == 1:
             return indices * self.stride
-        file = np.searchsorted(self._counted, indices, side="right") - 1
-        return self._starts[file] + (indices - self._counted[file]) * self.stride
+        file, number = self._windows.locate(indices)
+        return self._starts[file] + number * self.stride
 
 
 class TokenDocuments(TokenStream):
@@ -310,20 +307,20 @@ class TokenDocuments(TokenStream):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(paths, dtype, out_dtype, cache, options)
-        self._offsets = _check_offsets(positions_in(offsets, cache, options), self._bounds[-1])
+        self._bounds = _check_offsets(positions_in(offsets, cache, options), len(self._offsets))
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Number of tokens of each document."""
-        return np.diff(self._offsets)
+        return np.diff(self._bounds)
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return len(self._bounds) - 1
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """Document `index` in its own memory; negative indices count from the end."""
         at = one_within(index, len(self), "TokenDocuments")
-        return self._copied(self._one(*self._offsets[at : at + 2].tolist()))
+        return self._copied(self._one(*self._bounds[at : at + 2].tolist()))
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
         """The documents of these indices."""
@@ -335,7 +332,7 @@ class TokenDocuments(TokenStream):
 
     def _spans(self, indices: NDArray[np.int64]) -> list[tuple[int, int]]:
         places = within(indices, len(self), "TokenDocuments")
-        return list(zip(self._offsets[places].tolist(), self._offsets[places + 1].tolist(), strict=True))
+        return list(zip(self._bounds[places].tolist(), self._bounds[places + 1].tolist(), strict=True))
 
 
 def _check_offsets(positions: NDArray[Any], tokens: int) -> NDArray[np.int64]:

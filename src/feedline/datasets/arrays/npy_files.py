@@ -42,6 +42,8 @@ class ArrayFiles:
         options: Mapping[str, Any] | None = None,
         typed: Callable[[str], Pathlike | Raw] | None = None,
     ) -> None:
+        if not sources:
+            raise FileNotFoundError("no files: the list of paths is empty")
         matches = found([path_of(source) for source in sources], "*", cache=cache, options=options)
         self.blobs = FileSet([each for several in matches for each in several])
         origins = [source for source, several in zip(sources, matches, strict=True) for _ in several]

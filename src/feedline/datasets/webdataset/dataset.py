@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from feedline.core.dataset import BatchRead, Traits, check_reads_batches, digest_of
 from feedline.core.rng import sample_rng, torch_keys
+from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import as_indices, one_within, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
-from feedline.datasets.decoding import Called
+from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.paths import Paths, find, listed
 from feedline.datasets.strings import PackedStrings
@@ -86,9 +87,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         self._blobs = _find_tars(paths, cache, options)
         self._tars = Tars(self._blobs, index_dir=index_dir, allow_truncated=allow_truncated)
         heads = self._tars.heads()
-        self.shard_sizes = np.array([head.samples for head in heads], np.int64)
-        """Samples per tar, for `samplers.ShardShuffled`."""
-        self._stops = np.cumsum(self.shard_sizes)
+        self._offsets = ShardOffsets(head.samples for head in heads)
         if not len(self):
             raise ArgumentError(f"no samples in {self.paths[0]}{' and the other tars' * (len(self.paths) > 1)}")
         prints = PackedStrings(head.fingerprint for head in heads)
@@ -106,6 +105,11 @@ class TarShards(torch.utils.data.Dataset[Any]):
     def paths(self) -> list[str]:
         """Paths and addresses of the tars."""
         return self._blobs.names
+
+    @property
+    def shard_sizes(self) -> NDArray[np.int64]:
+        """Samples per tar, for `samplers.ShardShuffled`."""
+        return self._offsets.sizes
 
     @property
     def listing_fingerprint(self) -> str:
@@ -127,7 +131,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
             self._image_transform = transform
         else:
             whole = transform
-        self._whole = Called(whole)
+        self._whole = SampleTransform(whole)
         named = self.columns if self.columns is not None else tuple(self._field_transforms)
         self._columns = [self._column(name, named) for name in named]
         if self.columns is not None:
@@ -171,7 +175,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return column
 
     def __len__(self) -> int:
-        return int(self._stops[-1])
+        return len(self._offsets)
 
     def address(self, index: int) -> tuple[str, str]:
         """Tar and key of sample `index`."""
@@ -209,8 +213,8 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return found
 
     def _at(self, at: int) -> tuple[Shard, int]:
-        number = int(self._stops.searchsorted(at, side="right"))
-        return self._shards[number], at - int(self._stops[number] - self.shard_sizes[number])
+        number, row = self._offsets.one(at)
+        return self._shards[number], row
 
     def _sources(self, part: ShardPart) -> list[Sources]:
         """Columns and members of each sample of a part."""
@@ -232,9 +236,9 @@ class TarShards(torch.utils.data.Dataset[Any]):
     def _sample(self, shard: Shard, row: int, sources: Sources, batch_row: int | None) -> Any:
         rng = sample_rng(batch_row) if self._draws else None
         if self.columns is not None:
-            return self._whole(tuple([column.value(place, rng) for column, place in sources]), rng)
+            return self._whole.apply(tuple([column.value(place, rng) for column, place in sources]), rng)
         named = {column.spec: column.value(place, rng) for column, place in sources}
-        return self._whole({"__key__": shard.index.key(row), **named}, rng)
+        return self._whole.apply({"__key__": shard.index.key(row), **named}, rng)
 
     @property
     def traits(self) -> Traits:
@@ -266,15 +270,11 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     def _parts(self, places: NDArray[np.int64], *, only_remote: bool = False) -> list[ShardPart]:
         """Group samples by shard, opening each shard once."""
-        numbers = self._stops.searchsorted(places, side="right")
-        order = np.argsort(numbers, kind="stable")
-        opened, starts = np.unique(numbers[order], return_index=True)
-        parts = []
-        for number, at in zip(opened.tolist(), np.split(order, starts[1:]), strict=True):
-            if not only_remote or self._tars.is_remote(number):
-                first = int(self._stops[number] - self.shard_sizes[number])
-                parts.append(ShardPart(self._shards[number], at, places[at] - first))
-        return parts
+        return [
+            ShardPart(self._shards[number], at, rows)
+            for number, at, rows in self._offsets.by_shard(places)
+            if not only_remote or self._tars.is_remote(number)
+        ]
 
     def _with_members(self, parts: Sequence[ShardPart], use: Callable[[Sequence[ShardPart]], T]) -> T:
         """Apply `use` to the parts, with remote members in memory.
