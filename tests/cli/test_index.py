@@ -151,7 +151,7 @@ class TestRemote:
         assert result.exit_code == 1
         assert f"hasnoindex.Buildit:feedlineindex{address}/shard-000000.tar" in "".join(result.output.split())
         assert states(f"{address}/shard-00000[01].tar") == (0, ["built", "built"])
-        monkeypatch.setattr(index_files, "made", None)
+        monkeypatch.setattr(index_files, "build_index", None)
         assert TarShards(f"{address}/shard-00000[01].tar")._shards[0].index.has_grids
 
     def test_bad_tars_are_reported(self, memory: Any, tmp_path: Path) -> None:

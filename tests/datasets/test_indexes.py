@@ -50,7 +50,7 @@ def equal(found: Columns, expected: Columns = CONTENT) -> bool:
 class TestArrays:
     def test_any_damage_is_told(self, tmp_path: Path) -> None:
         path = tmp_path / "x"
-        array_container.write(str(path), array_container.pack({"a": "é"}, CONTENT))
+        array_container.write(str(path), {"a": "é"}, CONTENT)
         assert equal(array_container.open_mapped(str(path)).arrays)
         good = path.read_bytes()
         for hurt in damages(good):
@@ -63,7 +63,7 @@ class TestArrays:
 
     def test_the_head_alone_is_checked_when_nothing_else_is_read(self, tmp_path: Path) -> None:
         path = tmp_path / "x"
-        array_container.write(str(path), array_container.pack({}, CONTENT))
+        array_container.write(str(path), {}, CONTENT)
         data = bytearray(path.read_bytes())
         data[-60] ^= 1
         replace(path, bytes(data))
@@ -74,7 +74,7 @@ class TestArrays:
 
     def test_an_older_version_is_told_with_the_remedy(self, tmp_path: Path) -> None:
         path = tmp_path / "x"
-        array_container.write(str(path), array_container.pack({}, CONTENT))
+        array_container.write(str(path), {}, CONTENT)
         data = bytearray(path.read_bytes())
         data[16] = 1
         path.write_bytes(data)

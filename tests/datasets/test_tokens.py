@@ -134,7 +134,7 @@ class TestBadInput:
             TokenFile(str(folder / "*.tok"), 8)
         with pytest.raises(FileNotFoundError, match="absent"):
             TokenFile(folder / "absent.bin", 8)
-        with pytest.raises(FileNotFoundError, match="none"):
+        with pytest.raises(FileNotFoundError, match="the list of paths is empty"):
             TokenFile([], 8)
 
     def test_half_a_token(self, folder: Path) -> None:
@@ -190,6 +190,10 @@ class TestDocuments:
         assert data[2].tolist() == [*range(3, 100), 1000, 1001]
         assert data[-1].tolist() == [1002, 1003, 1004, *range(2000, 2033)]
         assert [len(document) for document in data.__getitems__([1, 0])] == [0, 3]
+
+    def test_an_empty_document_at_the_end(self, folder: Path) -> None:
+        data = TokenDocuments(three(folder), [0, 138, 138])
+        assert data[1].tolist() == data.__getitems__([1])[0].tolist() == []
 
     def test_offsets_from_a_file(self, folder: Path) -> None:
         np.save(folder / "offsets.npy", np.array([0, 10, 50], np.uint32))

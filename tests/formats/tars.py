@@ -58,27 +58,20 @@ def _shards(
     )
 
 
-def _kinds(**settings: Any) -> Format:
-    return Format(
+FORMATS = {
+    "tar": _shards(pattern="*.tar", collates=False),
+    "tar of all kinds": Format(
         write_kinds,
-        lambda root, **store: TarShards(f"{root}/kinds.tar", **settings, **store),
+        lambda root, **store: TarShards(f"{root}/kinds.tar", **store),
         count=2,
         cut=("kinds.tar", 0.5, "{} is truncated: member .*allow_truncated=True"),
         collates=False,
         lists=False,
-    )
-
-
-FORMATS = {
-    "tar": _shards(pattern="*.tar", collates=False),
-    "tar of all kinds": _kinds(),
-    "tar, undecoded": _kinds(decode=False),
-    "tar, own decoders": _kinds(decoders={"jpg": len}),
+    ),
     "tar, tuples": _shards(None, ("__key__", "cls", "jpg"), collates=False),
     "tar, numbers": _shards(lambda i: (f"{i:04}", i), ("__key__", "cls"), pattern="train-*.tar", together=3),
     "tar, crops": _shards(None, PAIR, CROP, random=True),
     "tar, crops of all": _shards(None, None, CROP, collates=False, random=True),
-    "tar, by field": _shards(None, PAIR, {"jpg": CENTER}),
     "tar, one open": _shards(None, PAIR, CENTER, open_shards=1),
     "tar, whole samples": _shards(None, ("cls",), numbered, collates=False, random=True),
 }

@@ -97,7 +97,7 @@ class TestHDF5:
         write_hdf5(folder)
         far = HDF5(f"{memory.put(folder)}/a.h5", ["flat", "chunked", "part/labels"])
         far[0]
-        device = far._rows()[1]._prefetch_ranges.__self__._remote.device
+        device = far._rows()[1]._prefetch_ranges.__self__._opened._device
         monkeypatch.setattr(device, "_from_blocks", lambda *_: pytest.fail("the library read by itself"))
         before = statistics().requests
         batch = far.read_batch(BatchRead(np.arange(8, COUNT, 8), allocate_tensor))

@@ -254,7 +254,7 @@ class TestIndexes:
         (told,) = caplog.messages
         assert told.startswith("indexing memory://far/a.jsonl: all its 4 bytes are read once")
         assert "a.jsonl.jsonl-index" in told
-        assert [path.name[12:] for path in (tmp_path / "indexes").iterdir()] == ["-a.jsonl.jsonl-index"]
+        assert [path.name[16:] for path in (tmp_path / "indexes").iterdir()] == ["-a.jsonl.jsonl-index"]
         assert not (tmp_path / "xdg/feedline/indexes").exists()
 
     def test_rubbish_beside_an_object_is_passed_over(self, memory: Memory, folder: Path) -> None:

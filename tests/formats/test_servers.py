@@ -14,7 +14,7 @@ from format_cases import equal
 from feedline.stores import AccessDeniedError
 from formats.format import epoch
 from formats.places import Bucket, Place, options, small_pieces
-from formats.suite import FORMATS, Corpus, FormatSuite, law
+from formats.suite import FAMILIES, Corpus, FormatSuite, law
 
 FAULTS = ("reset", "503", "slow", "truncated", "short")
 
@@ -27,7 +27,7 @@ class TestServers(FormatSuite):
         place.fill(corpus.files)
         assert equal(epoch(corpus.open(place)), corpus.expected)
 
-    @law("s3")
+    @law(few=("s3",))
     def test_wrong_keys_are_named(self, corpus: Corpus, place: Bucket, s3: S3) -> None:
         place.fill(corpus.files)
         place.store["options"] = {**options(s3), "secret_access_key": "wrong"}
@@ -39,7 +39,7 @@ class TestServers(FormatSuite):
     ) -> None:
         server, proxy = faulty_s3
         proxy.faults = Faults(share=0.05, slow_s=0.05, kinds=FAULTS)
-        for name in FORMATS:
+        for name in FAMILIES:
             corpus, prefix = corpora(name), uuid4().hex
             Bucket(keys, bucket, prefix).fill(corpus.files)
             for store in ({}, {"cache": small_pieces(tmp_path)}):

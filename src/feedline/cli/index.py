@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich import box
@@ -16,11 +17,10 @@ from feedline.cli.pack import find_tars, measure_intervals
 from feedline.cli.progress import bars
 from feedline.core.paths import make_folder
 from feedline.core.threads import WorkAhead
-from feedline.datasets import array_container
 from feedline.datasets.paths import find
-from feedline.datasets.webdataset import Head, TarIndex, build_index, glance, index_files, open_index, write_index
-from feedline.datasets.webdataset.index_files import head_at, places, whole
-from feedline.datasets.webdataset.sources import ObjectSource
+from feedline.datasets.webdataset import Head, TarIndex, build_index, glance, open_index
+from feedline.datasets.webdataset.index_files import find_index, places, whole
+from feedline.datasets.webdataset.sources import FileSource, ObjectSource, TarSource
 from feedline.errors import ArgumentError, SampleError
 from feedline.loader.resources import usable_cpus
 from feedline.stores.files import RemoteBlob
@@ -29,128 +29,78 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-class TarTarget(Protocol):
-    """A tar shard and its local index."""
+@dataclass(frozen=True, slots=True)
+class TarTarget:
+    """A tar shard and the folder of its index, by default next to a file or in the user's cache folder."""
 
-    name: str
-    """Path or URL of the tar."""
-    place: str
-    """Path of the index."""
+    source: TarSource
+    folder: Path | None
+    allow_truncated: bool
+
+    @property
+    def name(self) -> str:
+        """Path or URL of the tar."""
+        return self.source.name
+
+    @property
+    def place(self) -> str:
+        """Path of the index."""
+        return places(self.name, self.folder)[0]
+
+    @property
+    def blob(self) -> RemoteBlob | None:
+        """The object of a tar in a store."""
+        return self.source.blob if isinstance(self.source, ObjectSource) else None
 
     def head(self) -> Head | None:
-        """Header of the existing index; None without a valid one."""
-        ...
+        """Header of the existing index; None without a valid one.
+
+        An index next to an object is copied to `place`.
+        """
+        known = partial(
+            glance, self.name, version=self.source.version, index_dir=self.folder, allow_truncated=self.allow_truncated
+        )
+        head = known()
+        if head is None and self.blob is not None:
+            find_index(self.source, self.folder)
+            head = known()
+        return head
 
     def make(self, *, checksum: bool) -> TarIndex:
         """Build the index, including grids of JPEGs, and write it to `place`."""
-        ...
+        make_folder(Path(self.place).parent, "the folder of the index")
+        index = build_index(
+            self.source, measure=measure_intervals, checksum=checksum, allow_truncated=self.allow_truncated
+        )
+        index.write(self.place, index.head.version)
+        return index
 
     def index(self) -> TarIndex | None:
         """The existing index, or None without one.
 
         One that is not valid raises ShardError for a file, and is None for an object.
         """
-        ...
+        if self.blob is not None:
+            index = find_index(self.source, self.folder)
+            return None if index is None else whole(index, self.allow_truncated)
+        if not Path(self.place).is_file():
+            return None
+        return open_index(self.source, self.place, allow_truncated=self.allow_truncated)
 
     def build(self) -> TarIndex:
         """Build the index in memory, without grids."""
-        ...
-
-    def verify(self, index: TarIndex) -> None:
-        """Raise ShardError if the tar does not match the checksum in `index`."""
-        ...
-
-
-class LocalTar:
-    """A tar file. Its index is next to it, or in `folder`."""
-
-    def __init__(self, path: str, folder: Path | None, *, allow_truncated: bool) -> None:
-        self.name = path
-        self.place = places(str(Path(path).absolute()), folder)[0]
-        self._folder = folder
-        self._allow_truncated = allow_truncated
-
-    def head(self) -> Head | None:
-        path = str(Path(self.name).absolute())
-        return glance(path, index_dir=self._folder, allow_truncated=self._allow_truncated)
-
-    def make(self, *, checksum: bool) -> TarIndex:
-        make_folder(Path(self.place).parent, "the folder of the index")
-        write_index(
-            self.name, self.place, measure=measure_intervals, checksum=checksum, allow_truncated=self._allow_truncated
-        )
-        return open_index(self.name, self.place, allow_truncated=self._allow_truncated)
-
-    def index(self) -> TarIndex | None:
-        if not Path(self.place).is_file():
-            return None
-        return open_index(self.name, self.place, allow_truncated=self._allow_truncated)
-
-    def build(self) -> TarIndex:
-        return build_index(self.name, allow_truncated=self._allow_truncated)
-
-    def verify(self, index: TarIndex) -> None:
-        index.verify()
-
-
-class RemoteTar:
-    """A tar in an object store.
-
-    Its index is in `folder`, or else in the user's cache folder. An index next to the object is found, too.
-    """
-
-    def __init__(self, blob: RemoteBlob, folder: Path | None, *, allow_truncated: bool) -> None:
-        self.name = blob.name
-        self.place = places(blob.name, folder)[0]
-        self.blob = blob
-        self._allow_truncated = allow_truncated
-
-    def head(self) -> Head | None:
-        """Header of the existing index; None without a valid one.
-
-        An index next to the object is copied to `place`.
-        """
-        head = head_at(self.place, ObjectSource(self.blob).version)
-        if head is None:
-            index = index_files.looked_up(self.blob, self.place)
-            head = None if index is None else self._write(index).head
-        return head if head is None or head.cut is None or self._allow_truncated else None
-
-    def make(self, *, checksum: bool) -> TarIndex:
-        index = index_files.made(
-            self.blob, measure=measure_intervals, checksum=checksum, allow_truncated=self._allow_truncated
-        )
-        return self._write(index)
-
-    def index(self) -> TarIndex | None:
-        index = index_files.looked_up(self.blob, self.place)
-        return None if index is None else whole(index, self._allow_truncated)
-
-    def build(self) -> TarIndex:
-        return index_files.made(self.blob, allow_truncated=self._allow_truncated)
-
-    def verify(self, index: TarIndex) -> None:
-        index.verify(ObjectSource(self.blob))
-
-    def _write(self, index: TarIndex) -> TarIndex:
-        make_folder(Path(self.place).parent, "the folder of the index")
-        array_container.write(self.place, index.serialize(ObjectSource(self.blob).version))
-        return index
+        return build_index(self.source, allow_truncated=self.allow_truncated)
 
 
 def find_tar_targets(
     sources: Sequence[str], folder: Path | None = None, *, allow_truncated: bool = False
 ) -> list[TarTarget]:
     """The tars of paths, URLs and patterns; ArgumentError if there are none."""
-    if not has_urls(sources):
-        return [LocalTar(path, folder, allow_truncated=allow_truncated) for path in _find_files(sources)]
-    blobs = find(sources, "*.tar")
-    return [
-        RemoteTar(blob, folder, allow_truncated=allow_truncated)
-        if isinstance(blob, RemoteBlob)
-        else LocalTar(blob.name, folder, allow_truncated=allow_truncated)
-        for blob in blobs
-    ]
+    if has_urls(sources):
+        found = [ObjectSource(b) if isinstance(b, RemoteBlob) else FileSource(b.name) for b in find(sources, "*.tar")]
+    else:
+        found = [FileSource(str(Path(path).absolute())) for path in _find_files(sources)]
+    return [TarTarget(source, folder, allow_truncated) for source in found]
 
 
 def has_urls(sources: Sequence[str]) -> bool:
@@ -245,7 +195,7 @@ def _check(tar: TarTarget) -> IndexResult:
     if index is None:
         return IndexResult(tar.name, BAD, problem=f"{tar.name} has no index. Build it: feedline index {tar.name}")
     if index.head.blake2b is not None:
-        tar.verify(index)
+        index.verify(tar.source)
     elif not _is_same(index, tar.build()):
         problem = f"the index of {tar.name} does not match the tar. Rebuild it: feedline index --rebuild {tar.name}"
         return IndexResult(tar.name, BAD, problem=problem)

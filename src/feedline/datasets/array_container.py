@@ -18,7 +18,7 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -112,12 +112,17 @@ def pack(metadata: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> lis
     return [preface.ljust(_aligned(len(preface)), b"\0"), *pieces]
 
 
-def write(path: str, pieces: Sequence[bytes | memoryview]) -> None:
-    """Write the file atomically."""
+def write(path: str, metadata: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write a file atomically, in a folder that is made where it is missing.
+
+    Processes that have mapped an older file keep it.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     partial = f"{path}.partial-{threading.get_native_id()}"  # two threads may repair one damaged file
     try:
+        # No fsync: after a power cut the checksums find a torn file, which is then built again.
         with open(partial, "wb") as file:
-            file.writelines(pieces)
+            file.writelines(pack(metadata, arrays))
         Path(partial).replace(path)
     except BaseException:
         Path(partial).unlink(missing_ok=True)

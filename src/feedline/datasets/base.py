@@ -6,9 +6,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from feedline import collate
 from feedline.core.dataset import READS_SAMPLES, Batch, BatchRead, Keys, Traits, check_reads_batches
 from feedline.core.rng import torch_keys
+from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.decoding import Decoding, SampleTransform, Where
@@ -203,10 +202,13 @@ class ShardedRecords(Records):
     """
 
     def __init__(self, sizes: Iterable[int], content: Content) -> None:
-        self.shard_sizes: NDArray[np.int64] = np.array([*sizes], np.int64)
-        """Samples per shard, for `samplers.ShardShuffled`."""
-        self._firsts: list[int] = [0, *accumulate(self.shard_sizes.tolist())]
+        self._shard_offsets = ShardOffsets(sizes)
         self._content = content
+
+    @property
+    def shard_sizes(self) -> NDArray[np.int64]:
+        """Samples per shard, for `samplers.ShardShuffled`."""
+        return self._shard_offsets.sizes
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
         """Byte range of a record within its shard."""
@@ -217,7 +219,7 @@ class ShardedRecords(Records):
         raise NotImplementedError
 
     def __len__(self) -> int:
-        return self._firsts[-1]
+        return len(self._shard_offsets)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices, read concurrently."""
@@ -234,8 +236,7 @@ class ShardedRecords(Records):
 
     def _at(self, at: int) -> tuple[int, int]:
         """Shard of a sample, and its row therein."""
-        shard = bisect_right(self._firsts, at) - 1
-        return shard, at - self._firsts[shard]
+        return self._shard_offsets.one(at)
 
     def _read(self, places: Iterable[int]) -> list[Record]:
         found = [self._at(at) for at in places]

@@ -61,13 +61,17 @@ class SampleTransform:
         if transform is not None and not callable(transform):
             raise ArgumentError(f"transform must be callable, got {type(transform).__name__}")
         self.transform = transform
-        self._wants_rng = transform is not None and takes_rng(transform)
+        self.wants_rng = transform is not None and takes_rng(transform)
 
     def __call__(self, sample: Any, row: int | None) -> Any:
         """The transformed sample; `row` is its row in a batch, or None."""
+        return self.apply(sample, sample_rng(row) if self.wants_rng else None)
+
+    def apply(self, sample: Any, rng: SampleRng | None) -> Any:
+        """The transformed sample, with this generator, which other fields may share."""
         if self.transform is None:
             return sample
-        return self.transform(sample, sample_rng(row)) if self._wants_rng else self.transform(sample)
+        return self.transform(sample, rng) if self.wants_rng else self.transform(sample)
 
 
 def split_transform(
@@ -217,22 +221,6 @@ DECODERS: dict[str, Callable[[Encoded], Any]] = {
 Grid = NDArray[np.uint16]
 
 
-class Called:
-    """A transform, called with the sample's generator if it takes one.
-
-    Without a transform, values are returned unchanged.
-    """
-
-    def __init__(self, transform: Transform | None) -> None:
-        self.transform = transform
-        self.wants_rng = transform is not None and takes_rng(transform)
-
-    def __call__(self, value: Any, rng: SampleRng | None) -> Any:
-        if self.transform is None:
-            return value
-        return self.transform(value, rng) if self.wants_rng else self.transform(value)
-
-
 class ImageDecoding:
     """Decodes and transforms images, singly or in batches.
 
@@ -244,7 +232,7 @@ class ImageDecoding:
         self, transform: Transform | None, load: Callable[[Any], Any], *, apply_exif_orientation: bool = False
     ) -> None:
         image_plan = plan(transform)
-        self.called = Called(transform)
+        self.step = SampleTransform(transform)
         self._load = load
         self._oriented = apply_exif_orientation
         self._turns = image_plan is not None and apply_exif_orientation
@@ -265,7 +253,7 @@ class ImageDecoding:
     @property
     def draws(self) -> bool:
         """True if values depend on the sample's generator."""
-        return self.called.wants_rng if self._plan is None else self._plan.is_random
+        return self.step.wants_rng if self._plan is None else self._plan.is_random
 
     @property
     def splits(self) -> bool:
@@ -275,7 +263,7 @@ class ImageDecoding:
     def value(self, source: Any, rng: SampleRng | None, grid: Grid | None = None) -> Any:
         """Decode and transform one image; `rng` is required if it `draws`."""
         if self._plan is None:
-            return self.called(self._load(source), rng)
+            return self.step.apply(self._load(source), rng)
         return self._plan.sample(self._turn(source), SampleRng(0) if rng is None else rng, grid)
 
     def batch(

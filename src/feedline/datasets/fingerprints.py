@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from feedline.core.tensors import numpy_view
 from feedline.datasets.content_digest import digest_of_files, versioned
@@ -207,6 +208,14 @@ def _tensor(tensor: torch.Tensor) -> Any:
     return "tensor", str(tensor.dtype), numpy_view(tensor.detach().cpu())
 
 
+def _array(array: NDArray[Any]) -> Any:
+    # Without `pickle`, which tells a read-only array from a writable one; whether a copy is writable is no matter.
+    if array.dtype.hasobject or not array.dtype.itemsize:
+        return None
+    content = hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=16)
+    return "array", array.dtype.descr, array.shape, content.digest()
+
+
 def _own_fingerprint(dataset: Any) -> Any:
     own = getattr(dataset, "fingerprint", None)
     own = getattr(dataset, "_fingerprint", None) if own is None else own
@@ -236,6 +245,11 @@ def _store(store: Any) -> Any:
     return "store", store.url
 
 
+def _text(text: str) -> Any:
+    # Bytes of their own: the pickle would tell whether two equal strings are one object, which a copy may change.
+    return _file(text) or text.encode("utf-8", "surrogatepass")
+
+
 def _file(path: Any) -> Any:
     """The version of the file if the text is its absolute path."""
     text = os.fspath(path)
@@ -259,7 +273,8 @@ _DESCRIPTIONS: dict[type, Callable[[Any], Any]] = {
     functools.cached_property: lambda prop: ("cached", prop.func),
     set: lambda things: ("set", sorted(map(fingerprint, things))),
     frozenset: lambda things: ("set", sorted(map(fingerprint, things))),
-    str: _file,
+    **dict.fromkeys((np.ndarray, np.memmap), _array),
+    str: _text,
     PackedStrings: _strings,
     ObjectInfo: _object,
     **dict.fromkeys((CachedStore, RemoteStore, ForeignStore, LocalStore), _store),

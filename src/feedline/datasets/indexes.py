@@ -1,7 +1,9 @@
 """Index files: arrays computed once from a file or object, then mapped.
 
 `SideCar` is the index file of one file or object. `MetadataCache` keeps metadata of many files and objects by address
-and version. `indexes_of` finds or builds the side-cars of a set of files.
+and version. `indexes_of` finds or builds the side-cars of a set of files. All index files are array containers:
+`index_path` says where one lies on this machine, `store_or_warn` writes it, and `read_adjacent` reads one that lies
+next to an object.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -31,7 +32,7 @@ from feedline.stores import AccessDeniedError, ObjectInfo, ObjectNotFoundError
 from feedline.stores.base import FileVersion
 from feedline.stores.cache import without_cache
 from feedline.stores.files import Blob, FileSet, LocalFile, RemoteBlob
-from feedline.stores.urls import is_local
+from feedline.stores.urls import is_local, join
 
 _log = logging.getLogger("feedline")
 
@@ -44,6 +45,42 @@ State = list[int | str] | tuple[int | str, ...]
 
 class SideCarWarning(RuntimeWarning):
     """An index could not be written, and is computed again each time."""
+
+
+def index_path(address: str, name: str, index_dir: Pathlike | None) -> str:
+    """Path of the index of one file or object, in `index_dir` or the user's cache folder.
+
+    Files of one name may come from several folders, so a digest of the address is part of the name.
+    """
+    key = hashlib.blake2b(address.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    folder = user_cache("indexes") if index_dir is None else index_dir
+    return str(Path(folder, f"{key}-{name.lstrip('.')}").absolute())
+
+
+def store_or_warn(path: str, metadata: Mapping[str, Any], arrays: Columns) -> bool:
+    """Write an index; False, with a SideCarWarning, if that is impossible."""
+    try:
+        files.write(path, metadata, arrays)
+    except OSError as error:
+        warnings.warn(
+            f"the index {path} could not be written ({error.strerror}), so it is computed again each time;"
+            " give index_dir=, a writable folder",
+            SideCarWarning,
+            stacklevel=3,
+        )
+        return False
+    return True
+
+
+def read_adjacent(blob: RemoteBlob, name: str) -> files.NamedArrays:
+    """Read the index `name` next to an object; ObjectNotFoundError without one."""
+    path = f"{blob.path.rpartition('/')[0]}/{name}".lstrip("/")
+    try:
+        # Past the cache: the index is kept as a file of its own.
+        data = without_cache(blob.store).read(path)
+    except AccessDeniedError:  # without the right to list, stores deny access to missing objects
+        raise ObjectNotFoundError(f"{join(blob.store.url, path)} does not exist, or access is denied") from None
+    return files.parse(bytes(data), join(blob.store.url, path))
 
 
 class SideCar:
@@ -112,21 +149,9 @@ class SideCar:
     def _build_and_store(self, build: Callable[[], Columns]) -> dict[str, tuple[int, ...]]:
         """Compute and store the arrays; their shapes."""
         arrays = build()
-        self._keep(arrays)
-        return {name: array.shape for name, array in arrays.items()}
-
-    def _keep(self, arrays: Columns) -> None:
-        try:
-            Path(self._path).parent.mkdir(parents=True, exist_ok=True)
-            files.write(self._path, files.pack({"stamp": self._stamp}, arrays))
-        except OSError as error:
-            warnings.warn(
-                f"the index {self._path} could not be written ({error.strerror}), so it is computed again each time;"
-                " give index_dir=, a writable folder",
-                SideCarWarning,
-                stacklevel=2,
-            )
+        if not store_or_warn(self._path, {"stamp": self._stamp}, arrays):
             self._in_memory = arrays
+        return {name: array.shape for name, array in arrays.items()}
 
 
 def stamp(source: Pathlike) -> list[int | str]:
@@ -206,16 +231,7 @@ class MetadataCache:
         bounds = np.cumsum([0, *map(len, data)]).astype("<u8")
         keys = np.frombuffer(b"".join(described), np.uint8)
         whole = np.concatenate(data) if data else np.empty(0, np.uint8)
-        try:
-            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            files.write(self.path, files.pack({}, {"keys": keys, "bounds": bounds, "data": whole}))
-        except OSError as error:
-            warnings.warn(
-                f"the index {self.path} could not be written ({error.strerror}), so it is computed again each time;"
-                " give index_dir=, a writable folder",
-                SideCarWarning,
-                stacklevel=2,
-            )
+        if not store_or_warn(self.path, {}, {"keys": keys, "bounds": bounds, "data": whole}):
             self._in_memory = described
         self._mapped().forget()
 
@@ -286,9 +302,8 @@ def _index(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None, number
     is_file = is_local(address)
     if is_file and index_dir is None:
         place = Path(address).with_name(name)
-    else:  # files of one name may come from several folders
-        key = hashlib.blake2b(address.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
-        place = Path(index_dir or user_cache("indexes"), f"{key}-{name.lstrip('.')}")
+    else:
+        place = Path(index_path(address, name, index_dir))
     work = partial(_of_file, info, kind) if is_file else partial(_of_object, blobs, kind, number)
     if key_of(address, info) is None:  # changes cannot be detected, so a stored index is never used
         return SideCar(place, (info.size, uuid4().hex), work)
@@ -304,9 +319,8 @@ def _of_file(info: ObjectInfo, kind: IndexRecipe) -> Columns:
 def _of_object(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:
     blob = blobs[number]
     assert isinstance(blob, RemoteBlob)
-    folder, _, name = blob.path.rpartition("/")
-    index_name = kind.name(name)
-    arrays = _fetch_arrays(blob, f"{folder}/{index_name}".lstrip("/"))
+    index_name = kind.name(blob.path.rpartition("/")[2])
+    arrays = _adjacent_arrays(blob, index_name)
     if arrays is not None and kind.fits(blob, arrays):
         return arrays
     _log.info(
@@ -316,18 +330,11 @@ def _of_object(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:
     return kind.scan(blob)
 
 
-def _fetch_arrays(blob: RemoteBlob, path: str) -> Columns | None:
-    """The arrays in the side-car next to an object, if it exists."""
+def _adjacent_arrays(blob: RemoteBlob, name: str) -> Columns | None:
+    """The arrays in a side-car next to an object, if it is there and of this size."""
     try:
-        data = without_cache(blob.store).read(path)  # it is stored as a side-car anyway
-    except (ObjectNotFoundError, AccessDeniedError):  # without the right to list, stores deny access to missing objects
+        stored = read_adjacent(blob, name)
+    except (ObjectNotFoundError, SampleError):
         return None
-    with TemporaryDirectory(prefix="feedline-") as scratch:
-        place = Path(scratch, "index")
-        place.write_bytes(data)
-        try:
-            stored = files.open_mapped(str(place))  # the mapping outlives the file
-        except SampleError:
-            return None
     state = stored.metadata.get("stamp")
     return stored.arrays if isinstance(state, list) and state[:1] == [blob.nbytes] else None

@@ -5,14 +5,10 @@ The files lie on this machine or in a store, and form one stream of tokens.
 
 from __future__ import annotations
 
-import glob
 import operator
 import os
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +18,13 @@ from numpy.typing import DTypeLike, NDArray
 
 from feedline.core import kernels
 from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, digest_of
+from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import allocate_tensor, as_indices, one_within, torch_dtype, within
-from feedline.datasets.arrays.npy_layout import MappedFiles, Pathlike, Raw, RowSpan, open_array, path_of
-from feedline.datasets.arrays.npy_remote import TOGETHER_NBYTES, RemoteArrays, is_remote
+from feedline.datasets.arrays.npy import TOGETHER_NBYTES
+from feedline.datasets.arrays.npy_files import ArrayFiles
+from feedline.datasets.arrays.npy_layout import Pathlike, Raw, RowSpan, path_of
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
-from feedline.stores.urls import local_path
 
 TokenSource = Pathlike | Raw | Sequence[Pathlike | Raw]
 
@@ -48,10 +45,11 @@ class TokenStream(torch.utils.data.Dataset[Any]):
         cache: Cache | Pathlike | None,
         options: Mapping[str, Any] | None,
     ) -> None:
-        self._files = _opened(paths, dtype, cache, options)
+        several = [paths] if isinstance(paths, (str, os.PathLike, Raw)) else list(paths)
+        self._files = ArrayFiles(several, cache=cache, options=options, typed=partial(_typed, dtype=dtype))
         stored = _check_dtypes(self._files, dtype)
         self._dtype = _output_dtype(stored, out_dtype)
-        self._bounds = [0, *accumulate(self._files.lengths)]
+        self._offsets = ShardOffsets(self._files.lengths)
 
     @property
     def listing_fingerprint(self) -> str:
@@ -71,11 +69,11 @@ class TokenStream(torch.utils.data.Dataset[Any]):
 
     def _one(self, start: int, stop: int) -> NDArray[Any]:
         """Read one token range; a view within one mapped file."""
-        if isinstance(self._files, MappedFiles):
-            file = bisect_right(self._bounds, start) - 1
-            begin, end = self._bounds[file : file + 2]
-            if stop <= end:
-                return self._files.arrays[file][start - begin : stop - begin]
+        if self._files.is_local and start < stop:
+            file, first = self._offsets.one(start)
+            tokens = self._files.maps[file][first : first + stop - start]
+            if len(tokens) == stop - start:
+                return tokens
         return next(self._read([(start, stop)]))
 
     def _copied(self, tokens: NDArray[Any]) -> torch.Tensor:
@@ -85,30 +83,14 @@ class TokenStream(torch.utils.data.Dataset[Any]):
 
     def _pieces(self, start: int, stop: int) -> Iterator[RowSpan]:
         """Split a token range of the stream into ranges of files."""
-        file = bisect_right(self._bounds, start) - 1
         while start < stop:
-            begin, end = self._bounds[file : file + 2]
-            if start < end:
-                yield RowSpan(file, start - begin, min(stop, end) - begin)
-            start, file = max(start, end), file + 1
+            file, first = self._offsets.one(start)
+            last = min(first + stop - start, int(self._offsets.sizes[file]))
+            yield RowSpan(file, first, last)
+            start += last - first
 
     def _wanted(self, spans: Iterable[tuple[int, int]]) -> list[tuple[CachedStore, ObjectRange]]:
-        if isinstance(self._files, MappedFiles):
-            return []
-        files = self._files
-        return files.blobs.ranges(files.extents(piece for span in spans for piece in self._pieces(*span)))
-
-
-def _opened(
-    source: TokenSource,
-    dtype: DTypeLike | None,
-    cache: Cache | Pathlike | None,
-    options: Mapping[str, Any] | None,
-) -> MappedFiles | RemoteArrays:
-    sources = [source] if isinstance(source, (str, os.PathLike, Raw)) else list(source)
-    if is_remote(sources):
-        return RemoteArrays(sources, cache=cache, options=options, typed=partial(_typed, dtype=dtype))
-    return MappedFiles([_typed(each, dtype) for each in _listed(source)])
+        return self._files.ranges(piece for span in spans for piece in self._pieces(*span))
 
 
 def whole_number(value: Any, name: str) -> int:
@@ -130,28 +112,8 @@ def positions_in(
     """Positions from an array, a list, or a `.npy` or `Raw` file."""
     if not isinstance(offsets, (str, os.PathLike, Raw)):
         return np.asarray(offsets)
-    if is_remote([offsets]):
-        files = RemoteArrays([offsets], cache=cache, options=options)
-        return files.read([RowSpan(0, 0, len(files))])[0]
-    return open_array(offsets)
-
-
-def _listed(source: TokenSource) -> list[Pathlike | Raw]:
-    if isinstance(source, Raw):
-        return [source]
-    if not isinstance(source, (str, os.PathLike)):
-        return _check_any(list(source), source)
-    path = local_path(source)
-    if Path(path).exists() or not glob.has_magic(path):
-        return [path]
-    found = sorted(glob.glob(path, recursive=True))  # noqa: PTH207 - Path.glob: no absolute ones
-    return _check_any([*found], str(Path(path).absolute()))
-
-
-def _check_any(found: list[Pathlike | Raw], asked: Any) -> list[Pathlike | Raw]:
-    if not found:
-        raise FileNotFoundError(f"no token files: {asked!r} matches none")
-    return found
+    files = ArrayFiles([offsets], cache=cache, options=options)
+    return files.read([RowSpan(0, 0, files.lengths[0])])[0]
 
 
 def _typed(source: Pathlike | Raw, dtype: DTypeLike | None) -> Pathlike | Raw:
@@ -163,7 +125,7 @@ def _typed(source: Pathlike | Raw, dtype: DTypeLike | None) -> Pathlike | Raw:
     return source
 
 
-def _check_dtypes(files: MappedFiles | RemoteArrays, dtype: DTypeLike | None) -> np.dtype[Any]:
+def _check_dtypes(files: ArrayFiles, dtype: DTypeLike | None) -> np.dtype[Any]:
     stored = files.dtypes[0] if dtype is None else np.dtype(dtype)
     for path, found, ndim in zip(files.paths, files.dtypes, files.ndims, strict=True):
         if ndim != 1 or found.kind not in "iu":
@@ -232,10 +194,9 @@ class TokenFile(TokenStream):
         stride = window if stride is None else whole_number(stride, "stride")
         super().__init__(paths, dtype, out_dtype, cache, options)
         self.window, self.stride, self.targets = window, stride, targets
-        bounds = np.array([0, self._bounds[-1]] if cross_files else self._bounds)
-        self._starts, lengths = bounds[:-1], np.diff(bounds)
-        counts = np.maximum(0, (lengths - window - targets) // self.stride + 1)
-        self._counted = np.cumsum([0, *counts])  # windows before each file
+        lengths = np.array([len(self._offsets)]) if cross_files else self._offsets.sizes
+        self._starts = np.cumsum(lengths) - lengths
+        self._windows = ShardOffsets(np.maximum(0, (lengths - window - targets) // self.stride + 1).tolist())
         self._views: list[NDArray[Any]] | None = None
         if not len(self):
             raise ArgumentError(
@@ -246,7 +207,7 @@ class TokenFile(TokenStream):
         return {**self.__dict__, "_views": None}
 
     def __len__(self) -> int:
-        return int(self._counted[-1])
+        return len(self._windows)
 
     def __getitem__(self, index: int) -> Any:
         """Window `index` in its own memory; negative indices count from the end."""
@@ -266,7 +227,7 @@ class TokenFile(TokenStream):
         parts = [request.allocate((len(indices), self.window), self._dtype) for _ in range(1 + self.targets)]
         views = self._views
         if views is None:
-            views = self._views = self._windows()
+            views = self._views = self._window_views()
         if views:
             for view, part in zip(views, parts, strict=True):
                 kernels.gather_rows(view, indices, part.numpy())
@@ -284,25 +245,25 @@ class TokenFile(TokenStream):
 
         Local files are a single group, because every window costs the same there.
         """
-        if isinstance(self._files, MappedFiles):
+        if self._files.is_local:
             return np.array([len(self)])
         windows = max(1, TOGETHER_NBYTES // (self.stride * self._files.dtypes[0].itemsize))
-        starts = [np.arange(first, stop, windows) for first, stop in pairwise(self._counted.tolist())]
-        return np.diff(np.append(np.concatenate(starts), len(self)))
+        groups = [[windows] * (count // windows) + [count % windows] for count in self._windows.sizes.tolist()]
+        return np.array([size for group in groups for size in group if size])
 
     def _spans(self, indices: NDArray[np.int64]) -> list[tuple[int, int]]:
         """Token ranges of these windows in the stream, targets included."""
         starts = self._token_starts(within(indices, len(self), "TokenFile")).tolist()
         return [(start, start + self.window + self.targets) for start in starts]
 
-    def _windows(self) -> list[NDArray[Any]]:
+    def _window_views(self) -> list[NDArray[Any]]:
         """Strided views of the file, (windows, window), for inputs and targets.
 
         Empty for several or remote files, and if the dtype is converted.
         """
-        if not isinstance(self._files, MappedFiles) or len(self._files.arrays) > 1:
+        if not self._files.is_local or len(self._files.layouts) > 1:
             return []
-        tokens = self._files.arrays[0]
+        tokens = self._files.maps[0]
         if torch_dtype(tokens.dtype) != self._dtype:
             return []
         shape, strides = (len(self), self.window), (self.stride * tokens.itemsize, tokens.itemsize)
@@ -310,10 +271,10 @@ class TokenFile(TokenStream):
 
     def _fill(self, parts: Sequence[NDArray[Any]], indices: NDArray[np.int64]) -> None:
         """Write the windows into `parts`, each part shifted by one token."""
-        if isinstance(self._files, MappedFiles) and len(self._files.arrays) == 1:
+        if self._files.is_local and len(self._files.layouts) == 1:
             starts = self._token_starts(within(indices, len(self), "TokenFile"))
             for shift, rows in enumerate(parts):
-                kernels.gather_windows(self._files.arrays[0], starts + shift, rows)
+                kernels.gather_windows(self._files.maps[0], starts + shift, rows)
             return
         for row, tokens in enumerate(self._read(self._spans(indices))):
             for shift, rows in enumerate(parts):
@@ -323,8 +284,8 @@ class TokenFile(TokenStream):
         """First token of each window, for one index or an array."""
         if len(self._starts) == 1:
             return indices * self.stride
-        file = np.searchsorted(self._counted, indices, side="right") - 1
-        return self._starts[file] + (indices - self._counted[file]) * self.stride
+        file, number = self._windows.locate(indices)
+        return self._starts[file] + number * self.stride
 
 
 class TokenDocuments(TokenStream):
@@ -346,27 +307,24 @@ class TokenDocuments(TokenStream):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(paths, dtype, out_dtype, cache, options)
-        self._offsets = _check_offsets(positions_in(offsets, cache, options), self._bounds[-1])
+        self._bounds = _check_offsets(positions_in(offsets, cache, options), len(self._offsets))
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Number of tokens of each document."""
-        return np.diff(self._offsets)
+        return np.diff(self._bounds)
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return len(self._bounds) - 1
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """Document `index` in its own memory; negative indices count from the end."""
         at = one_within(index, len(self), "TokenDocuments")
-        return self._copied(self._one(*self._offsets[at : at + 2].tolist()))
+        return self._copied(self._one(*self._bounds[at : at + 2].tolist()))
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
         """The documents of these indices."""
-        spans = self._spans(as_indices(indices))
-        if isinstance(self._files, MappedFiles):
-            return [self._copied(self._one(start, stop)) for start, stop in spans]
-        return [self._copied(tokens) for tokens in self._read(spans)]
+        return [self._copied(tokens) for tokens in self._read(self._spans(as_indices(indices)))]
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
@@ -374,7 +332,7 @@ class TokenDocuments(TokenStream):
 
     def _spans(self, indices: NDArray[np.int64]) -> list[tuple[int, int]]:
         places = within(indices, len(self), "TokenDocuments")
-        return list(zip(self._offsets[places].tolist(), self._offsets[places + 1].tolist(), strict=True))
+        return list(zip(self._bounds[places].tolist(), self._bounds[places + 1].tolist(), strict=True))
 
 
 def _check_offsets(positions: NDArray[Any], tokens: int) -> NDArray[np.int64]:

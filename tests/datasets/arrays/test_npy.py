@@ -143,11 +143,12 @@ class TestPickling:
         monkeypatch.chdir("/")
         assert pickle.loads(data)[0].item() == -5
 
-    def test_a_file_that_has_changed_is_refused(self, folder: Path) -> None:
+    @pytest.mark.parametrize("changed", [LABELS[:7], LABELS + 1])
+    def test_a_file_that_has_changed_is_refused(self, folder: Path, changed: Any) -> None:
         data = pickle.dumps(ArrayFile(folder / "labels.npy"))
-        np.save(folder / "labels.npy", LABELS[:7])
-        with pytest.raises(StateError, match=r"labels.npy had 10 rows .* has 7 now"):
-            len(pickle.loads(data))
+        np.save(folder / "labels.npy", changed)
+        with pytest.raises(StateError, match=r"labels.npy has changed since this dataset was made"):
+            pickle.loads(data)[0]
 
     def test_arrays_travel_out_of_band(self) -> None:
         buffers: list[Any] = []
@@ -262,7 +263,8 @@ def test_a_file_that_is_cut_short_while_it_is_read(tmp_path: Path, read: Any) ->
     assert dataset[0] is not None
     os.truncate(tmp_path / "x.npy", 5000)
     time.sleep(2 * LOOK_EVERY_S)
-    with fl.DataLoader(dataset, 256) as loader, pytest.raises(StateError, match=r"x.npy was truncated while it was"):
+    refused = pytest.raises(StateError, match=r"x.npy has changed since this dataset")
+    with fl.DataLoader(dataset, 256) as loader, refused:
         list(loader)
 
 

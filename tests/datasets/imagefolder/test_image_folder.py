@@ -196,7 +196,7 @@ class TestKeptListing:
         with pytest.raises(SampleError, match=rf"{other.name} is not a file of feedline arrays"):
             ImageFolder(root, index_dir=tmp_path / "listings")
         assert other.read_bytes() == b"precious"
-        scan.array_container.write(str(other), scan.array_container.pack({}, {"x": np.zeros(3, np.uint8)}))
+        scan.array_container.write(str(other), {}, {"x": np.zeros(3, np.uint8)})
         with pytest.raises(
             SampleError, match=rf"{other.name} is not the listing of an ImageFolder: give another index_dir="
         ):

@@ -210,7 +210,7 @@ class TestFiles:
 
     def test_the_index_can_lie_elsewhere(self, files: list[Path], tmp_path: Path) -> None:
         TFRecord(files, index_dir=tmp_path / "indexes")
-        assert sorted(path.name[12:] for path in (tmp_path / "indexes").iterdir()) == [
+        assert sorted(path.name[16:] for path in (tmp_path / "indexes").iterdir()) == [
             "-one.tfrecord.index",
             "-two.tfrecord.index",
         ]

@@ -42,7 +42,7 @@ from feedline.stores.files import RemoteBlob
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where indexes of objects are kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    return tmp_path / "xdg" / "feedline" / "shards"
+    return tmp_path / "xdg" / "feedline" / "indexes"
 
 
 @pytest.fixture
@@ -60,8 +60,7 @@ def put(memory: Any, path: Path, name: str | None = None) -> str:
 
 
 def tars_at(address: str, **more: Any) -> Tars:
-    blobs = find(address, "*.tar")
-    return Tars(blobs.names, blobs, **more)
+    return Tars(find(address, "*.tar"), **more)
 
 
 def opened(address: str, **more: Any) -> TarIndex:
@@ -104,7 +103,7 @@ def test_an_index_is_that_of_the_file_however_it_is_divided(
         patched.setattr(sources, "_PART_NBYTES", part_nbytes)
         blob = blob_at(put(memory, path))
         near = outcome(lambda: build_index(path, allow_truncated=True))
-        far = outcome(lambda: index_files.made(blob, allow_truncated=True))
+        far = outcome(lambda: build_index(sources.ObjectSource(blob), allow_truncated=True))
     assert far == (near if isinstance(near, tuple) else near.replace(str(path), blob.name))
 
 
@@ -131,7 +130,7 @@ class TestKept:
         assert place.name.endswith("-x.tar.index")
         before = statistics().nbytes
         with monkeypatch.context() as patched:
-            patched.setattr(index_files, "made", None)
+            patched.setattr(index_files, "build_index", None)
             assert told(opened(address)) == told(build_index(path))
         assert statistics().nbytes == before
 
@@ -177,25 +176,25 @@ class TestKept:
         path = write_tar(tmp_path / "x.tar", pictures(40))
         opened(put(memory, path))
         address = put(memory, path)
-        monkeypatch.setattr(index_files, "made", None)
+        monkeypatch.setattr(index_files, "build_index", None)
         opened(address)
         before = statistics().requests
         blobs = find(address, "*.tar")
         found = statistics().requests - before
-        Tars(blobs.names, blobs).heads()
+        Tars(blobs).heads()
         assert statistics().requests - before == found
 
     def test_where_nothing_can_be_kept_it_travels_along(
         self, tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def refusing(path: str, pieces: Any) -> None:
+        def refusing(path: str, *_: Any) -> None:
             raise OSError(30, "Read-only file system", path)
 
         monkeypatch.setattr(array_container, "write", refusing)
         tars = tars_at(put(memory, write_tar(tmp_path / "x.tar", pictures(2))))
         tars.heads()
         assert "the index of memory://b/x.tar stays in memory" in caplog.text
-        monkeypatch.setattr(index_files, "made", None)
+        monkeypatch.setattr(index_files, "build_index", None)
         copy = pickle.loads(pickle.dumps(tars))
         assert told(copy.index(0)) == told(tars.index(0))
 
@@ -218,7 +217,7 @@ class TestBeside:
         write_index(path, grids={"0.jpg": intervals(data)})
         put(memory, Path(f"{path}.index"))
         address = put(memory, path)
-        monkeypatch.setattr(index_files, "made", None)
+        monkeypatch.setattr(index_files, "build_index", None)
         before = statistics().nbytes
         index = opened(address)
         assert index.grid(0, 0).tolist() == intervals(data).tolist()  # type: ignore[union-attr]
@@ -260,7 +259,7 @@ class TestReading:
         monkeypatch.setattr(sources, "_PART_NBYTES", 10_000)
         path = write_tar(tmp_path / "x.tar", {f"{at}.mp4": bytes(1_000_000) for at in range(5)})
         blob, before = blob_at(put(memory, path)), statistics().nbytes
-        assert told(index_files.made(blob)) == told(build_index(path))
+        assert told(build_index(sources.ObjectSource(blob))) == told(build_index(path))
         assert statistics().nbytes - before < 400_000
 
     def test_what_is_behind_is_forgotten(self, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +277,7 @@ class TestReading:
     def test_checksums(self, tmp_path: Path, memory: Any) -> None:
         path = write_tar(tmp_path / "x.tar", pictures(2))
         blob = blob_at(put(memory, path))
-        index = index_files.made(blob, checksum=True)
+        index = build_index(sources.ObjectSource(blob), checksum=True)
         assert index.head.blake2b == build_index(path, checksum=True).head.blake2b
         index.verify(sources.ObjectSource(blob))
         other = blob_at(put(memory, write_tar(tmp_path / "x.tar", pictures(2, 5))))
@@ -342,4 +341,4 @@ def test_a_pax_header_of_many_parts(tmp_path: Path, memory: Any, monkeypatch: py
         info.size = 3
         tar.addfile(info, io.BytesIO(b"abc"))
     memory.pipe("/b/x.tar", file.getvalue())
-    assert list(index_files.made(blob_at("memory://b/x.tar")).keys) == ["long/" * 300 + "a"]
+    assert list(build_index(sources.ObjectSource(blob_at("memory://b/x.tar"))).keys) == ["long/" * 300 + "a"]

@@ -18,6 +18,7 @@ from picture_cases import encoded, jpeg, photo
 from tar_cases import npy, pictures, write_tar
 
 from feedline.datasets import array_container
+from feedline.datasets.paths import find
 from feedline.datasets.webdataset import (
     ShardCache,
     ShardError,
@@ -40,7 +41,7 @@ def tar(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "feedline" / "shards"
+    return tmp_path / "cache" / "feedline" / "indexes"
 
 
 def age(path: Path) -> None:
@@ -204,10 +205,10 @@ class TestSideCar:
     ) -> None:
         write = array_container.write
 
-        def refusing(path: str, pieces: Any) -> None:
+        def refusing(path: str, *contents: Any) -> None:
             if path.startswith(readonly):
                 raise PermissionError(13, "Permission denied", path)
-            write(path, pieces)
+            write(path, *contents)
 
         monkeypatch.setattr(array_container, "write", refusing)
         readonly = f"{tar}."
@@ -264,7 +265,7 @@ class TestSideCar:
         hurt.write_bytes(data)
         try:
             index = open_index(tar, hurt)
-            shards = ShardCache(Tars([str(tar)]), [index.head.fingerprint], 1)
+            shards = ShardCache(Tars(find(tar, "*.tar")), [index.head.fingerprint], 1)
             for cell in shards[0].cells(np.arange(len(index)), index.fields):
                 assert len(bytes(cell.data)) <= tar.stat().st_size
         except SampleError:
@@ -277,7 +278,7 @@ class TestOpenShards:
         return [str(write_tar(tmp_path / f"{n}.tar", {f"{n}.txt": b"%d" % n, f"{n}.cls": b""})) for n in range(6)]
 
     def opening(self, tars: list[str], most: int = 2) -> ShardCache:
-        return ShardCache(Tars(tars), [open_index(tar).head.fingerprint for tar in tars], most)
+        return ShardCache(Tars(find(tars, "*.tar")), [open_index(tar).head.fingerprint for tar in tars], most)
 
     def read(self, shards: ShardCache, number: int) -> bytes:
         return bytes(shards[number].cells(np.array([0]), ["txt"])[0].data)
@@ -380,11 +381,11 @@ def test_an_index_that_is_kept_in_memory_is_built_once(
     tars = [str(write_tar(tmp_path / f"{n}.tar", pictures(2, 2 * n))) for n in range(3)]
     prints = [build_index(tar).head.fingerprint for tar in tars]
 
-    def refusing(path: str, pieces: Any) -> None:
+    def refusing(path: str, *_: Any) -> None:
         raise OSError(30, "Read-only file system", path)
 
     monkeypatch.setattr(array_container, "write", refusing)
-    shards = ShardCache(Tars(tars), prints, 1)
+    shards = ShardCache(Tars(find(tars, "*.tar")), prints, 1)
     with caplog.at_level(logging.WARNING, "feedline"):
         for number in (0, 1, 2, 0, 1, 2):
             assert len(shards[number].index) == 2

@@ -282,7 +282,7 @@ class TestManyShards:
 
     def test_indexes_are_made_once(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         TarShards(folder)
-        monkeypatch.setattr(tars, "open_index", None)
+        monkeypatch.setattr(tars, "find_index", None)
         assert len(TarShards(folder)) == 10
 
     def test_travels_by_path(self, folder: Path) -> None:

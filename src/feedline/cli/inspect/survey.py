@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from feedline import images
-from feedline.cli.index import RemoteTar, TarTarget, find_tar_targets, has_urls
+from feedline.cli.index import TarTarget, find_tar_targets, has_urls
 from feedline.cli.pack import find_tars, list_samples
 from feedline.cli.pack.sources import CLASSES, MemberSource, Readable, Sample, SampleList, samples_in
 from feedline.cli.pack.sources import list_tars as tars_listed
@@ -93,18 +93,19 @@ def _samples_in(tar: TarTarget) -> list[Sample] | str:
     try:
         tar.head()  # copies an index that lies next to an object to this machine
         index = tar.index() or tar.make(checksum=False)
-        return samples_in(index, tar.blob if isinstance(tar, RemoteTar) else None)
+        return samples_in(index, tar.blob)
     except Exception as error:  # noqa: BLE001 - a broken tar is reported, and the others are surveyed
         return problem(tar.name, error)
 
 
 def _classes(tar: TarTarget) -> list[str] | None:
     """Class names from the file next to a remote tar."""
-    if not isinstance(tar, RemoteTar):
+    blob = tar.blob
+    if blob is None:
         return None
-    folder = tar.blob.path.rpartition("/")[0]
+    folder = blob.path.rpartition("/")[0]
     try:
-        return list(map(str, json.loads(bytes(tar.blob.store.read(f"{folder}/{CLASSES}".lstrip("/"))))))
+        return list(map(str, json.loads(bytes(blob.store.read(f"{folder}/{CLASSES}".lstrip("/"))))))
     except (ObjectNotFoundError, AccessDeniedError):
         return None
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from feedline.core import kernels
 from feedline.core.caches import LoadingCache, PerProcess
 from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches
+from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, numpy_view, one_within, torch_dtype, within
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.npy import Transform, parse_structure
@@ -276,7 +277,7 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
         for path, shapes in zip(self.paths, self._shapes, strict=True):
             _check_aligned(path, shapes)
             _check_equal_rows(self.paths[0], self._shapes[0], path, shapes)
-        self._stops = np.cumsum([shapes[0].length for shapes in self._shapes])
+        self._offsets = ShardOffsets(shapes[0].length for shapes in self._shapes)
         cache = PerProcess(partial(LoadingCache, cache_nbytes))
         self._opened = LazyList(partial(_open_rows, tuple(sources), self._shapes, cache), len(sources))
         several = len(sources) * len(listed) > 1
@@ -289,12 +290,12 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
         return np.concatenate([_shard_sizes(shapes) for shapes in self._shapes])
 
     def __len__(self) -> int:
-        return int(self._stops[-1])
+        return len(self._offsets)
 
     def address(self, index: int) -> tuple[str, str]:
         """File or store of sample `index`, and its row: `"row 7"`."""
         at = one_within(index, len(self), type(self).__name__)
-        [(file, _, [row])] = self._visits(np.array([at]))
+        file, row = self._offsets.one(at)
         return self.paths[file], f"row {row}"
 
     def __getitem__(self, index: int) -> Any:
@@ -348,13 +349,9 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
 
         Returns (file number, rows of the batch, rows within the file) per file.
         """
-        if len(self._stops) == 1:
+        if len(self._shapes) == 1:
             return [(0, slice(None), places)]
-        files = self._stops.searchsorted(places, side="right")
-        order = np.argsort(files, kind="stable")
-        groups = np.split(order, np.flatnonzero(np.diff(files[order])) + 1) if len(order) else []
-        firsts = self._stops - [shapes[0].length for shapes in self._shapes]
-        return [(file := int(files[group[0]]), _as_slice(group), places[group] - firsts[file]) for group in groups]
+        return [(file, _as_slice(at), rows) for file, at, rows in self._offsets.by_shard(places)]
 
     @property
     def traits(self) -> Traits:

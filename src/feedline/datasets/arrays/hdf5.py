@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from feedline.datasets.paths import Paths, find
 from feedline.datasets.shard_summaries import summarize_arrays
 from feedline.stores import Cache, CachedStore, ObjectRange
 from feedline.stores.base import Range
-from feedline.stores.files import Extent, FileSet, LocalFile, RemoteBlob
+from feedline.stores.files import Extent, FileSet
 from feedline.stores.urls import is_local
 
 
@@ -60,105 +60,72 @@ class HDF5(StoredArrays):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         blobs = find(paths, FORMATS["hdf5"].pattern, cache=cache, options=options)
-        super().__init__([_source_of(blobs, number) for number in range(len(blobs))], columns, transform, cache_nbytes)
+        super().__init__([_HDF5Source(blobs, number) for number in range(len(blobs))], columns, transform, cache_nbytes)
 
 
-def _source_of(blobs: FileSet, number: int) -> _LocalHDF5 | _HDF5InStore:
-    name = blobs.name(number)
-    return _LocalHDF5(name) if is_local(name) else _HDF5InStore(blobs, number)
-
-
-class _LocalHDF5:
-    """HDF5 file of this machine."""
-
-    is_remote = False
-
-    def __init__(self, path: str) -> None:
-        self.name = path
-
-    def all_names(self) -> Names:
-        with closing(self._open()) as file:
-            return h5py_layout.dataset_names(file)
-
-    def shapes(self, names: Sequence[str]) -> list[Shape]:
-        with closing(self._open()) as file:
-            return [self._shape(h5py_layout.dataset_in(file, name, self.name), name) for name in names]
-
-    def rows(self, shapes: Sequence[Shape], cache: ChunkCache) -> list[ArrayRows | ChunkedRows]:
-        file = self._open()
-        return [self._rows(_reopen_dataset(file, shape, self.name), shape, cache) for shape in shapes]
-
-    def _open(self) -> Any:
-        return h5py_layout.open_file(self.name, self.name)
-
-    def _shape(self, dataset: Any, name: str) -> Shape:
-        h5py_layout.check_sources_exist(dataset, self.name)
-        return h5py_layout.shape_of(dataset, name, self.name)
-
-    def _rows(self, dataset: Any, shape: Shape, cache: ChunkCache) -> ArrayRows | ChunkedRows:
-        h5py_layout.check_sources_exist(dataset, self.name)
-        if h5py_layout.is_mappable(dataset):
-            return MappedRows(h5py_layout.map_rows(dataset))
-        return ChunkedRows(self.name, shape, h5py_layout.row_reader(dataset), cache)
-
-
-class _HDF5InStore:
-    """HDF5 file in a store.
-
-    h5py reads the metadata in blocks; data are fetched concurrently, in ranges.
-    """
-
-    is_remote = True
+class _HDF5Source:
+    """HDF5 file of this machine or of a store, by its number in the file set."""
 
     def __init__(self, blobs: FileSet, number: int) -> None:
         self.name = blobs.name(number)
+        self.is_remote = not is_local(self.name)
         self._blobs, self._number = blobs, number
 
     def all_names(self) -> Names:
-        remote = self._open()
-        return h5py_layout.dataset_names(remote.file)
+        opened = self._open()  # named, because the file closes with it
+        return h5py_layout.dataset_names(opened.file)
 
     def shapes(self, names: Sequence[str]) -> list[Shape]:
-        remote = self._open()
-        return [self._shape(remote.dataset(name), name) for name in names]
+        opened = self._open()
+        return [self._shape(h5py_layout.dataset_in(opened.file, name, self.name), name) for name in names]
 
     def rows(self, shapes: Sequence[Shape], cache: ChunkCache) -> list[ArrayRows | ChunkedRows]:
-        remote = self._open()
-        return [self._rows(remote, _reopen_dataset(remote.file, shape, self.name), shape, cache) for shape in shapes]
+        opened = self._open()
+        return [self._rows(opened, _reopen_dataset(opened.file, shape, self.name), shape, cache) for shape in shapes]
 
-    def _open(self) -> _RemoteHDF5:
-        return _RemoteHDF5(self._blobs[self._number], self.name)
+    def _open(self) -> _OpenHDF5:
+        return _OpenHDF5(self.name, FarFile(self._blobs[self._number]) if self.is_remote else None)
 
-    def _shape(self, dataset: Any, name: str) -> Shape:
+    def _check(self, dataset: Any) -> None:
+        """Raise unless all data of a dataset can be read."""
+        if not self.is_remote:
+            h5py_layout.check_sources_exist(dataset, self.name)
+            return
         h5py_layout.check_in_one_file(dataset, self.name)
         if h5py_layout.is_mappable(dataset):
             h5py_layout.check_length(dataset, self.name, self._blobs.info(self._number).size)
-        return h5py_layout.shape_of(dataset, name, self.name)._replace(byte_layout=h5py_layout.byte_layout(dataset))
 
-    def _rows(self, remote: _RemoteHDF5, dataset: Any, shape: Shape, cache: ChunkCache) -> ArrayRows | ChunkedRows:
+    def _shape(self, dataset: Any, name: str) -> Shape:
+        self._check(dataset)
+        layout = h5py_layout.byte_layout(dataset) if self.is_remote else None
+        return h5py_layout.shape_of(dataset, name, self.name)._replace(byte_layout=layout)
+
+    def _rows(self, opened: _OpenHDF5, dataset: Any, shape: Shape, cache: ChunkCache) -> ArrayRows | ChunkedRows:
+        self._check(dataset)
+        places = _RowBytes(self._blobs, self._number, shape.byte_layout)
         if h5py_layout.is_mappable(dataset):
-            return _RemoteRows(_RowBytes(self._blobs, self._number, shape.byte_layout), shape, dataset.dtype)
-        reading = _RemoteChunks(
-            remote, _RowBytes(self._blobs, self._number, shape.byte_layout), h5py_layout.row_reader(dataset)
-        )
-        return ChunkedRows(self.name, shape, reading.read, cache, reading.ranges)
+            if self.is_remote:
+                return _RemoteRows(places, shape, dataset.dtype)
+            return MappedRows(h5py_layout.map_rows(dataset))
+        chunks = _Chunks(opened, places, h5py_layout.row_reader(dataset))
+        return ChunkedRows(self.name, shape, chunks.read, cache, chunks.ranges if self.is_remote else None)
 
 
-class _RemoteHDF5:
-    """HDF5 file in a store, open in h5py.
+class _OpenHDF5:
+    """HDF5 file, open in h5py, which reads a remote one from a `device` in blocks.
 
-    It closes with this object, at the latest before Python exits: h5py would crash the process if it closed the file
-    later.
+    It closes with this object, at the latest before Python exits: h5py would crash the process if it closed a remote
+    file later.
     """
 
-    def __init__(self, blob: LocalFile | RemoteBlob, name: str) -> None:
-        self.device = FarFile(blob)
-        self._name = name
-        self.file = h5py_layout.open_file(self.device, name)
+    def __init__(self, name: str, device: FarFile | None) -> None:
+        self._device = device
+        self.file = h5py_layout.open_file(device or name, name)
         weakref.finalize(self, self.file.close)
 
-    def dataset(self, name: str) -> Any:
-        return h5py_layout.dataset_in(self.file, name, self._name)
+    def holding(self, spans: Sequence[Range]) -> AbstractContextManager[None]:
+        """Fetch these bytes of a remote file concurrently, for h5py to read within the block."""
+        return nullcontext() if self._device is None else self._device.holding(spans)
 
 
 class _RowBytes:
@@ -176,14 +143,14 @@ class _RowBytes:
         return [Extent(self._number, start, stop) for start, stop in self.spans(rows)]
 
 
-class _RemoteChunks:
-    """Chunks of one remote dataset, fetched together, decoded by h5py in turn."""
+class _Chunks:
+    """Chunks of one dataset, fetched together, decoded by h5py in turn."""
 
-    def __init__(self, remote: _RemoteHDF5, places: _RowBytes, decode: ReadRows) -> None:
-        self._remote, self._row_bytes, self._decode = remote, places, decode
+    def __init__(self, opened: _OpenHDF5, places: _RowBytes, decode: ReadRows) -> None:
+        self._opened, self._row_bytes, self._decode = opened, places, decode
 
     def read(self, spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
-        with self._remote.device.holding(self._row_bytes.spans(spans)):
+        with self._opened.holding(self._row_bytes.spans(spans)):
             yield from self._decode(spans)
 
     def ranges(self, spans: Sequence[Range]) -> list[tuple[CachedStore, ObjectRange]]:

@@ -17,9 +17,17 @@ from numpy.typing import NDArray
 from feedline.core import kernels
 from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches
 from feedline.core.rng import sample_rng, takes_rng
-from feedline.core.tensors import Allocator, allocate_tensor, as_indices, numpy_view, one_within, torch_dtype
-from feedline.datasets.arrays.npy_layout import MappedFiles, Pathlike, Raw
-from feedline.datasets.arrays.npy_remote import RemoteArrays, is_remote
+from feedline.core.tensors import (
+    Allocator,
+    allocate_tensor,
+    as_indices,
+    numpy_view,
+    one_within,
+    torch_dtype,
+    within,
+)
+from feedline.datasets.arrays.npy_files import ArrayFiles
+from feedline.datasets.arrays.npy_layout import Pathlike, Raw, RowSpan
 from feedline.datasets.formats import FORMATS, ShardSummary
 from feedline.datasets.paths import find
 from feedline.datasets.shard_summaries import divided, total_nbytes, unsharded
@@ -27,6 +35,10 @@ from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
 
 Transform = Callable[..., Any]
+
+
+TOGETHER_NBYTES = 4 << 20
+"""Size of a range that one request reads about as quickly as a single row."""
 
 
 class ArrayColumn(NamedTuple):
@@ -85,6 +97,51 @@ class MemoryColumns:
         IndexError names an invalid index.
         """
         return [column.take(indices, empty) for column in self._columns]
+
+
+class RangeColumns:
+    """Aligned array files of which at least one is in a store."""
+
+    def __init__(self, files: ArrayFiles) -> None:
+        self._files = files
+
+    def __len__(self) -> int:
+        return self._files.lengths[0]
+
+    @property
+    def run_sizes(self) -> NDArray[np.int64]:
+        """Runs of rows that one request reads."""
+        widest = max(layout.row_nbytes for layout in self._files.layouts)
+        rows = max(1, TOGETHER_NBYTES // max(1, widest))
+        return np.diff(np.append(np.arange(0, len(self), rows, dtype=np.int64), len(self)))
+
+    def row(self, at: int) -> list[torch.Tensor]:
+        """Copy row `at` of each file."""
+        return [part[0] for part in self.take(np.array([at]), allocate_tensor)]
+
+    def take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[torch.Tensor]:
+        """Rows of `indices` of each file, fetched concurrently, in memory from `allocate`.
+
+        IndexError names an invalid index.
+        """
+        spans = self._spans(indices)
+        read, outs = iter(self._files.read(spans)), []
+        for layout in self._files.layouts:
+            dtype = torch_dtype(layout.dtype.newbyteorder("="))
+            assert dtype is not None
+            outs.append(allocate((len(indices), *layout.shape[1:]), dtype))
+            out = numpy_view(outs[-1])
+            for row in range(len(indices)):
+                out[row] = next(read)[0]
+        return outs
+
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+        """Object ranges to prefetch into the cache for `take`."""
+        return self._files.ranges(self._spans(indices))
+
+    def _spans(self, indices: NDArray[np.int64]) -> list[RowSpan]:
+        places = within(indices, len(self), "ArrayFile").tolist()
+        return [RowSpan(file, at, at + 1) for file in range(len(self._files.layouts)) for at in places]
 
 
 class _Single:
@@ -189,10 +246,8 @@ class ArrayFile(AlignedArrays):
     ) -> None:
         structure, sources = parse_structure(paths, (str, Raw))
         super().__init__(structure, transform)
-        self._files: MappedFiles | RemoteArrays = (
-            RemoteArrays(sources, cache=cache, options=options) if is_remote(sources) else MappedFiles(sources)
-        )
-        self._opened: _Columns | None = None
+        self._files = ArrayFiles(sources, cache=cache, options=options)
+        self._opened: MemoryColumns | None = None
         _check_aligned(self._files.lengths, self._files.paths)
 
     @property
@@ -201,22 +256,21 @@ class ArrayFile(AlignedArrays):
 
         Local files are one run, because any row costs the same.
         """
-        return self._files.shard_sizes if isinstance(self._files, RemoteArrays) else np.array([len(self)])
+        return np.array([len(self)]) if self._files.is_local else RangeColumns(self._files).run_sizes
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch into a cache for these samples."""
-        return self._files.ranges(indices) if isinstance(self._files, RemoteArrays) else []
+        return [] if self._files.is_local else RangeColumns(self._files).ranges(indices)
+
+    def __len__(self) -> int:
+        return self._files.lengths[0]
 
     def _open_columns(self) -> _Columns:
-        opened = self._opened
-        if opened is None:
-            files = self._files
-            opened = (
-                files if isinstance(files, RemoteArrays) else MemoryColumns([column_of(each) for each in files.arrays])
-            )
-            self._opened = opened  # two threads may both open the files; either result is valid
-        if isinstance(self._files, MappedFiles):
-            self._files.check_not_truncated()
+        if not self._files.is_local:
+            return RangeColumns(self._files)
+        maps, opened = self._files.maps, self._opened
+        if opened is None:  # two threads may both get here; either result is valid
+            opened = self._opened = MemoryColumns(list(map(column_of, maps)))
         return opened
 
     def __getstate__(self) -> dict[str, Any]:

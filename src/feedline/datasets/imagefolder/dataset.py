@@ -20,7 +20,7 @@ from feedline.core.tensors import as_indices, numpy_view, one_within, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.content_digest import digest_of_files, digest_of_objects
-from feedline.datasets.decoding import Called, ImageDecoding, loaded
+from feedline.datasets.decoding import ImageDecoding, loaded
 from feedline.datasets.imagefolder.scan import Choice, Fetched, Samples, StoreTree, tree_at
 from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError, note
@@ -125,7 +125,6 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
     @transform.setter
     def transform(self, transform: Transform | None) -> None:
         self._transform = transform
-        self._called = Called(transform)
         self._images = ImageDecoding(transform, self._ours, apply_exif_orientation=self._oriented)
 
     @property
@@ -181,7 +180,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         if self.loader is self._ours:
             return self._images.value(source, sample_rng(row) if self._images.draws else None)
         file = source if isinstance(source, str) else BytesIO(source)
-        return self._called(self.loader(file), sample_rng(row) if self._called.wants_rng else None)
+        return self._images.step(self.loader(file), row)
 
     @property
     def content_fingerprint(self) -> str:

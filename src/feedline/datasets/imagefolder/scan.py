@@ -166,15 +166,14 @@ def kept_listing(path: str, root: str, classes: Sequence[str], extensions: tuple
             return ImageListing(PackedBytes(stored.arrays["bounds"], stored.arrays["bytes"]), stored.arrays["counts"])
     seen: list[tuple[str, int]] = []
     images = listing(root, classes, ending(extensions), seen)
-    keep(path, array_container.pack(asked, _columns(images, seen)))
+    _keep(path, asked, _columns(images, seen))
     return images
 
 
-def keep(path: str, pieces: Sequence[bytes | memoryview]) -> None:
+def _keep(path: str, asked: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write a listing; ArgumentError if it cannot be written."""
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        array_container.write(path, pieces)
+        array_container.write(path, asked, arrays)
     except OSError as error:
         raise ArgumentError(
             f"the listing {path!r} cannot be written ({error.strerror}): give a writable folder as index_dir=,"
@@ -274,7 +273,7 @@ def kept_scan(path: str, store: Store, extensions: tuple[str, ...]) -> Scan:
         if {name: stored.metadata.get(name) for name in asked} == asked:
             return _as_scan(stored)
     scan = scan_store(store, ending(extensions))
-    keep(path, array_container.pack({**asked, "classes": scan.classes}, _store_columns(scan.listing)))
+    _keep(path, {**asked, "classes": scan.classes}, _store_columns(scan.listing))
     return scan
 
 

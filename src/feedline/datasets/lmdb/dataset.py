@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
 import struct
 import sys
@@ -19,13 +18,12 @@ from numpy.typing import NDArray
 from feedline.core import optional
 from feedline.core.caches import PerProcess
 from feedline.core.dataset import Keys
-from feedline.core.paths import user_cache
 from feedline.core.tensors import Allocator, as_indices, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import DecodedRecords
 from feedline.datasets.decoding import Decode, Decoding
-from feedline.datasets.indexes import Columns, SideCar, State
+from feedline.datasets.indexes import Columns, SideCar, index_path
 from feedline.datasets.lmdb.environment import Environment, data_in, fetch_environment, open_environment
 from feedline.datasets.paths import find
 from feedline.datasets.strings import PackedBytes
@@ -77,10 +75,8 @@ class LMDB(DecodedRecords):
         self._environment = PerProcess(partial(location.open, database, readahead))
         if keys is None:
             self._environment()  # opened first, so that errors name the environment, not the side-car
-            place = location.keys_file(database, index_dir)
-            self._keys: _KeyList = _EnumeratedKeys(
-                SideCar(place, location.state(), partial(_enumerate_keys, self._environment))
-            )
+            build = partial(_enumerate_keys, self._environment)
+            self._keys: _KeyList = _EnumeratedKeys(location.sidecar(database, index_dir, build))
         elif isinstance(keys, str):
             self._keys = _number_keys(keys, self._environment().entries() if length is None else _check_length(length))
         else:
@@ -147,60 +143,34 @@ class LMDB(DecodedRecords):
         _check_not_databases(environment, suspects)
 
 
-class _LocalLocation(NamedTuple):
-    """Environment on this machine."""
+class _Location(NamedTuple):
+    """An environment: a path of this machine, or an object that is fetched whole."""
 
     name: str
+    blobs: FileSet | None
 
     def open(self, database: str | None, readahead: bool) -> Environment:
-        return open_environment(self.name, database, readahead)
-
-    def keys_file(self, database: str | None, index_dir: Pathlike | None) -> str:
-        """Path of the side-car: next to the data, or in `index_dir`."""
-        if index_dir is not None:
-            return _keys_file(index_dir, self.name, database)
-        return f"{data_in(self.name)}.{database or 'main'}.keys"
-
-    def state(self) -> str | State:
-        """Path of the data file, whose state the side-car must match."""
-        return str(data_in(self.name))
-
-
-class _RemoteLocation(NamedTuple):
-    """Environment in a store."""
-
-    blobs: FileSet
-
-    @property
-    def name(self) -> str:
-        return self.blobs.name(0)
-
-    def open(self, database: str | None, readahead: bool) -> Environment:
+        if self.blobs is None:
+            return open_environment(self.name, database, readahead)
         return fetch_environment(self.blobs, database, readahead)
 
-    def keys_file(self, database: str | None, index_dir: Pathlike | None) -> str:
-        """Path of the side-car on this machine."""
-        return _keys_file(user_cache("indexes") if index_dir is None else index_dir, self.name, database)
-
-    def state(self) -> str | State:
-        """Size and version of the object that the side-car must match."""
-        return (self.blobs.info(0).size, self.blobs.info(0).version)
-
-
-def _keys_file(index_dir: Pathlike, name: str, database: str | None) -> str:
-    key = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
-    return str(Path(index_dir, f"{key}-{name.rpartition('/')[2]}.{database or 'main'}.keys"))
+    def sidecar(self, database: str | None, index_dir: Pathlike | None, build: Callable[[], Columns]) -> SideCar:
+        """The keys, in a file next to local data or in `index_dir`."""
+        ending = f"{database or 'main'}.keys"
+        path = index_path(self.name, f"{self.name.rpartition('/')[2]}.{ending}", index_dir)
+        if self.blobs is not None:
+            return SideCar(path, self.blobs.info(0).state, build)
+        data = data_in(self.name)
+        return SideCar(f"{data}.{ending}" if index_dir is None else path, data, build)
 
 
-def _find_environment(
-    address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
-) -> _LocalLocation | _RemoteLocation:
+def _find_environment(address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _Location:
     if is_local(address):
-        return _LocalLocation(str(Path(local_path(address)).resolve()))
+        return _Location(str(Path(local_path(address)).resolve()), None)
     blobs = find(address, "data.mdb", cache=cache, options=options)
     if len(blobs) > 1:
         raise ArgumentError(f"LMDB reads one environment; {address} matches {len(blobs)}")
-    return _RemoteLocation(blobs)
+    return _Location(blobs.name(0), blobs)
 
 
 class _ViewGuard:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from feedline.core import kernels
 from feedline.core.dataset import READS_BATCHES, BatchRead
+from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import allocate_tensor, as_indices, numpy_view, one_within, within
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.shards.files import ShardFiles
@@ -51,9 +52,7 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
             raise ArgumentError(f"{self.path} holds samples, not tokens: read it with datasets.LitData(path)")
         self._dtype = _token_dtype(index.formats, self.path)
         sizes = [(chunk.dim or 0) // self.window for chunk in index.chunks]
-        self.shard_sizes: NDArray[np.int64] = np.array(sizes, np.int64)
-        """Number of windows of each chunk, for `samplers.ShardShuffled`."""
-        self._firsts = np.cumsum([0, *self.shard_sizes])
+        self._offsets = ShardOffsets(sizes)
         if not len(self):
             raise ArgumentError(f"no chunk of {self.path} holds the {window} tokens of a window; pass a smaller window")
         shards = [(folder, shard) for shard in index.shards()]
@@ -62,8 +61,13 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
         self._begins = np.array([4 * (chunk.items + 2) for chunk in index.chunks], np.int64)
         self._tokens = LazyList(partial(_open_tokens, self._files, index.chunks, self._dtype), len(index.chunks))
 
+    @property
+    def shard_sizes(self) -> NDArray[np.int64]:
+        """Number of windows of each chunk, for `samplers.ShardShuffled`."""
+        return self._offsets.sizes
+
     def __len__(self) -> int:
-        return int(self._firsts[-1])
+        return len(self._offsets)
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """Window `index`, in its own memory; negative indices count from the end."""
@@ -106,9 +110,8 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
 
     def _locate(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Number of each window's chunk, and the window's first byte in it."""
-        numbers = np.searchsorted(self._firsts, places, side="right") - 1
-        nbytes = self.window * self._dtype.itemsize
-        return numbers, self._begins[numbers] + (places - self._firsts[numbers]) * nbytes
+        numbers, rows = self._offsets.locate(places)
+        return numbers, self._begins[numbers] + rows * self.window * self._dtype.itemsize
 
     def _extents(self, numbers: NDArray[np.int64], starts: NDArray[np.int64]) -> list[Extent]:
         nbytes = self.window * self._dtype.itemsize

@@ -202,12 +202,12 @@ class TarColumn:
         """True if `batch` equals default collation of the values."""
         if self._fused:
             return self._images.batchable
-        return not self.has_images and self._images.called.transform is None
+        return not self.has_images and self._images.step.transform is None
 
     @property
     def draws(self) -> bool:
         """True if values depend on the sample's generator."""
-        return self._images.draws if self._fused else self._images.called.wants_rng
+        return self._images.draws if self._fused else self._images.step.wants_rng
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -226,11 +226,11 @@ class TarColumn:
         """The value of one sample; SampleError names tar and member."""
         shard, cell = place
         if self.spec in PSEUDO:
-            return self._images.called(self._pseudo_value(place), rng)
+            return self._images.step.apply(self._pseudo_value(place), rng)
         if self._fused:
             with _naming([place]):
                 return self._images.value(_source(place), rng, shard.index.grid(cell.row, cell.column))
-        return self._images.called(self._decoded(place), rng)
+        return self._images.step.apply(self._decoded(place), rng)
 
     def _pseudo_value(self, place: MemberPlace) -> str:
         shard, cell = place

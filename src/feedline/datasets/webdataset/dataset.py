@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from feedline.core.dataset import BatchRead, Traits, check_reads_batches, digest_of
 from feedline.core.rng import sample_rng, torch_keys
+from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import as_indices, one_within, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
-from feedline.datasets.decoding import Called
+from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.formats import FORMATS
-from feedline.datasets.paths import Paths, find, listed, matching
+from feedline.datasets.paths import Paths, find, listed
 from feedline.datasets.strings import PackedStrings
 from feedline.datasets.webdataset import Head, Held, RemoteShard, Shard, ShardCache, Tars, is_image
 from feedline.datasets.webdataset.columns import PSEUDO, MemberPlace, Own, ShardPart, TarColumn, TarDecoding, decoder
@@ -83,16 +84,12 @@ class TarShards(torch.utils.data.Dataset[Any]):
     ) -> None:
         if open_shards < 1:
             raise ArgumentError(f"open_shards={open_shards} must be at least 1")
-        names, self._blobs = _find_tars(paths, cache, options)
-        self.paths = PackedStrings(names)
-        """Paths and addresses of the tars."""
-        self._tars = Tars(self.paths, self._blobs, index_dir=index_dir, allow_truncated=allow_truncated)
+        self._blobs = _find_tars(paths, cache, options)
+        self._tars = Tars(self._blobs, index_dir=index_dir, allow_truncated=allow_truncated)
         heads = self._tars.heads()
-        self.shard_sizes = np.array([head.samples for head in heads], np.int64)
-        """Samples per tar, for `samplers.ShardShuffled`."""
-        self._stops = np.cumsum(self.shard_sizes)
+        self._offsets = ShardOffsets(head.samples for head in heads)
         if not len(self):
-            raise ArgumentError(f"no samples in {names[0]}{' and the other tars' * (len(names) > 1)}")
+            raise ArgumentError(f"no samples in {self.paths[0]}{' and the other tars' * (len(self.paths) > 1)}")
         prints = PackedStrings(head.fingerprint for head in heads)
         self._shards = ShardCache(self._tars, prints, open_shards)
         self.columns = None if columns is None else _check_columns(columns)
@@ -103,6 +100,16 @@ class TarShards(torch.utils.data.Dataset[Any]):
         self._check_fields(heads)
         if self.columns is None and decode:
             self._check_no_pickles(heads)
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths and addresses of the tars."""
+        return self._blobs.names
+
+    @property
+    def shard_sizes(self) -> NDArray[np.int64]:
+        """Samples per tar, for `samplers.ShardShuffled`."""
+        return self._offsets.sizes
 
     @property
     def listing_fingerprint(self) -> str:
@@ -124,7 +131,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
             self._image_transform = transform
         else:
             whole = transform
-        self._whole = Called(whole)
+        self._whole = SampleTransform(whole)
         named = self.columns if self.columns is not None else tuple(self._field_transforms)
         self._columns = [self._column(name, named) for name in named]
         if self.columns is not None:
@@ -168,7 +175,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return column
 
     def __len__(self) -> int:
-        return int(self._stops[-1])
+        return len(self._offsets)
 
     def address(self, index: int) -> tuple[str, str]:
         """Tar and key of sample `index`."""
@@ -177,7 +184,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
-        if self._blobs is None:
+        if self._blobs.is_local:
             return []
         places = within(indices, len(self), "TarShards")
         parts = self._parts(places, only_remote=True)
@@ -206,8 +213,8 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return found
 
     def _at(self, at: int) -> tuple[Shard, int]:
-        number = int(self._stops.searchsorted(at, side="right"))
-        return self._shards[number], at - int(self._stops[number] - self.shard_sizes[number])
+        number, row = self._offsets.one(at)
+        return self._shards[number], row
 
     def _sources(self, part: ShardPart) -> list[Sources]:
         """Columns and members of each sample of a part."""
@@ -229,9 +236,9 @@ class TarShards(torch.utils.data.Dataset[Any]):
     def _sample(self, shard: Shard, row: int, sources: Sources, batch_row: int | None) -> Any:
         rng = sample_rng(batch_row) if self._draws else None
         if self.columns is not None:
-            return self._whole(tuple([column.value(place, rng) for column, place in sources]), rng)
+            return self._whole.apply(tuple([column.value(place, rng) for column, place in sources]), rng)
         named = {column.spec: column.value(place, rng) for column, place in sources}
-        return self._whole({"__key__": shard.index.key(row), **named}, rng)
+        return self._whole.apply({"__key__": shard.index.key(row), **named}, rng)
 
     @property
     def traits(self) -> Traits:
@@ -263,44 +270,40 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     def _parts(self, places: NDArray[np.int64], *, only_remote: bool = False) -> list[ShardPart]:
         """Group samples by shard, opening each shard once."""
-        numbers = self._stops.searchsorted(places, side="right")
-        order = np.argsort(numbers, kind="stable")
-        opened, starts = np.unique(numbers[order], return_index=True)
-        parts = []
-        for number, at in zip(opened.tolist(), np.split(order, starts[1:]), strict=True):
-            if not only_remote or self._tars.is_remote(number):
-                first = int(self._stops[number] - self.shard_sizes[number])
-                parts.append(ShardPart(self._shards[number], at, places[at] - first))
-        return parts
+        return [
+            ShardPart(self._shards[number], at, rows)
+            for number, at, rows in self._offsets.by_shard(places)
+            if not only_remote or self._tars.is_remote(number)
+        ]
 
     def _with_members(self, parts: Sequence[ShardPart], use: Callable[[Sequence[ShardPart]], T]) -> T:
         """Apply `use` to the parts, with remote members in memory.
 
         Cached members are used without a look-up in the store.
         """
-        if self._blobs is None:
+        if self._blobs.is_local:
             return use(parts)
         try:
-            return use(self._with_cached(self._blobs, parts))
+            return use(self._with_cached(parts))
         except MissingPieceError:
             pass
-        return use(self._with_fetched(self._blobs, parts))
+        return use(self._with_fetched(parts))
 
-    def _with_cached(self, blobs: FileSet, parts: Sequence[ShardPart]) -> list[ShardPart]:
+    def _with_cached(self, parts: Sequence[ShardPart]) -> list[ShardPart]:
         found = []
         for part in parts:
             if isinstance(part.shard, RemoteShard):
-                held = blobs.cached_pieces(part.shard.number)
+                held = self._blobs.cached_pieces(part.shard.number)
                 if held is None:
                     raise MissingPieceError
                 part = part._replace(shard=part.shard.holding(held))  # noqa: PLW2901
             found.append(part)
         return found
 
-    def _with_fetched(self, blobs: FileSet, parts: Sequence[ShardPart]) -> list[ShardPart]:
+    def _with_fetched(self, parts: Sequence[ShardPart]) -> list[ShardPart]:
         """Fetch the remote members of all parts in one request."""
         wanted = [self._extents(part) for part in parts]
-        views = iter(blobs.read([extent for extents in wanted for extent in extents]))
+        views = iter(self._blobs.read([extent for extents in wanted for extent in extents]))
         return [
             part._replace(shard=_holding(part.shard, FetchedRanges.of({extent[1:]: next(views) for extent in extents})))
             for part, extents in zip(parts, wanted, strict=True)
@@ -320,22 +323,23 @@ class TarShards(torch.utils.data.Dataset[Any]):
         spans = set(zip(starts.tolist(), stops.tolist(), strict=True))
         return [Extent(shard.number, start, stop) for start, stop in sorted(spans)]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}  # filled as samples are read, so it must not enter a fingerprint
+
     def __repr__(self) -> str:
         return f"<TarShards: {len(self)} samples in {len(self.paths)} tars>"
 
 
-def _find_tars(
-    paths: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
-) -> tuple[list[str], FileSet | None]:
-    """Names of the tars, and their file set if any is remote."""
+def _find_tars(paths: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> FileSet:
     given = [os.fspath(path) for path in listed(paths)]
     _check_no_commands(given)
-    blobs = find(given, "*.tar", cache=cache, options=options) if any("://" in path for path in given) else None
-    names = matching(paths, FORMATS["tar"].pattern) if blobs is None else blobs.names
-    if len(set(names)) < len(names):
-        twice = next(name for number, name in enumerate(names) if name in names[:number])
-        raise ArgumentError(f"{twice} is listed twice; its samples would be duplicated")
-    return names, None if blobs is None or blobs.is_local else blobs
+    blobs = find(given, FORMATS["tar"].pattern, cache=cache, options=options)
+    seen = set[str]()
+    for name in blobs.names:
+        if name in seen:
+            raise ArgumentError(f"{name} is listed twice; its samples would be duplicated")
+        seen.add(name)
+    return blobs
 
 
 def _by_sample(columns: Sequence[TarColumn], shard: Shard, rows: NDArray[np.int64]) -> list[Sources]:

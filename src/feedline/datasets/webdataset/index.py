@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.datasets import array_container as files
+from feedline.datasets import array_container
 from feedline.datasets.webdataset.build_index import checksum_of, fingerprint, stamp
 from feedline.datasets.webdataset.sources import FileSource, TarSource
 from feedline.datasets.webdataset.tar import BLOCK, Cut, ShardError
@@ -144,9 +144,9 @@ class TarIndex:
         with source:
             return fingerprint(source, starts, self.sizes.astype(np.int64)) == self.head.fingerprint
 
-    def serialize(self, version: FileVersion) -> list[bytes | memoryview]:
-        """Serialize the index for a tar of this version."""
-        return files.pack({**self._metadata, **stamp(version)}, self._arrays)
+    def write(self, path: str, version: FileVersion) -> None:
+        """Write the index, for a tar of this version."""
+        array_container.write(path, {**self._metadata, **stamp(version)}, self._arrays)
 
     def verify(self, source: TarSource | None = None) -> None:
         """Read the whole tar and compare its checksum.

@@ -1,39 +1,29 @@
 """Index files of tars: look-up, construction and storage.
 
-The index of a local tar lies next to it, in `index_dir` or in the user's cache. `RemoteIndexes` manages indexes of
-objects: they are kept on this machine, copied from next to the objects, or built by reading them.
+The index of a local tar lies next to it, in `index_dir` or in the user's cache. Indexes of objects are kept on this
+machine, copied from next to the objects, or built by reading them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.core.paths import user_cache
-from feedline.core.threads import DaemonPool
 from feedline.datasets import array_container
+from feedline.datasets.indexes import index_path, read_adjacent
 from feedline.datasets.webdataset import build_index as table
 from feedline.datasets.webdataset.build_index import Measure
 from feedline.datasets.webdataset.index import Head, TarIndex, unfit
-from feedline.datasets.webdataset.sources import (
-    FileSource,
-    ObjectSource,
-    TarSource,
-    version_of,
-)
+from feedline.datasets.webdataset.sources import FileSource, ObjectSource, TarSource, version_of
 from feedline.errors import SampleError
-from feedline.stores import AccessDeniedError, ObjectNotFoundError, StoreError
+from feedline.stores import StoreError
 from feedline.stores.base import FileVersion
-from feedline.stores.cache import without_cache
-from feedline.stores.files import FileSet, RemoteBlob
 from feedline.stores.urls import check_path, is_local
 
 _log = logging.getLogger("feedline")
@@ -42,14 +32,27 @@ _log = logging.getLogger("feedline")
 Pathlike = str | os.PathLike[str]
 
 
+Tar = Pathlike | TarSource
+"""The path of a tar, or access to a file or object."""
+
+
 def build_index(
-    tar: Pathlike, *, allow_truncated: bool = False, grids: table.Grids | None = None, checksum: bool = False
+    tar: Tar,
+    *,
+    allow_truncated: bool = False,
+    grids: table.Grids | None = None,
+    measure: Measure | None = None,
+    checksum: bool = False,
 ) -> TarIndex:
-    """Build the index of a tar in memory; arguments as of `write_index`."""
-    with FileSource(_absolute(tar)) as source:
-        return TarIndex(
-            source.name, *table.compute_index(source, allow_truncated=allow_truncated, grids=grids, checksum=checksum)
+    """Build the index of a tar in memory; arguments as of `write_index`.
+
+    All of an object is read.
+    """
+    with _source(tar) as source:
+        metadata, arrays = table.compute_index(
+            source, allow_truncated=allow_truncated, grids=grids, measure=measure, checksum=checksum
         )
+    return TarIndex(source.name, metadata, arrays)
 
 
 def write_index(
@@ -68,18 +71,14 @@ def write_index(
     `TarIndex.verify`. ShardError names a member that cannot be in a tar of samples. With `allow_truncated`, samples
     before a truncated member are indexed.
     """
-    path = _absolute(tar)
-    with FileSource(path) as source:
-        metadata, arrays = table.compute_index(
-            source, allow_truncated=allow_truncated, grids=grids, measure=measure, checksum=checksum
-        )
-    place = adjacent(path) if index is None else os.fspath(index)
-    array_container.write(place, array_container.pack(metadata, arrays))
+    built = build_index(tar, allow_truncated=allow_truncated, grids=grids, measure=measure, checksum=checksum)
+    place = adjacent(built.tar) if index is None else os.fspath(index)
+    built.write(place, built.head.version)
     return Path(place)
 
 
 def open_index(
-    tar: Pathlike, index: Pathlike | None = None, *, index_dir: Pathlike | None = None, allow_truncated: bool = False
+    tar: Tar, index: Pathlike | None = None, *, index_dir: Pathlike | None = None, allow_truncated: bool = False
 ) -> TarIndex:
     """Open the index of a tar; ShardError if `index` does not match.
 
@@ -87,33 +86,54 @@ def open_index(
     user's cache. If none of these matches (see `TarIndex.fits`), it is built, and stored in the first of them that is
     writable.
     """
-    path = _absolute(tar)
-    source = FileSource(path)
+    source = _source(tar)
     if index is not None:
         return whole(_open_explicit(source, os.fspath(index)), allow_truncated)
-    where = places(path, index_dir)
+    found = find_index(source, index_dir)
+    if found is None:
+        return build_and_keep(source, index_dir, allow_truncated=allow_truncated)
+    return whole(found, allow_truncated)
+
+
+def build_and_keep(source: TarSource, index_dir: Pathlike | None, *, allow_truncated: bool) -> TarIndex:
+    """Build the index of a tar, and store it in the first writable place."""
+    built = build_index(source, allow_truncated=allow_truncated)
+    return kept(built, built.head.version, places(source.name, index_dir))
+
+
+def find_index(source: TarSource, index_dir: Pathlike | None) -> TarIndex | None:
+    """The matching index of a tar, or None.
+
+    One that lies next to an object is copied to this machine.
+    """
+    where = places(source.name, index_dir)
     for place in where:
-        matching = fitting(source, place)
-        if matching is not None:
-            return whole(matching, allow_truncated)
-    with source:
-        metadata, arrays = table.compute_index(source, allow_truncated=allow_truncated)
-    return kept(TarIndex(path, metadata, arrays), source.version, where)
+        index = fitting(source, place)
+        if index is not None:
+            is_current = isinstance(source, FileSource) or index.head.version == source.version
+            return index if is_current else kept(index, source.version, where)
+    if not isinstance(source, ObjectSource):
+        return None
+    name = adjacent(source.name)
+    index = fitting(source, name, lambda _: read_adjacent(source.blob, name.rpartition("/")[2]))
+    return None if index is None else kept(index, source.version, where)
 
 
-def glance(tar: str, *, index_dir: Pathlike | None = None, allow_truncated: bool = False) -> Head | None:
-    """Head of a valid index, with one small read; None if unknown."""
-    head = head_at(places(tar, index_dir)[0], version_of(tar))
-    return head if head is not None and (head.cut is None or allow_truncated) else None
+def glance(
+    tar: str, *, version: FileVersion | None = None, index_dir: Pathlike | None = None, allow_truncated: bool = False
+) -> Head | None:
+    """Head of a valid index on this machine, with one small read; None if unknown.
 
-
-def head_at(place: str, version: FileVersion) -> Head | None:
-    """Head of the index at `place`; None for another version."""
+    `version` is that of an object; the state of a file is looked up.
+    """
+    place = places(tar, index_dir)[0]
     try:
         head = Head.of(array_container.read_table(place).metadata, place)
     except (OSError, SampleError):
         return None
-    return head if head.version.matches(version) else None
+    if not head.version.matches(version or version_of(tar)):
+        return None
+    return head if head.cut is None or allow_truncated else None
 
 
 def places(tar: str, index_dir: Pathlike | None) -> tuple[str, ...]:
@@ -123,18 +143,13 @@ def places(tar: str, index_dir: Pathlike | None) -> tuple[str, ...]:
     """
     if index_dir is not None:
         return (str(Path(index_dir, mirrored(tar)).absolute()),)
-    return (adjacent(tar), cached(tar)) if is_local(tar) else (cached(tar),)
+    cached = index_path(tar, f"{tar.rpartition('/')[2]}.index", None)
+    return (adjacent(tar), cached) if is_local(tar) else (cached,)
 
 
 def adjacent(tar: str) -> str:
     """The index file next to a tar."""
     return f"{tar}.index"
-
-
-def cached(tar: str) -> str:
-    """The index file of a tar in the user's cache."""
-    address = hashlib.blake2b(tar.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-    return user_cache("shards", f"{address}-{tar.rpartition('/')[2]}.index")
 
 
 def mirrored(tar: str) -> str:
@@ -190,11 +205,9 @@ def kept(index: TarIndex, version: FileVersion, where: Sequence[str]) -> TarInde
 
     Without a writable place it stays in memory.
     """
-    pieces = index.serialize(version)
     for place in where:
         try:
-            Path(place).parent.mkdir(parents=True, exist_ok=True)
-            array_container.write(place, pieces)
+            index.write(place, version)
         except OSError:  # read-only or full: try the next place
             continue
         stored = array_container.open_mapped(place)
@@ -209,8 +222,8 @@ def kept(index: TarIndex, version: FileVersion, where: Sequence[str]) -> TarInde
     return index
 
 
-def _absolute(tar: Pathlike) -> str:
-    return str(Path(tar).absolute())
+def _source(tar: Tar) -> TarSource:
+    return FileSource(str(Path(tar).absolute())) if isinstance(tar, (str, os.PathLike)) else tar
 
 
 def _open_explicit(source: TarSource, place: str) -> TarIndex:
@@ -219,92 +232,3 @@ def _open_explicit(source: TarSource, place: str) -> TarIndex:
     if not index.fits(source):
         raise unfit(source, place)
     return index
-
-
-_BUILT_AT_ONCE = 8
-"""Each holds a few parts of its tar in memory."""
-
-
-class RemoteIndexes:
-    """Indexes of remote tars, kept in `index_dir` or in the user's cache."""
-
-    def __init__(self, blobs: FileSet, index_dir: Pathlike | None, *, allow_truncated: bool) -> None:
-        self._blobs = blobs
-        self._index_dir = index_dir
-        self._allow_truncated = allow_truncated
-
-    def known(self, number: int) -> Head | None:
-        """Head of a kept index of the current version, or None."""
-        info = self._blobs.info(number)
-        return head_at(self._place(number), info.state)
-
-    def found(self, numbers: Sequence[int]) -> list[TarIndex]:
-        """The index of each tar; missing ones are fetched or built concurrently."""
-        with DaemonPool(thread_name_prefix="feedline-index") as pool:
-            indexes = dict(zip(numbers, pool.map(self._look_up_and_keep, numbers), strict=True))
-        missing = [number for number in numbers if indexes[number] is None]
-        if missing:
-            self._log_indexing(missing)
-            with DaemonPool(_BUILT_AT_ONCE, "feedline-index") as pool:
-                indexes |= zip(missing, pool.map(self._build, missing), strict=True)
-        return [index for index in indexes.values() if index is not None]
-
-    def one(self, number: int) -> TarIndex:
-        """The index of one tar."""
-        return self._look_up_and_keep(number) or self.found([number])[0]
-
-    def _look_up_and_keep(self, number: int) -> TarIndex | None:
-        blob, place = self._blob(number), self._place(number)
-        index, version = looked_up(blob, place), ObjectSource(blob).version
-        if index is None or (index.path == place and index.head.version == version):
-            return index
-        return kept(index, version, [place])
-
-    def _build(self, number: int) -> TarIndex:
-        blob = self._blob(number)
-        index = made(blob, allow_truncated=self._allow_truncated)
-        return kept(index, index.head.version, [self._place(number)])
-
-    def _blob(self, number: int) -> RemoteBlob:
-        blob = self._blobs[number]
-        assert isinstance(blob, RemoteBlob)
-        return blob
-
-    def _place(self, number: int) -> str:
-        return places(self._blobs.name(number), self._index_dir)[0]
-
-    def _log_indexing(self, missing: Sequence[int]) -> None:
-        nbytes = sum(self._blobs.info(number).size for number in missing)
-        first = self._blobs.name(missing[0])
-        _log.warning(
-            "feedline: all %s bytes of %d tars (%s, ...) are read once to index them. To share the indexes with "
-            "other machines: feedline index %s --into FOLDER, then put NAME.tar.index next to each NAME.tar",
-            *(f"{nbytes:,}", len(missing), first, first),
-        )
-
-
-def looked_up(blob: RemoteBlob, place: str) -> TarIndex | None:
-    """The matching index at `place`, or next to the object."""
-    source = ObjectSource(blob)
-    return fitting(source, place) or fitting(source, adjacent(blob.name), partial(_adjacent, blob))
-
-
-def made(
-    blob: RemoteBlob, *, allow_truncated: bool = False, measure: Measure | None = None, checksum: bool = False
-) -> TarIndex:
-    """Build the index of an object by reading all of it.
-
-    Arguments are those of `write_index`.
-    """
-    with ObjectSource(blob) as source:
-        metadata, arrays = table.compute_index(
-            source, allow_truncated=allow_truncated, measure=measure, checksum=checksum
-        )
-    return TarIndex(blob.name, metadata, arrays)
-
-
-def _adjacent(blob: RemoteBlob, name: str) -> array_container.NamedArrays:
-    try:  # past the cache: the index is stored as a file of its own
-        return array_container.parse(bytes(without_cache(blob.store).read(adjacent(blob.path))), name)
-    except AccessDeniedError:  # without the right to list, stores deny access to missing objects
-        raise ObjectNotFoundError(f"{name} does not exist, or access is denied") from None

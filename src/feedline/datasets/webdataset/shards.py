@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,14 +18,17 @@ from numpy.typing import NDArray
 
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.paths import expand_user
+from feedline.core.threads import DaemonPool
 from feedline.datasets.webdataset.index import Head, TarIndex
-from feedline.datasets.webdataset.index_files import Pathlike, RemoteIndexes, glance, open_index, whole
-from feedline.datasets.webdataset.sources import FileSource, version_of
+from feedline.datasets.webdataset.index_files import Pathlike, build_and_keep, find_index, glance, whole
+from feedline.datasets.webdataset.sources import FileSource, ObjectSource, TarSource, version_of
 from feedline.datasets.webdataset.tar import BLOCK, ShardError
 from feedline.errors import SampleError
-from feedline.stores.files import FileSet
+from feedline.stores.files import FileSet, RemoteBlob
 from feedline.stores.requests import FetchedRanges
 from feedline.stores.urls import is_local
+
+_log = logging.getLogger("feedline")
 
 
 class MemberSpan(NamedTuple):
@@ -193,77 +197,114 @@ class RemoteShard:
 Shard = LocalShard | RemoteShard
 
 
+_FOUND_AT_ONCE = 32
+
+
+_BUILT_AT_ONCE = 8
+"""Each holds a few parts of its tar in memory."""
+
+
 class Tars:
     """The tars of a dataset, by number, and their indexes.
 
-    Without `blobs` all names are local files; otherwise `blobs` has files and objects under the same numbers. Indexes
-    lie in `index_dir`; by default those of files next to them, those of objects in the user's cache. Pickles by name.
-    Indexes that could not be stored are built again for files, and are pickled for objects.
+    Indexes lie in `index_dir`; by default those of files next to them, those of objects in the user's cache. Pickles by
+    name. Indexes that could not be stored are built again for files, and are pickled for objects, of which all bytes
+    would have to be read again.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        blobs: FileSet | None = None,
-        *,
-        index_dir: Pathlike | None = None,
-        allow_truncated: bool = False,
-    ) -> None:
-        index_dir = None if index_dir is None else Path(expand_user(index_dir)).absolute()
-        self.names = names
-        self._blobs = blobs
-        self._remote = None if blobs is None else RemoteIndexes(blobs, index_dir, allow_truncated=allow_truncated)
-        self._index_dir = index_dir
+    def __init__(self, blobs: FileSet, *, index_dir: Pathlike | None = None, allow_truncated: bool = False) -> None:
+        self.blobs = blobs
+        self._index_dir = None if index_dir is None else Path(expand_user(index_dir)).absolute()
         self._allow_truncated = allow_truncated
         self._unsaved: dict[int, TarIndex] = {}
 
+    def __len__(self) -> int:
+        return len(self.blobs)
+
     def is_remote(self, number: int) -> bool:
         """True for an object in a store."""
-        return self._blobs is not None and not is_local(self.names[number])
+        return not is_local(self.blobs.name(number))
 
     def heads(self) -> list[Head]:
-        """The head of each index; missing indexes are built."""
-        heads = {number: self._head(number) for number in range(len(self.names))}
-        missing = [number for number, head in heads.items() if head is None]
-        if self._remote is not None and missing:
-            for number, index in zip(missing, self._remote.found(missing), strict=True):
-                heads[number] = self._remember(number, index).head
+        """The head of each index; missing indexes are fetched or built concurrently."""
+        heads = {number: self._glance(number) for number in range(len(self))}
+        heads |= _each(self._find, _missing(heads), _FOUND_AT_ONCE)
+        self._log_indexing(_missing(heads))
+        heads |= _each(self._build, _missing(heads), _BUILT_AT_ONCE)
         return [head for head in heads.values() if head is not None]
 
     def index(self, number: int) -> TarIndex:
         """The index of one tar."""
         index = self._unsaved.get(number)
-        if index is not None:
-            return index
-        if self._remote is not None and self.is_remote(number):
-            return self._remember(number, self._remote.one(number))
-        name = self.names[number]
-        return self._remember(
-            number, open_index(name, index_dir=self._index_dir, allow_truncated=self._allow_truncated)
-        )
+        if index is None:
+            index = self._find(number)
+        if index is None:
+            self._log_indexing([number])
+            index = self._build(number)
+        return index
 
     def shard(self, number: int, index: TarIndex) -> Shard:
         """Open one tar."""
-        if self._blobs is not None and self.is_remote(number):
-            return RemoteShard(index, number, self._blobs.info(number).size)
+        if self.is_remote(number):
+            return RemoteShard(index, number, self.blobs.info(number).size)
         return LocalShard(index)
+
+    def _glance(self, number: int) -> Head | None:
+        version = self.blobs.info(number).state if self.is_remote(number) else None
+        name = self.blobs.name(number)
+        return glance(name, version=version, index_dir=self._index_dir, allow_truncated=self._allow_truncated)
+
+    def _find(self, number: int) -> TarIndex | None:
+        index = find_index(self._source(number), self._index_dir)
+        return None if index is None else self._remember(number, index)
+
+    def _build(self, number: int) -> TarIndex:
+        index = build_and_keep(self._source(number), self._index_dir, allow_truncated=self._allow_truncated)
+        return self._remember(number, index)
+
+    def _source(self, number: int) -> TarSource:
+        if not self.is_remote(number):
+            return FileSource(self.blobs.name(number))
+        blob = self.blobs[number]
+        assert isinstance(blob, RemoteBlob)
+        return ObjectSource(blob)
 
     def _remember(self, number: int, index: TarIndex) -> TarIndex:
         if index.path is None:
             self._unsaved[number] = index
         return whole(index, self._allow_truncated)
 
-    def _head(self, number: int) -> Head | None:
-        """The head of one index; None for an unindexed object."""
-        if self._remote is not None and self.is_remote(number):
-            head = self._remote.known(number)
-            return head if head is None or head.cut is None or self._allow_truncated else self.index(number).head
-        head = glance(self.names[number], index_dir=self._index_dir, allow_truncated=self._allow_truncated)
-        return self.index(number).head if head is None else head
+    def _log_indexing(self, missing: Sequence[int]) -> None:
+        remote = [number for number in missing if self.is_remote(number)]
+        if remote:
+            nbytes = sum(self.blobs.info(number).size for number in remote)
+            first = self.blobs.name(remote[0])
+            _log.warning(
+                "feedline: all %s bytes of %d tars (%s, ...) are read once to index them. To share the indexes with "
+                "other machines: feedline index %s --into FOLDER, then put NAME.tar.index next to each NAME.tar",
+                *(f"{nbytes:,}", len(remote), first, first),
+            )
 
     def __getstate__(self) -> dict[str, object]:
         unsaved = {number: index for number, index in self._unsaved.items() if self.is_remote(number)}
         return {**self.__dict__, "_unsaved": unsaved}
+
+
+def _missing(heads: Mapping[int, Head | None]) -> list[int]:
+    return [number for number, head in heads.items() if head is None]
+
+
+def _each(index_of: Callable[[int], TarIndex | None], numbers: Sequence[int], at_once: int) -> dict[int, Head | None]:
+    """The heads of these tars; the indexes themselves would be too many open files."""
+
+    def head(number: int) -> Head | None:
+        index = index_of(number)
+        return None if index is None else index.head
+
+    if not numbers:
+        return {}
+    with DaemonPool(at_once, "feedline-index") as pool:
+        return dict(zip(numbers, pool.map(head, numbers), strict=True))
 
 
 class ShardCache:
@@ -279,7 +320,7 @@ class ShardCache:
         self._open: PerProcess[LRUCache[int, Shard]] = PerProcess(partial(LRUCache, most))
 
     def __len__(self) -> int:
-        return len(self._tars.names)
+        return len(self._tars)
 
     @property
     def open_count(self) -> int:

@@ -106,17 +106,17 @@ class ObjectSource:
 
     def __init__(self, blob: RemoteBlob) -> None:
         self.name = blob.name
-        self._blob = blob
+        self.blob = blob
         self._pending: dict[int, Future[list[memoryview]]] = {}
 
     @property
     def version(self) -> FileVersion:
         """The version to read; reading another one raises ObjectChangedError."""
-        return FileVersion(self._blob.nbytes, self._blob.version)
+        return FileVersion(self.blob.nbytes, self.blob.version)
 
     @property
     def nbytes(self) -> int:
-        return self._blob.nbytes
+        return self.blob.nbytes
 
     def read(self, start: int, nbytes: int) -> bytes:
         return bytes(self.view(start, nbytes))
@@ -131,14 +131,14 @@ class ObjectSource:
 
     def read_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         within = [(max(0, min(start, self.nbytes)), max(0, min(stop, self.nbytes))) for start, stop in spans]
-        return [bytes(view) for view in self._blob.read_uncached(within)]
+        return [bytes(view) for view in self.blob.read_uncached(within)]
 
     def _parts(self, first: int, last: int) -> list[memoryview]:
         for number in [number for number in self._pending if number < first]:
             self._pending.pop(number).cancel()
         for number in range(first, min(last + 1 + _AHEAD, -(-self.nbytes // _PART_NBYTES))):
             if number not in self._pending:
-                self._pending[number] = self._pool.submit(self._blob.read, [self._span(number)])
+                self._pending[number] = self._pool.submit(self.blob.read, [self._span(number)])
         return [self._pending[number].result()[0] for number in range(first, last + 1)]
 
     def _span(self, number: int) -> tuple[int, int]:

@@ -1,47 +1,37 @@
-"""Array files in stores, read in ranges.
-
-Layouts are read once, by the constructor; the rows of a batch are fetched concurrently.
-"""
+"""Array files by number: mapped on this machine, read in ranges from stores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
-from math import prod
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from feedline.core.tensors import Allocator, numpy_view, torch_dtype, within
 from feedline.datasets.arrays.npy_layout import NpyLayout, Pathlike, Raw, RowSpan, layout_of, path_of
 from feedline.datasets.paths import found
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
-from feedline.stores.files import Extent, FileSet
-from feedline.stores.urls import is_local
+from feedline.stores.files import Extent, FileSet, local_info
+from feedline.stores.local import RecheckTimer
 
 _HEAD_NBYTES = 16 << 10
 """Bytes read for a header; NumPy refuses longer headers."""
 
 
-TOGETHER_NBYTES = 4 << 20
-"""Size of a range that one request reads about as quickly as a single row."""
+class ArrayFiles:
+    """Array files by number, read alike wherever they are.
 
+    Files of this machine are mapped; rows of objects are read in ranges, concurrently. The constructor reads every
+    header, so that damage shows at once. Safe to use from several threads; pickles by path and address, never by
+    content.
 
-def is_remote(sources: Iterable[Pathlike | Raw]) -> bool:
-    """True if any source is in a store."""
-    return any(not is_local(path_of(source)) for source in sources)
-
-
-class RemoteArrays:
-    """Array files by number, at least one of them in a store.
-
-    Safe to use from several threads; pickles by address. Each source is one file, unless `typed` is given: then a
-    source may be a pattern or folder of several files, and `typed(name)` returns each as a path or `Raw`. Objects are
-    kept in the folder `cache` if one is given; `options` are those of `open_store`.
+    Each source is one file, unless `typed` is given: then a source may be a pattern or folder of several files, and
+    `typed(name)` returns each as a path or `Raw`. Objects are kept in the folder `cache` if one is given; `options` are
+    those of `open_store`.
     """
 
     def __init__(
@@ -52,6 +42,8 @@ class RemoteArrays:
         options: Mapping[str, Any] | None = None,
         typed: Callable[[str], Pathlike | Raw] | None = None,
     ) -> None:
+        if not sources:
+            raise FileNotFoundError("no files: the list of paths is empty")
         matches = found([path_of(source) for source in sources], "*", cache=cache, options=options)
         self.blobs = FileSet([each for several in matches for each in several])
         origins = [source for source, several in zip(sources, matches, strict=True) for _ in several]
@@ -62,10 +54,17 @@ class RemoteArrays:
             for source, name in zip(origins, self.blobs.names, strict=True)
         ]
         self.layouts = self._read_layouts(named)
+        self._maps: list[NDArray[Any]] | None = None
+        self._looks = RecheckTimer()
+
+    @property
+    def is_local(self) -> bool:
+        """True if all files are mapped."""
+        return self.blobs.is_local
 
     @property
     def paths(self) -> list[str]:
-        """Address of each file."""
+        """Absolute path or address of each file."""
         return self.blobs.names
 
     @property
@@ -83,55 +82,49 @@ class RemoteArrays:
         """Number of dimensions of each file."""
         return [len(layout.shape) for layout in self.layouts]
 
-    def __len__(self) -> int:
-        """Number of rows of each file, where all are aligned."""
-        return self.layouts[0].shape[0]
-
     @property
-    def shard_sizes(self) -> NDArray[np.int64]:
-        """Runs of rows that one request reads, for aligned files."""
-        widest = max(_row_nbytes(layout) for layout in self.layouts)
-        rows = max(1, TOGETHER_NBYTES // max(1, widest))
-        return np.diff(np.append(np.arange(0, len(self), rows, dtype=np.int64), len(self)))
+    def maps(self) -> list[NDArray[Any]]:
+        """Read-only contents of local files; StateError names one that has changed."""
+        maps = self._maps
+        if maps is None:
+            contents = self.blobs.read([Extent(number, 0, self.blobs.info(number).size) for number in self._numbers])
+            maps = [_map(layout, content) for layout, content in zip(self.layouts, contents, strict=True)]
+            self._maps = maps  # two threads may both map the files; either result is valid
+        self._check_unchanged()
+        return maps
 
     def read(self, spans: Sequence[RowSpan]) -> list[NDArray[Any]]:
-        """Rows of the files, read-only, fetched concurrently."""
-        views = self.blobs.read(self.extents(spans))
+        """Rows of the files, read-only: views of the maps, or fetched concurrently."""
+        if self.is_local:
+            maps = self.maps
+            return [maps[file][start:stop] for file, start, stop in spans]
+        views = self.blobs.read(self._extents(spans))
         return [self._array(span, view) for span, view in zip(spans, views, strict=True)]
 
-    def extents(self, spans: Iterable[RowSpan]) -> list[Extent]:
-        """Byte ranges of these rows."""
+    def ranges(self, spans: Iterable[RowSpan]) -> list[tuple[CachedStore, ObjectRange]]:
+        """Object ranges to prefetch into the cache for `read`."""
+        return [] if self.is_local else self.blobs.ranges(self._extents(spans))
+
+    @property
+    def _numbers(self) -> range:
+        return range(len(self.layouts))
+
+    def _check_unchanged(self) -> None:
+        # A page beyond the new end of a truncated file would kill the process with SIGBUS.
+        if not self._looks.due():
+            return
+        for info in map(self.blobs.info, self._numbers):
+            with suppress(FileNotFoundError):  # a deleted file stays mapped
+                info.state.check(local_info(info.path).state, info.path)
+        self._looks.done()
+
+    def _extents(self, spans: Iterable[RowSpan]) -> list[Extent]:
         extents = []
         for file, start, stop in spans:
             layout = self.layouts[file]
-            row_nbytes = _row_nbytes(layout)
-            extents.append(Extent(file, layout.offset + start * row_nbytes, layout.offset + stop * row_nbytes))
+            nbytes = layout.row_nbytes
+            extents.append(Extent(file, layout.offset + start * nbytes, layout.offset + stop * nbytes))
         return extents
-
-    def row(self, at: int) -> list[torch.Tensor]:
-        """Copy row `at` of each file."""
-        return [part[0] for part in self.take(np.array([at]), lambda shape, dtype: torch.empty(shape, dtype=dtype))]
-
-    def take(self, indices: NDArray[np.int64], empty: Allocator) -> list[torch.Tensor]:
-        """Rows of `indices` of each file, in memory from `empty`.
-
-        IndexError names an invalid index.
-        """
-        places = within(indices, len(self), "ArrayFile").tolist()
-        outs = [_out(layout, len(places), empty) for layout in self.layouts]
-        read = iter(self.read(self._spans(places)))
-        for out in map(numpy_view, outs):
-            for row in range(len(places)):
-                out[row] = next(read)[0]
-        return outs
-
-    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """Object ranges to prefetch into the cache for `take`."""
-        places = within(indices, len(self), "ArrayFile").tolist()
-        return self.blobs.ranges(self.extents(self._spans(places)))
-
-    def _spans(self, places: Sequence[int]) -> list[RowSpan]:
-        return [RowSpan(file, at, at + 1) for file in range(len(self.layouts)) for at in places]
 
     def _array(self, span: RowSpan, view: memoryview) -> NDArray[Any]:
         layout = self.layouts[span.file]
@@ -148,19 +141,18 @@ class RemoteArrays:
             layout_of(source, path, BytesIO(head), size)
             for source, path, head, size in zip(sources, self.paths, heads, sizes, strict=True)
         ]
-        for path, layout in zip(self.paths, layouts, strict=True):
-            _check_row_order(path, layout)
+        if not self.is_local:
+            for path, layout in zip(self.paths, layouts, strict=True):
+                _check_row_order(path, layout)
         return layouts
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_maps": None}
 
-def _row_nbytes(layout: NpyLayout) -> int:
-    return prod(layout.shape[1:]) * layout.dtype.itemsize
 
-
-def _out(layout: NpyLayout, rows: int, empty: Allocator) -> torch.Tensor:
-    dtype = torch_dtype(layout.dtype.newbyteorder("="))
-    assert dtype is not None
-    return empty((rows, *layout.shape[1:]), dtype)
+def _map(layout: NpyLayout, content: memoryview) -> NDArray[Any]:
+    # The array refers to the mapping, which thus ends with the last array of it.
+    return np.ndarray(layout.shape, layout.dtype, content, layout.offset, order="F" if layout.fortran else "C")
 
 
 def _check_single_files(sources: Sequence[Pathlike | Raw], counts: Sequence[int]) -> None:
