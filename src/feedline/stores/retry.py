@@ -31,7 +31,7 @@ _THROTTLED_S = 1.0
 class Retry:
     """Retries of failures that may pass.
 
-    These are resets, timeouts, truncated answers, 408, 429 and 5xx. The wait between attempts is random up to
+    These are resets, timeouts, truncated answers, 408, 409, 425, 429 and 5xx. The wait between attempts is random up to
     `first_wait_s`, doubled with each attempt up to `longest_wait_s` (full jitter). After a throttled answer (429 or
     503) it is one to two seconds at least. Retry-After is not read.
     """
