@@ -54,7 +54,7 @@ class ForeignStore:
         self._requests = requests
         self._system = PerProcess(lambda: _open(url, options))
         self._transfers = Transfers(requests.at_once, retry.hedge_quantile)
-        self._attempts = Attempts(retry)
+        self._attempts = Attempts(retry, limit=self._transfers.limit)
 
     @property
     def url(self) -> str:

@@ -6,12 +6,14 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from feedline.core import threads
 from feedline.core.store_metrics import count
 from feedline.errors import ArgumentError, StoreUnavailableError, TransientError
+from feedline.stores.concurrency import ConcurrencyLimit
 
 T = TypeVar("T")
 
@@ -37,11 +39,11 @@ class Retry:
     """
 
     attempts: int | None = None
-    """The maximum number of requests for one range; None: as many as the deadline allows."""
+    """The maximum number of requests in a row that bring nothing; None: as many as the deadline allows."""
     deadline_s: float = 120.0
-    """No attempt begins later than this after the first."""
-    attempt_timeout_s: float = 30.0
-    """The time limit of one request, its answer included."""
+    """No attempt begins later than this after the first, or after the last that brought bytes."""
+    idle_timeout_s: float = 30.0
+    """A request fails when nothing has arrived for this long: a slow answer is no failure."""
     first_wait_s: float = 0.1
     longest_wait_s: float = 10.0
     hedge_quantile: float | None = 0.95
@@ -51,8 +53,8 @@ class Retry:
     def __post_init__(self) -> None:
         if self.attempts is not None and self.attempts < 1:
             raise ArgumentError(f"Retry(attempts={self.attempts}): at least one attempt is needed")
-        if self.deadline_s <= 0 or self.attempt_timeout_s <= 0:
-            raise ArgumentError("Retry: deadline_s and attempt_timeout_s must be above 0")
+        if self.deadline_s <= 0 or self.idle_timeout_s <= 0:
+            raise ArgumentError("Retry: deadline_s and idle_timeout_s must be above 0")
         if self.first_wait_s < 0 or self.longest_wait_s < self.first_wait_s:
             raise ArgumentError("Retry: 0 <= first_wait_s <= longest_wait_s must hold")
         if self.hedge_quantile is not None and not 0 < self.hedge_quantile < 1:
@@ -98,8 +100,15 @@ _draw_uniform = random.SystemRandom().random
 class Attempts:
     """Runs requests under a policy. Safe to use from several threads."""
 
-    def __init__(self, retry: Retry, clock: Clock | None = None, draw: Callable[[], float] = _draw_uniform) -> None:
+    def __init__(
+        self,
+        retry: Retry,
+        clock: Clock | None = None,
+        draw: Callable[[], float] = _draw_uniform,
+        limit: Callable[[], ConcurrencyLimit] | None = None,
+    ) -> None:
         self.retry = retry
+        self._limit = limit
         self._clock = clock or SystemClock()
         self._draw = draw
         self._logged_s = -_LOG_EVERY_S
@@ -112,10 +121,13 @@ class Attempts:
         start, failed, last = self._clock.now(), 0, None
         while True:
             try:
-                return attempt(last)
+                with nullcontext() if self._limit is None else self._limit().slot():
+                    return attempt(last)
             except TransientError as failure:
                 last = failure
             threads.check()
+            if last.progressed:  # as good as a first attempt for what is left
+                start, failed = self._clock.now(), 0
             failed += 1
             wait_s = self.retry.wait_s(failed, self._draw(), last)
             passed_s = self._clock.now() - start
