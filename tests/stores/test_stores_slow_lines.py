@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -170,25 +170,31 @@ def test_parts_of_two_versions_are_not_joined() -> None:
     part.accept("v2", 10, part.rest)
 
 
+def fail() -> None:
+    raise TransientError("no answer in time")
+
+
 def failing_slot(limit: ConcurrencyLimit) -> None:
-    with suppress(TransientError), limit.slot():
-        raise TransientError("no answer in time")
+    with suppress(TransientError):
+        limit.run(fail)
 
 
 def good_slot(limit: ConcurrencyLimit) -> None:
-    with limit.slot():
-        pass
+    limit.run(bool)
 
 
 def test_what_fails_together_is_asked_for_with_less_at_once_once() -> None:
-    limit = ConcurrencyLimit(8)
-    slots = [limit.slot() for _ in range(8)]
-    for slot in slots:
-        slot.__enter__()
-    for slot in slots:
-        error = TransientError("no answer in time")
+    limit, all_in = ConcurrencyLimit(8), threading.Barrier(8)
+
+    def fail_together() -> None:
+        all_in.wait(30)
+        fail()
+
+    def ask() -> None:
         with suppress(TransientError):
-            slot.__exit__(TransientError, error, None)
+            limit.run(fail_together)
+
+    run_all([ask] * 8)
     assert limit.now == 4, "all eight were sent before the limit was lowered"
     for _ in range(2):
         failing_slot(limit)
@@ -196,6 +202,15 @@ def test_what_fails_together_is_asked_for_with_less_at_once_once() -> None:
     for _ in range(100):
         good_slot(limit)
     assert limit.now == 8
+
+
+def run_all(calls: Sequence[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_single_failures_lower_nothing() -> None:
@@ -215,24 +230,22 @@ def test_a_limit_never_reaches_zero_and_holds() -> None:
     inside, most = 0, 0
     lock = threading.Lock()
 
-    def work() -> None:
+    def request() -> None:
         nonlocal inside, most
-        for _ in range(3):
-            with suppress(TransientError), limit.slot():
-                with lock:
-                    inside += 1
-                    most = max(most, inside)
-                with lock:
-                    inside -= 1
-                raise TransientError("reset")
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        with lock:
+            inside -= 1
+        fail()
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    def work() -> None:
+        for _ in range(3):
+            with suppress(TransientError):
+                limit.run(request)
+
+    run_all([work] * 8)
     assert most == 1
-    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_a_wait_for_a_slot_can_be_cancelled_and_passes_the_slot_on() -> None:
@@ -244,17 +257,18 @@ def test_a_wait_for_a_slot_can_be_cancelled_and_passes_the_slot_on() -> None:
     def wait() -> None:
         with scope.entered():
             try:
-                with limit.slot():
-                    ended.append("entered")
+                limit.run(lambda: ended.append("entered"))
             except WaitCancelledError:
                 ended.append("cancelled")
 
-    with limit.slot():
+    def hold() -> None:
         waiter = threading.Thread(target=wait)
         waiter.start()
         while not limit.waiting:
             waiter.join(0.01)
         scope.cancel()
         waiter.join(30)
+
+    limit.run(hold)
     good_slot(limit)
     assert ended == ["cancelled"]

@@ -1,14 +1,16 @@
-"""The number of requests in flight, adapted to what the line and the server carry."""
+"""The number of requests in flight, adapted to the line."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TypeVar
 
 from feedline.core import threads
 from feedline.errors import TransientError
+
+T = TypeVar("T")
 
 
 class ConcurrencyLimit:
@@ -36,7 +38,7 @@ class ConcurrencyLimit:
 
     @property
     def is_lowered(self) -> bool:
-        """Tell whether the line carries less than the most that may be asked."""
+        """Tell whether the limit is below its maximum."""
         return self._limit < self._most
 
     @property
@@ -44,27 +46,48 @@ class ConcurrencyLimit:
         """The number of threads that wait for a slot."""
         return len(self._waiting)
 
-    @contextmanager
-    def slot(self) -> Iterator[None]:
-        """Hold a slot for one request; its TransientError counts as a failure.
+    def run(self, request: Callable[[], T]) -> T:
+        """Hold a slot while `request()` runs; its TransientError counts as a failure.
 
-        WaitCancelledError if the scope of the thread is cancelled while it waits.
+        WaitCancelledError if the scope of the thread is cancelled while it waits for the slot.
         """
-        generation, failed = self._take(), None
-        try:
-            yield
-            failed = False
-        except TransientError:
-            failed = True
-            raise
-        finally:
-            self._release(generation, failed)
+        generation = self._generation
+        if self.is_lowered:
+            self._take()
+            try:
+                return self._observed(request, generation)
+            finally:
+                self._release()
+        # Without a lock or a count: this is the path of every request on a good line.
+        return self._observed(request, generation)
 
-    def _take(self) -> int:
+    def _observed(self, request: Callable[[], T], generation: int) -> T:
+        try:
+            result = request()
+        except TransientError:
+            with self._lock:
+                self._note_failure(generation)
+            raise
+        self._failed.append(False)
+        if self.is_lowered:
+            with self._lock:
+                self._limit = min(self._most, self._limit + 1 / self._limit)
+        return result
+
+    def _note_failure(self, generation: int) -> None:
+        if generation != self._generation:
+            return
+        self._failed.append(True)
+        if self._limit > 1 and sum(self._failed.copy()) > max(1, len(self._failed) // 2):
+            self._limit = max(1.0, self._limit / 2)
+            self._generation += 1
+            self._failed = deque(maxlen=self.now)
+
+    def _take(self) -> None:
         with self._lock:
             if self._has_room():
                 self._busy += 1
-                return self._generation
+                return
             gate = threading.Event()
             self._waiting.append(gate)
         try:
@@ -73,7 +96,6 @@ class ConcurrencyLimit:
         except BaseException:
             self._leave(gate)
             raise
-        return self._generation
 
     def _leave(self, gate: threading.Event) -> None:
         """Give up waiting, or a slot that was granted meanwhile."""
@@ -81,25 +103,14 @@ class ConcurrencyLimit:
             if gate in self._waiting:
                 self._waiting.remove(gate)
                 return
-        self._release(self._generation, None)
+        self._release()
 
-    def _release(self, generation: int, failed: bool | None) -> None:
+    def _release(self) -> None:
         with self._lock:
             self._busy -= 1
-            if failed is not None and generation == self._generation:
-                self._adapt(failed)
             while self._waiting and self._has_room():
                 self._busy += 1
                 self._waiting.popleft().set()
-
-    def _adapt(self, failed: bool) -> None:
-        self._failed.append(failed)
-        if not failed:
-            self._limit = min(self._most, self._limit + 1 / self._limit)
-        elif self._limit > 1 and sum(self._failed) > max(1, len(self._failed) // 2, min(self._busy, self.now) // 2):
-            self._limit = max(1.0, self._limit / 2)
-            self._generation += 1
-            self._failed = deque(maxlen=self.now)
 
     def _has_room(self) -> bool:
         return not self.is_lowered or self._busy < self.now

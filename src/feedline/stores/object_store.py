@@ -139,7 +139,10 @@ class RemoteStore:
         return part.data()
 
     def _get(self, key: str, part: PartialRange, what: str, flight: Flight | None = None) -> None:
-        """Fetch a range with retries; each continues where the one before broke off."""
+        """Fetch a range with retries.
+
+        Each continues where the one before broke off.
+        """
 
         def attempt(last: TransientError | None) -> None:
             if flight is not None:

@@ -225,10 +225,10 @@ class Client:
         return [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in listing["objects"]]
 
     def get(self, key: str, part: PartialRange, what: str) -> None:
-        """Fetch the rest of a range, or as much of it as the object has, into `part`.
+        """Fetch the rest of a range into `part`.
 
-        TransientError if it breaks off; `part` keeps what has arrived. A server without ranges is asked for the whole
-        object, if the range may be all of it.
+        Or as much of it as the object has. TransientError if it breaks off; `part` keeps what has arrived. A server
+        without ranges is asked for the whole object, if the range may be all of it.
         """
         span = part.rest
 

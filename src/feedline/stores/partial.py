@@ -1,4 +1,4 @@
-"""A range of an object as far as it has arrived, kept over failed attempts."""
+"""Ranges as far as they have arrived, kept over failed attempts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PartialRange:
 
     @property
     def rest(self) -> ByteRange:
-        """What has not arrived yet."""
+        """The bytes that have not arrived yet."""
         return ByteRange(self.span.start + self.nbytes, self._stop)
 
     def accept(self, version: str, size: int, span: ByteRange) -> None:
@@ -58,8 +58,8 @@ class PartialRange:
 
     @property
     def part_nbytes(self) -> int | None:
-        """The size of the parts to take an answer in; None: all at once."""
-        nbytes = self.rest.nbytes
+        """The size of the parts of an answer; None: all at once."""
+        nbytes = self._stop - self.span.start - self.nbytes
         if nbytes <= _SMALL_NBYTES or (self._is_quick and self._attempts <= 1) or not self._is_versioned:
             return None
         return _SMALLEST_NBYTES if self._attempts > 1 else max(_SMALLEST_NBYTES, nbytes // _PARTS)
@@ -76,11 +76,10 @@ class PartialRange:
 
     def check_complete(self) -> None:
         """Raise TransientError for an answer that was cut short."""
-        missing = self.rest.nbytes
-        arrived = self.span.nbytes - missing
-        if missing and not self._is_versioned:
+        arrived, expected = self.nbytes, self._stop - self.span.start
+        if arrived != expected and not self._is_versioned:
             self._drop()
-        check_complete(arrived, arrived + missing)
+        check_complete(arrived, expected)
 
     def _drop(self) -> None:
         self._views.clear()

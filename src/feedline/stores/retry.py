@@ -6,8 +6,8 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 from feedline.core import threads
@@ -121,8 +121,7 @@ class Attempts:
         start, failed, last = self._clock.now(), 0, None
         while True:
             try:
-                with nullcontext() if self._limit is None else self._limit().slot():
-                    return attempt(last)
+                return self._limit().run(partial(attempt, last)) if self._limit else attempt(last)
             except TransientError as failure:
                 last = failure
             threads.check()

@@ -1,4 +1,4 @@
-"""HTTP statuses and the error codes of object stores, as exceptions with a remedy."""
+"""HTTP statuses and error codes of object stores as exceptions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _DENIED = {
     "AuthenticationFailed": "the account key or the signature is wrong",
     "AuthorizationFailure": "the account key or the signature is wrong",
     "AccessDenied": "the credentials may not read it",
-    "PublicAccessNotPermitted": "this account lets nobody read without credentials",
+    "PublicAccessNotPermitted": "this account cannot be read without credentials",
 }
 
 
@@ -128,7 +128,7 @@ def archived_error(what: str, shown: str) -> StoreError:
 
 
 def region_error(what: str, region: str, shown: str) -> StoreError:
-    """The exception for a bucket in another region, which is "" if unknown."""
+    """The exception for a bucket in another region ("" if unknown)."""
     if not what.startswith("s3"):
         return StoreError(f"{what}: the server redirects without saying where ({shown}); check the address")
     remedy = f'options={{"region": "{region}"}}' if region else 'its own as options={"region": ...}'
