@@ -110,9 +110,11 @@ class CacheWarning(UserWarning):
 class TransientError(Exception):
     """A request failed in a way that a retry may fix.
 
-    Internal: it never leaves the package. `throttled`: the server asks for fewer requests.
+    Internal: it never leaves the package. `throttled`: the server asks for fewer requests. `progressed`: a part of the
+    answer has arrived, and is kept.
     """
 
     def __init__(self, reason: str, *, throttled: bool = False) -> None:
         super().__init__(reason)
         self.throttled = throttled
+        self.progressed = False

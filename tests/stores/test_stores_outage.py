@@ -26,7 +26,7 @@ from feedline import stores
 from feedline.core.threads import CancelScope, WaitCancelledError
 from feedline.errors import ArgumentError
 
-PATIENT = stores.Retry(deadline_s=10_000, attempt_timeout_s=10_000)
+PATIENT = stores.Retry(deadline_s=10_000, idle_timeout_s=10_000)
 KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
 
 
@@ -209,7 +209,7 @@ INTERRUPTED = """
 import sys, threading
 import torch, feedline as fl
 url, cache, what = sys.argv[1:]
-retry = fl.stores.Retry(deadline_s=10_000, attempt_timeout_s=10_000)
+retry = fl.stores.Retry(deadline_s=10_000, idle_timeout_s=10_000)
 options = {"endpoint": url, "skip_signature": True, "retry": retry}
 store = fl.stores.open_store("s3://b", options=options, cache=cache or None)
 

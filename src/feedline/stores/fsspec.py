@@ -19,7 +19,6 @@ from feedline.errors import (
     TransientError,
 )
 from feedline.stores.base import ObjectInfo, Views, check_version, unversioned
-from feedline.stores.obstore_errors import error_for_status
 from feedline.stores.options import StoreOptions
 from feedline.stores.requests import (
     FetchedRanges,
@@ -32,6 +31,7 @@ from feedline.stores.requests import (
     spans_for,
 )
 from feedline.stores.retry import Attempts, Retry
+from feedline.stores.statuses import Refusal, error_for
 from feedline.stores.urls import check_path, join
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class ForeignStore:
         self._requests = requests
         self._system = PerProcess(lambda: _open(url, options))
         self._transfers = Transfers(requests.at_once, retry.hedge_quantile)
-        self._attempts = Attempts(retry)
+        self._attempts = Attempts(retry, limit=self._transfers.limit)
 
     @property
     def url(self) -> str:
@@ -178,7 +178,7 @@ def _translate(error: Exception, what: str) -> Exception:
     if isinstance(error, PermissionError):
         return AccessDeniedError(f"{what}: the store refuses the credentials, or there are none")
     if (status := _status(error)) is not None:
-        return error_for_status(status, "", what)
+        return error_for(Refusal(status), what)
     if isinstance(error, OSError):
         return TransientError(f"{type(error).__name__} of fsspec")
     return StoreError(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from feedline.core import threads
 from feedline.core.caches import PerProcess
 from feedline.core.store_metrics import count
 from feedline.errors import NoRangesError, RangeError, StoreError, TransientError
 from feedline.stores.base import ByteRange, ObjectInfo, Views, check_version
 from feedline.stores.obstore_client import Client, ObstoreKind, PagedListing, RangeAnswer
 from feedline.stores.options import StoreOptions
+from feedline.stores.partial import PartialRange
 from feedline.stores.requests import (
     FetchedRanges,
     Flight,
@@ -37,9 +39,9 @@ class RemoteStore:
         self._root = root
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._requests = requests
-        self._client = PerProcess(lambda: Client(kind, root, options, retry.attempt_timeout_s))
+        self._client = PerProcess(lambda: Client(kind, root, options, retry.idle_timeout_s))
         self._transfers = Transfers(requests.at_once, retry.hedge_quantile)
-        self._attempts = Attempts(retry)
+        self._attempts = Attempts(retry, limit=self._transfers.limit)
 
     @property
     def url(self) -> str:
@@ -127,17 +129,32 @@ class RemoteStore:
     def _fetch(self, key: str, seen: _Versions, flight: Flight) -> memoryview:
         span = flight.span
         what = f"{seen.what}, bytes [{span.start}, {span.stop})"
+        part = PartialRange(span, is_quick=flight.is_quick, check=flight.check)
 
-        def attempt(last: TransientError | None) -> RangeAnswer:
-            flight.throttled = last is not None and last.throttled
-            return self._client().get(key, span, what)
-
-        answer = self._attempt(attempt, what)
-        seen.add(answer.version)
-        if answer.data.nbytes != span.nbytes:
-            raise RangeError(f"{what}: the object has only {answer.size} bytes; its index belongs to another version")
+        self._get(key, part, what, flight)
+        seen.add(part.version)
+        if part.nbytes != span.nbytes:
+            raise RangeError(f"{what}: the object has only {part.size} bytes; its index belongs to another version")
         count(nbytes=span.nbytes)
-        return answer.data
+        return part.data()
+
+    def _get(self, key: str, part: PartialRange, what: str, flight: Flight | None = None) -> None:
+        """Fetch a range with retries.
+
+        Each continues where the one before broke off.
+        """
+
+        def attempt(last: TransientError | None) -> None:
+            if flight is not None:
+                flight.throttled = last is not None and last.throttled
+            before = part.nbytes
+            try:
+                self._client().get(key, part, what)
+            except TransientError as error:
+                error.progressed = part.nbytes > before
+                raise
+
+        self._attempt(attempt, what)
 
     def _read_on(self, path: str, start: int, version: str | None) -> memoryview:
         """Read from `start` to an unknown end.
@@ -148,8 +165,10 @@ class RemoteStore:
         check_ranges([(start, start)], what)
         first = ByteRange(start, start + self._requests.largest_nbytes)
         seen = _Versions(what, version)
+        part = PartialRange(first, check=threads.check)
         try:
-            answer = self._attempt(lambda _: self._client().get(key, first, what), what)
+            self._get(key, part, what)
+            answer = RangeAnswer(part.data(), part.version, part.size)
         except NoRangesError:
             if start:
                 raise

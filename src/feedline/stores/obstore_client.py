@@ -23,6 +23,7 @@ from feedline.errors import ArgumentError, MissingExtraError, NoRangesError, Sto
 from feedline.stores.base import ByteRange, ObjectInfo, unversioned
 from feedline.stores.obstore_errors import is_obstore_error, no_ranges, translate_error
 from feedline.stores.options import StoreOptions
+from feedline.stores.partial import PartialRange, check_complete
 
 _NAME = "obstore._obstore"
 
@@ -159,6 +160,10 @@ _ADDRESS = re.compile(r"https?://[^\s/]\S*")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 
 
+_NEVER = timedelta(days=365)
+"""The limit of a whole request: a slow line is no failure as long as bytes arrive."""
+
+
 _LISTED_AT_ONCE = 100
 """Objects per page of a listing: fewer than a server sends, so that a failure loses few of them."""
 
@@ -186,9 +191,9 @@ class RangeAnswer(NamedTuple):
 class Client:
     """Single requests, one attempt each. Safe to use from several threads."""
 
-    def __init__(self, kind: ObstoreKind, root: str, options: StoreOptions, timeout_s: float) -> None:
+    def __init__(self, kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> None:
         self._library = library()
-        self._store = self._call(root, lambda: _open_checked(self._library, kind, root, options, timeout_s))
+        self._store = self._call(root, lambda: _open_checked(self._library, kind, root, options, idle_timeout_s))
 
     def info(self, key: str, what: str) -> ObjectInfo:
         """Size and version of an object; its path is the key."""
@@ -219,27 +224,33 @@ class Client:
         listing = self._request(what, lambda: self._library.list_with_delimiter(self._store, prefix or None))
         return [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in listing["objects"]]
 
-    def get(self, key: str, span: ByteRange, what: str) -> RangeAnswer:
-        """Read a range, or as much of it as the object has.
+    def get(self, key: str, part: PartialRange, what: str) -> None:
+        """Fetch the rest of a range into `part`.
 
-        TransientError for a truncated answer. A server without ranges is asked for the whole object, if the range may
-        be all of it.
+        Or as much of it as the object has. TransientError if it breaks off; `part` keeps what has arrived. A server
+        without ranges is asked for the whole object, if the range may be all of it.
         """
+        span = part.rest
 
-        def get() -> tuple[Any, tuple[int, int], memoryview]:
+        def get() -> None:
             result = self._library.get(self._store, key, options={"range": tuple(span)})
-            return result.meta, result.range, memoryview(result.bytes())
+            meta, (start, stop) = result.meta, result.range
+            if (start, stop) != (span.start, min(span.stop, meta["size"])):
+                raise StoreError(f"{what}: the server answered with bytes [{start}, {stop}) instead")
+            part.accept(_version(meta), meta["size"], ByteRange(start, stop))
+            size = part.part_nbytes
+            for data in [result.bytes()] if size is None else result.stream(min_chunk_size=size):
+                part.add(memoryview(data))
+            part.check_complete()
 
         try:
-            meta, (start, stop), data = self._request(what, get)
+            self._request(what, get)
         except NoRangesError:
             if span.start:
                 raise
-            return self.whole(key, what, span.stop)
-        if (start, stop) != (span.start, min(span.stop, meta["size"])):
-            raise StoreError(f"{what}: the server answered with bytes [{start}, {stop}) instead")
-        _check_complete(data, stop - start)
-        return RangeAnswer(data, _version(meta), meta["size"])
+            answer = self.whole(key, what, span.stop)
+            part.accept(answer.version, answer.size, ByteRange(0, answer.size))
+            part.add(answer.data)
 
     def whole(self, key: str, what: str, most: int | None = None) -> RangeAnswer:
         """Read an object without a range request.
@@ -254,7 +265,7 @@ class Client:
             return result.meta, memoryview(result.bytes())
 
         meta, data = self._request(what, get)
-        _check_complete(data, meta["size"])
+        check_complete(data.nbytes, meta["size"])
         return RangeAnswer(data, _version(meta), meta["size"])
 
     def _request(self, what: str, call: Any) -> Any:
@@ -310,10 +321,10 @@ class PagedListing:
         return sorted(self._infos.values(), key=lambda info: info.path)
 
 
-def _open_checked(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, timeout_s: float) -> Any:
+def _open_checked(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> Any:
     """Open as `_open`, naming the option that obstore cannot read."""
     try:
-        return _open(library, kind, root, options, timeout_s)
+        return _open(library, kind, root, options, idle_timeout_s)
     except ArgumentError:
         raise
     except (library.exceptions.BaseError, ValueError) as error:
@@ -330,7 +341,7 @@ def _open_checked(library: Any, kind: ObstoreKind, root: str, options: StoreOpti
     raise problem  # without obstore's exception, whose text holds the value
 
 
-def _open(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, timeout_s: float) -> Any:
+def _open(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> Any:
     client = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
     place, config = kind.arguments(root, {name: value for name, value in options.items() if name not in client})
     server = config.get(kind.server_option)
@@ -340,7 +351,7 @@ def _open(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, tim
     return getattr(library._store, kind.name)(
         place,
         **({"config": config} if config else {}),
-        client_options={**client, "timeout": timedelta(seconds=timeout_s)},
+        client_options={"read_timeout": timedelta(seconds=idle_timeout_s), **client, "timeout": _NEVER},
         retry_config={"max_retries": 0},  # there is one policy for all stores, and it counts
     )
 
@@ -361,9 +372,3 @@ def _version(meta: Any) -> str:
     nbytes, modified = meta["size"], meta["last_modified"]
     # Without a time from the server, obstore returns the first second of 1970.
     return f"{modified.isoformat()} {nbytes}" if modified.timestamp() else unversioned(nbytes)
-
-
-def _check_complete(data: memoryview, expected: int) -> None:
-    if data.nbytes != expected:
-        count(truncated=1)
-        raise TransientError(f"the answer was cut short, {data.nbytes} of {expected} bytes")

@@ -14,12 +14,11 @@ from feedline.errors import (
     ArgumentError,
     FeedlineError,
     NoRangesError,
-    ObjectChangedError,
-    ObjectNotFoundError,
     RangeError,
     StoreError,
     TransientError,
 )
+from feedline.stores.statuses import Refusal, error_for, is_passing, region_error
 from feedline.stores.urls import scheme_row
 
 _METADATA = re.compile(r"http://169\.254\.169\.254/|/computeMetadata/v1/instance/service-accounts/")
@@ -74,7 +73,10 @@ def access_denied_error(text: str, what: str, status: int | None) -> AccessDenie
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 
 
-_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_CODE = re.compile(r"<Code>([\w.]{1,64})</Code>")
+
+
+_REGION = re.compile(r"<Region>([a-z0-9-]{1,32})</Region>")
 
 
 _SETTING = re.compile(r"\w+ must be specified|Configuration key: '\w+' is not valid for store '\w+'")
@@ -86,16 +88,7 @@ _INVALID = re.compile(r'object with invalid path: [^"]*"([^"]*)"')
 _KIND = re.compile(r"kind: (Connect|Request|Timeout|Interrupted|Decode)\b")
 
 
-PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-
-
-THROTTLED = frozenset({429, 503})
-
-
-_STALE = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "RequestExpired"})
-
-
-_PASSING_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "ServerBusy"})
+_REDIRECT = re.compile(r"\n\s+(?:inner|source): (BareRedirect|TooManyRedirects),")
 
 
 _KINDS = {
@@ -107,16 +100,6 @@ _KINDS = {
 }
 
 
-_DENIED = {
-    "SignatureDoesNotMatch": "the secret key does not belong to the access key",
-    "InvalidAccessKeyId": "the access key is not known there",
-    "RequestTimeTooSkewed": "the clock of this machine is wrong",
-    "AuthenticationFailed": "the account key or the signature is wrong",
-    "AuthorizationFailure": "the account key or the signature is wrong",
-    "AccessDenied": "the credentials may not read it",
-}
-
-
 def translate_error(error: Exception, what: str) -> Exception:
     """Translate an exception of obstore.
 
@@ -125,17 +108,33 @@ def translate_error(error: Exception, what: str) -> Exception:
     text = str(error)
     match = _STATUS.search(text)
     status = int(match[1]) if match else None
-    if status not in PASSING and (problem := access_denied_error(text, what, status)) is not None:
+    refusal = Refusal(status or 0, _first(_CODE, text), _first(_REGION, text))
+    is_final = status is None or not is_passing(status, refusal.code)
+    if is_final and (problem := access_denied_error(text, what, status)) is not None:
         return problem
     if status is not None:
-        code = _CODE.search(text)
-        return error_for_status(status, code[1] if code else "", what)
+        return error_for(refusal, what)
     if isinstance(error, FileNotFoundError):
-        return error_for_status(404, "", what)
+        return error_for(Refusal(404), what)
+    if (redirect := _REDIRECT.search(text)) is not None:
+        return _redirect_error(redirect[1], what)
     kind = _KIND.search(text)
     if kind is not None and "builder error" not in text:
         return TransientError(_KINDS[kind[1]])
     return _error_for_text(error, text, what)
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.search(text)
+    return found[1] if found else ""
+
+
+def _redirect_error(kind: str, what: str) -> StoreError:
+    if kind == "TooManyRedirects":
+        return StoreError(
+            f"{what}: the server redirects this address in a circle; check it, and whether it needs a login"
+        )
+    return region_error(what, "", "a redirect without an address")
 
 
 def _error_for_text(error: Exception, text: str, what: str) -> Exception:
@@ -165,30 +164,6 @@ def _error_for_text(error: Exception, text: str, what: str) -> Exception:
 def no_ranges(what: str) -> str:
     """The message about a server that only returns whole objects."""
     return f"{what}: the server ignores ranges; copy the object to where ranges can be read"
-
-
-def error_for_status(status: int, code: str, what: str) -> Exception:
-    """The exception for an HTTP status and error code."""
-    if status in PASSING or code in _PASSING_CODES:
-        return TransientError(f"status {status} {code}".rstrip(), throttled=status in THROTTLED or code == "SlowDown")
-    detail = f"(status {status}{', ' + code if code else ''})"
-    if code in _STALE:
-        return AccessDeniedError(f"{what}: the credentials have expired {detail}; renew them, then resume")
-    if status in (401, 403):
-        reason = _DENIED.get(code, "the store refuses the credentials, or there are none")
-        return AccessDeniedError(
-            f"{what}: {reason} {detail}. Check the credentials in the environment or options={{...}}"
-        )
-    if status == 404:
-        missing = "there is no such bucket" if code == "NoSuchBucket" else "there is no such object"
-        return ObjectNotFoundError(f"{what}: {missing} {detail}")
-    if status == 412:
-        return ObjectChangedError(
-            f"{what}: it is no longer the object that was asked for {detail}; read its new version"
-        )
-    if status == 416:
-        return RangeError(f"{what}: the object ends before this range {detail}; its index belongs to another version")
-    return StoreError(f"{what}: the store refuses the request {detail}; check the address")
 
 
 def is_obstore_error(error: Exception, library: Any) -> bool:

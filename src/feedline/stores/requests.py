@@ -11,11 +11,13 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, Self, TypeVar
 
+from feedline.core import threads
 from feedline.core.caches import PerProcess
 from feedline.core.store_metrics import count
 from feedline.core.threads import WAKE_S, CancelScope, DaemonPool, WaitCancelledError
 from feedline.errors import ArgumentError, RangeError
 from feedline.stores.base import ByteRange, Range
+from feedline.stores.concurrency import ConcurrencyLimit
 from feedline.stores.retry import Clock, SystemClock
 
 
@@ -24,7 +26,7 @@ class Requests:
     """Limits for turning ranges into requests."""
 
     at_once: int = 64
-    """Requests in flight, for each store and process."""
+    """Requests in flight, for each store and process; fewer while most of them fail together."""
     gap_nbytes: int = 128 << 10
     """Ranges of one object that are at most this far apart share a request, and the gap is discarded."""
     largest_nbytes: int = 8 << 20
@@ -156,6 +158,10 @@ _SLOW_FACTOR = 2.0
 _HEDGE_SHARE = 0.1
 
 
+_QUICK_S = 0.5
+"""Where even slow requests take less than this, starting one again costs less than copying its parts together."""
+
+
 class _Size:
     """The latest requests of about one size."""
 
@@ -198,6 +204,11 @@ class Latencies:
         size = self._sizes.get(nbytes.bit_length())
         return None if size is None else size.slow_after_s
 
+    def is_quick(self, nbytes: int) -> bool:
+        """Tell whether such requests are known to take little time."""
+        slow_after_s = self.slow_after_s(nbytes)
+        return slow_after_s is not None and slow_after_s < _QUICK_S
+
     def may_hedge(self) -> bool:
         """Take a second request from the budget, if there is any left.
 
@@ -219,7 +230,7 @@ _HEDGES_AT_ONCE = 4
 class Flight:
     """One span in flight.
 
-    The request sets `told_to_wait` when the server asks for fewer requests.
+    The request sets `throttled` when the server asks for fewer requests.
     """
 
     number: int
@@ -228,6 +239,16 @@ class Flight:
     started_s: float | None = None
     copies: int = 1
     hedged: bool = False
+    is_quick: bool = False
+    """Requests of this size took so little time lately that one may start again from its first byte."""
+    landed: bool = False
+    """One copy has arrived: the other need not."""
+
+    def check(self) -> None:
+        """Raise WaitCancelledError if nothing waits for the data any more."""
+        threads.check()
+        if self.landed:
+            raise WaitCancelledError("another request for the same bytes came first")
 
 
 Fetch = Callable[[Flight], memoryview]
@@ -256,6 +277,7 @@ class Transfers:
     def __init__(self, at_once: int, hedge_quantile: float | None, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._pools = PerProcess(lambda: _Pools(at_once))
+        self.limit = PerProcess(lambda: ConcurrencyLimit(at_once))
         self._latencies = PerProcess(lambda: Latencies(hedge_quantile))
 
     def run(self, fetch: Fetch, spans: Sequence[ByteRange]) -> list[memoryview]:
@@ -263,7 +285,7 @@ class Transfers:
 
         However it ends, nothing keeps waiting for the store but requests that are already sent.
         """
-        run = _SupervisedCall(fetch, self._clock, self._latencies(), self._pools())
+        run = _SupervisedCall(fetch, self._clock, self._latencies(), self._pools(), self.limit())
         return run.results(spans)
 
     def call(self, ask: Callable[[], T]) -> T:
@@ -277,8 +299,11 @@ class Transfers:
 class _SupervisedCall:
     """One call, supervised by the thread that made it."""
 
-    def __init__(self, fetch: Fetch, clock: Clock, latencies: Latencies, pools: _Pools) -> None:
+    def __init__(
+        self, fetch: Fetch, clock: Clock, latencies: Latencies, pools: _Pools, limit: ConcurrencyLimit
+    ) -> None:
         self._fetch = fetch
+        self._limit = limit
         self._clock = clock
         self._latencies = latencies
         self._pools = pools
@@ -315,6 +340,7 @@ class _SupervisedCall:
         if error is not None:
             raise error
         assert data is not None
+        flight.landed = True
         del self._pending[flight.number]
         count(hedges_won=hedge)
         return {flight.number: data}
@@ -323,6 +349,7 @@ class _SupervisedCall:
         start_s = self._clock.now()
         if not hedge:
             flight.started_s = start_s
+            flight.is_quick = self._latencies.is_quick(flight.span.nbytes)
         try:
             data = self._fetch(flight)
         except BaseException as error:  # noqa: BLE001 - raised by the thread that waits for it
@@ -333,6 +360,8 @@ class _SupervisedCall:
 
     def _candidates(self) -> Iterator[tuple[Flight, float]]:
         """Flights not yet hedged, and when each becomes slow."""
+        if self._limit.is_lowered:  # second requests would take from a line that is full
+            return
         now = self._clock.now()
         for flight in self._pending.values():
             slow_after_s = self._latencies.slow_after_s(flight.span.nbytes)

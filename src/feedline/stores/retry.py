@@ -7,11 +7,13 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 from feedline.core import threads
 from feedline.core.store_metrics import count
 from feedline.errors import ArgumentError, StoreUnavailableError, TransientError
+from feedline.stores.concurrency import ConcurrencyLimit
 
 T = TypeVar("T")
 
@@ -31,17 +33,17 @@ _THROTTLED_S = 1.0
 class Retry:
     """Retries of failures that may pass.
 
-    These are resets, timeouts, truncated answers, 408, 429 and 5xx. The wait between attempts is random up to
+    These are resets, timeouts, truncated answers, 408, 409, 425, 429 and 5xx. The wait between attempts is random up to
     `first_wait_s`, doubled with each attempt up to `longest_wait_s` (full jitter). After a throttled answer (429 or
     503) it is one to two seconds at least. Retry-After is not read.
     """
 
     attempts: int | None = None
-    """The maximum number of requests for one range; None: as many as the deadline allows."""
+    """The maximum number of requests in a row that bring nothing; None: as many as the deadline allows."""
     deadline_s: float = 120.0
-    """No attempt begins later than this after the first."""
-    attempt_timeout_s: float = 30.0
-    """The time limit of one request, its answer included."""
+    """No attempt begins later than this after the first, or after the last that brought bytes."""
+    idle_timeout_s: float = 30.0
+    """A request fails when nothing has arrived for this long: a slow answer is no failure."""
     first_wait_s: float = 0.1
     longest_wait_s: float = 10.0
     hedge_quantile: float | None = 0.95
@@ -51,8 +53,8 @@ class Retry:
     def __post_init__(self) -> None:
         if self.attempts is not None and self.attempts < 1:
             raise ArgumentError(f"Retry(attempts={self.attempts}): at least one attempt is needed")
-        if self.deadline_s <= 0 or self.attempt_timeout_s <= 0:
-            raise ArgumentError("Retry: deadline_s and attempt_timeout_s must be above 0")
+        if self.deadline_s <= 0 or self.idle_timeout_s <= 0:
+            raise ArgumentError("Retry: deadline_s and idle_timeout_s must be above 0")
         if self.first_wait_s < 0 or self.longest_wait_s < self.first_wait_s:
             raise ArgumentError("Retry: 0 <= first_wait_s <= longest_wait_s must hold")
         if self.hedge_quantile is not None and not 0 < self.hedge_quantile < 1:
@@ -98,8 +100,15 @@ _draw_uniform = random.SystemRandom().random
 class Attempts:
     """Runs requests under a policy. Safe to use from several threads."""
 
-    def __init__(self, retry: Retry, clock: Clock | None = None, draw: Callable[[], float] = _draw_uniform) -> None:
+    def __init__(
+        self,
+        retry: Retry,
+        clock: Clock | None = None,
+        draw: Callable[[], float] = _draw_uniform,
+        limit: Callable[[], ConcurrencyLimit] | None = None,
+    ) -> None:
         self.retry = retry
+        self._limit = limit
         self._clock = clock or SystemClock()
         self._draw = draw
         self._logged_s = -_LOG_EVERY_S
@@ -112,10 +121,12 @@ class Attempts:
         start, failed, last = self._clock.now(), 0, None
         while True:
             try:
-                return attempt(last)
+                return self._limit().run(partial(attempt, last)) if self._limit else attempt(last)
             except TransientError as failure:
                 last = failure
             threads.check()
+            if last.progressed:  # as good as a first attempt for what is left
+                start, failed = self._clock.now(), 0
             failed += 1
             wait_s = self.retry.wait_s(failed, self._draw(), last)
             passed_s = self._clock.now() - start
