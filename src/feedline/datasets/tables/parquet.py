@@ -26,10 +26,11 @@ from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.file_objects import merge_ranges
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import place_of
-from feedline.datasets.paths import Paths, columns_of, data_files, paths_of
+from feedline.datasets.paths import Paths, columns_of, paths_of
 from feedline.datasets.tables.base import CACHE_NBYTES, ChunkCache, TableDataset
 from feedline.datasets.tables.chunks import StructChunk, chunk_of_chunked
 from feedline.datasets.tables.columns import Int64s
+from feedline.datasets.tables.data_files import data_files, folder_values
 from feedline.datasets.tables.filters import Filters, Partitions
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.parquet_files import (
@@ -42,7 +43,16 @@ from feedline.datasets.tables.parquet_files import (
     check_single_reader,
     naming,
 )
-from feedline.datasets.tables.types import StructType, check_same_columns, kinds_of, pyarrow
+from feedline.datasets.tables.snapshots import TableColumns
+from feedline.datasets.tables.types import (
+    StructType,
+    check_same_columns,
+    column_names,
+    kinds_of,
+    merge_columns,
+    present,
+    pyarrow,
+)
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange, StoreError
 from feedline.stores.base import Range
@@ -90,10 +100,11 @@ class RowGroups:
         partitions: Partitions,
         columns: Sequence[str] | None,
         filters: Filters | None,
+        table: TableColumns | None,
     ) -> None:
         self._files, self._footers, self._partitions = files, footers, partitions
         summaries = footers.summaries()
-        self.kind = _kind(summaries, files.names, partitions, columns, filters)
+        self.kind = _kind(summaries, files.names, partitions, columns, filters, table)
         sizes = [np.frombuffer(summary.sizes, "<i8") for summary in summaries]
         self.sizes: NDArray[np.int64] = np.concatenate(sizes).astype(np.int64)
         self._first = np.cumsum([0, *map(len, sizes)])
@@ -168,13 +179,12 @@ class RowGroups:
         partitioned = set(self._partitions.names)
         stored = [name for name in names if name not in partitioned]
         table = self._table(group, stored) if stored else None
-        rows = int(self.sizes[group])
-        return {
-            name: table.column(name)
-            if table is not None and name not in partitioned
-            else pyarrow(WHAT).chunked_array([self._partitions.column(name, file, rows)])
-            for name in names
-        }
+        found = {} if table is None else dict(zip(table.column_names, table.columns, strict=True))
+        rows, arrow = int(self.sizes[group]), pyarrow(WHAT)
+        for name in partitioned & set(names):
+            found[name] = arrow.chunked_array([self._partitions.column(name, file, rows)])
+        # A file that is older than a column of its table has nulls there.
+        return {name: found[name] if name in found else arrow.chunked_array([arrow.nulls(rows)]) for name in names}
 
     def _table(self, group: int, names: Sequence[str]) -> Any:
         file, number = self._place(group)
@@ -241,6 +251,7 @@ def _kind(
     partitions: Partitions,
     columns: Sequence[str] | None,
     filters: Filters | None,
+    table: TableColumns | None,
 ) -> StructType:
     """The type of a sample, checked to agree between files.
 
@@ -250,16 +261,36 @@ def _kind(
     first: dict[bytes, str] = {}
     for summary, name in zip(summaries, names, strict=True):
         first.setdefault(summary.schema, name)
-    schemas = [arrow.ipc.read_schema(arrow.py_buffer(text)) for text in first]
+    schemas, paths = [arrow.ipc.read_schema(arrow.py_buffer(text)) for text in first], list(first.values())
     also = [] if filters is None else filters.names
     partitions.choose({name for schema in schemas for name in schema.names}, columns and [*columns, *also])
     extended = [partitions.extended(schema) for schema in schemas]
-    kinds = [kinds_of(schema, columns, path) for schema, path in zip(extended, first.values(), strict=True)]
-    check_same_columns(kinds, list(first.values()))
-    for schema, path in zip(extended, first.values(), strict=True):
+    for schema, path in zip(extended, paths, strict=True):
         if also:
             kinds_of(schema, also, path)  # raises if a filtered column is missing
+    if table is not None:
+        return _kind_of_table(extended, paths, columns, table)
+    kinds = [kinds_of(schema, columns, path) for schema, path in zip(extended, paths, strict=True)]
+    check_same_columns(kinds, paths)
     return kinds[0]
+
+
+def _kind_of_table(
+    schemas: Sequence[Any], paths: Sequence[str], columns: Sequence[str] | None, table: TableColumns
+) -> StructType:
+    """The type of a sample where older files may lack columns."""
+    wanted = list(table.names if columns is None else columns)
+    for schema, path in zip(schemas, paths, strict=True):
+        table.check(schema, column_names(wanted, table.names), path)
+    known = [present(wanted, schema) for schema in schemas]
+    missing = set(wanted).difference(*known)
+    if columns is not None and missing:
+        kinds_of(schemas[0], [*missing], paths[0])  # raises: no file has the column
+    kinds = [
+        kinds_of(schema, names, path) if names else StructType(())
+        for schema, names, path in zip(schemas, known, paths, strict=True)
+    ]
+    return merge_columns(kinds, paths, column_names(wanted, table.names))
 
 
 def _read(opened: Any, number: int, names: list[str]) -> Any:
@@ -350,13 +381,17 @@ class Parquet(TableDataset):
         path_list, columns = paths_of(paths), columns_of(columns)
         texts = [os.fspath(path) for path in path_list]
         files: Files
+        table: TableColumns | None = None
         if filesystem is None:
-            files = StoredFiles(data_files(path_list, FORMATS["parquet"].pattern, cache=cache, options=options))
+            data = data_files(path_list, FORMATS["parquet"].pattern, cache=cache, options=options)
+            files, table = StoredFiles(data.files), data.table
+            partitions = Partitions(data.files.names, data.partitions, data.types)
         else:
             files = FilesystemFiles(filesystem, path_list)
+            partitions = Partitions(files.names, folder_values(files.names, texts))
         row_filters = None if filters is None else Filters(filters)
         footers = _footers(files, texts, index_dir)
-        self._groups = RowGroups(files, footers, Partitions(files.names, texts), columns, row_filters)
+        self._groups = RowGroups(files, footers, partitions, columns, row_filters, table)
         self.kind = self._groups.kind
         null_policy = Nulls(nulls)
         null_policy.check(self.kind)
@@ -411,7 +446,7 @@ def summarize_row_groups(paths: Sequence[str]) -> ShardSummary:
     Uses and fills the same footer cache as `Parquet`.
     """
     pyarrow(WHAT)
-    files = StoredFiles(data_files(paths, FORMATS["parquet"].pattern, cache=None, options=None))
+    files = StoredFiles(data_files(paths, FORMATS["parquet"].pattern, cache=None, options=None).files)
     footers = _footers(files, paths, None)
     footers.summaries()  # fetches the footers of many objects concurrently
     metadata = (footers.metadata(number) for number in range(len(files.names)))
