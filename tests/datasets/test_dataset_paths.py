@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline.datasets import Arrow, Parquet
-from feedline.errors import ArgumentError
+from feedline.errors import ArgumentError, SampleError
 
 ASIDE = ("_temporary/0/task_0/part-1.parquet", "_started.parquet", "year=1/_tmp/2.parquet", ".part.parquet")
 
@@ -70,22 +70,10 @@ def test_a_folder_without_data_is_named(tmp_path: Path) -> None:
         Parquet(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["00.json", "00.checkpoint.parquet"])
-def test_a_delta_table_is_refused(folder: Path, far: str, name: str) -> None:
-    (folder / "_delta_log").mkdir()
-    pq.write_table(pa.table({"x": [9]}), folder / "_delta_log" / name)
-    fsspec.filesystem("memory").pipe(f"/aside/_all/_delta_log/{name}", (folder / "_delta_log" / name).read_bytes())
-    for place in (folder, far):
-        with pytest.raises(ArgumentError, match=r"is a Delta table.* Parquet\(DeltaTable\('.*'\)\.file_uris\(\)\)"):
-            rows(place)
-        assert rows(f"{place}/year=1/0.parquet", f"{place}/year=2/0.parquet") == [0, 1]
-
-
-def test_one_table_within_a_folder_of_others_is_refused(folder: Path) -> None:
-    (folder / "other/_delta_log").mkdir(parents=True)
-    pq.write_table(pa.table({"x": [9]}), folder / "other/_delta_log/00.checkpoint.parquet")
-    with pytest.raises(ArgumentError, match=r"data/other is a Delta table.*DeltaTable\('.*data/other'\)"):
-        Parquet(folder)
+def test_an_empty_file_is_no_marker(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(SampleError, match=r"a\.parquet cannot be read"):
+        Parquet(tmp_path)
 
 
 def test_what_is_neither_a_table_nor_a_path_is_named() -> None:

@@ -1,7 +1,6 @@
 """Resolution of paths, glob patterns, braces and addresses to files and objects.
 
-`matching` and `find` return all files. `data_files` leaves out what table writers keep in `_temporary`, `_delta_log`
-and similar folders.
+`matching` and `find` return all files, `found` those of each path.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import glob
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,9 @@ from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store
 from feedline.stores.files import FileSet, local_info
-from feedline.stores.globs import braces, expand_braces
+from feedline.stores.globs import expand_braces
 from feedline.stores.open import Finder
-from feedline.stores.urls import is_local, join, local_path, split
+from feedline.stores.urls import is_local, local_path
 
 Paths = Pathlike | Sequence[Pathlike]
 
@@ -138,9 +136,6 @@ def _info(path: str) -> ObjectInfo:
         raise missing(path) from None
 
 
-_DELTA = "_delta_log"
-
-
 def paths_of(given: Any, *others: str) -> list[Pathlike]:
     """One or several paths as a list.
 
@@ -162,80 +157,3 @@ def columns_of(given: Any) -> list[str] | None:
     if isinstance(given, str):
         raise ArgumentError(f"columns={given!r}: give a list of names, such as [{given!r}]")
     return None if given is None else list(given)
-
-
-def data_files(
-    paths: Sequence[Pathlike], inside: str, *, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
-) -> FileSet:
-    """Resolve paths as `find` does, to the data files of tables.
-
-    In a folder, files that match `inside` are data, unless a part of their path below it begins with `_` or `.`;
-    partition folders such as `_year=2024` are included. ArgumentError refuses a Delta table, whose folder also holds
-    files that are no longer part of it.
-    """
-    meant = [
-        each
-        for given, several in zip(paths, found(paths, inside, cache=cache, options=options), strict=True)
-        for each in _data(os.fspath(given), several)
-    ]
-    if not meant:
-        raise FileNotFoundError("no files: the list of paths is empty")
-    return FileSet(meant)
-
-
-def _data(given: str, several: Found) -> Found:
-    """Filter the data files among the matches of one path."""
-    folders = [f"{folder.rstrip('/')}/" for folder in _prefixes(given)]
-    placed = [_split_name(_name(each), folders) for each in several]
-    for folder in {folder for folder, _ in placed if folder}:
-        _check_no_delta(folder, several[0][0])
-    for folder, path in placed:
-        if f"/{_DELTA}/" in f"/{path}":
-            raise _delta_error(f"{folder}{path.partition(_DELTA)[0]}")
-    data = [each for each, (_, path) in zip(several, placed, strict=True) if not any(map(_is_aside, path.split("/")))]
-    if several and not data:
-        raise ObjectNotFoundError(f"no files: all names in {given} begin with '_' or '.', and are ignored")
-    return data
-
-
-def _prefixes(given: str) -> list[str]:
-    """Prefixes of the names found for a path with braces."""
-    if not is_local(given):
-        return braces(given)
-    return [str(Path(path).absolute()) for path in expand_braces(local_path(given))]
-
-
-def _name(each: tuple[Store | None, ObjectInfo]) -> str:
-    store, info = each
-    return info.path if store is None else join(store.url, info.path)
-
-
-def _split_name(name: str, folders: Sequence[str]) -> tuple[str, str]:
-    """Split a file name into a given folder and the rest.
-
-    Both are empty for a file given by its name or a pattern.
-    """
-    return next(((folder, name[len(folder) :]) for folder in folders if name.startswith(folder)), ("", ""))
-
-
-def _is_aside(part: str) -> bool:
-    return part.startswith(("_", ".")) and "=" not in part
-
-
-def _check_no_delta(folder: str, store: Store | None) -> None:
-    if Path(folder, _DELTA).is_dir() if store is None else _has(store, f"{split(folder).path}{_DELTA}/"):
-        raise _delta_error(folder)
-
-
-def _has(store: Store, folder: str) -> bool:
-    with suppress(ObjectNotFoundError):  # stores with real folders report a missing one
-        return any(True for _ in store.list(folder))
-    return False
-
-
-def _delta_error(folder: str) -> ArgumentError:
-    table = folder.rstrip("/")
-    return ArgumentError(
-        f"{table} is a Delta table, whose folder may hold files that are no longer part of it; give the current ones,"
-        f" as listed by the package deltalake: Parquet(DeltaTable({table!r}).file_uris())"
-    )

@@ -25,8 +25,8 @@ from feedline.core.dataset import BatchRead
 from feedline.core.rng import addressed
 from feedline.core.tree import leaves
 from feedline.datasets import Parquet
-from feedline.datasets.tables import parquet
-from feedline.datasets.tables.parquet import RowGroupWarning, read_in_pieces
+from feedline.datasets.tables import row_groups
+from feedline.datasets.tables.row_groups import RowGroupWarning, read_in_pieces
 from feedline.errors import ArgumentError, FeedlineError, MissingExtraError, SampleError, SampleIndexError, StateError
 
 N = 100
@@ -354,7 +354,7 @@ class TestLargeRowGroups:
     def test_are_warned_of_when_their_chosen_columns_are_large(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(parquet, "_LARGE_NBYTES", 10_000)
+        monkeypatch.setattr(row_groups, "_LARGE_NBYTES", 10_000)
         table = pa.table({"x": np.arange(2000), "y": np.arange(2000, dtype=np.int8)})
         pq.write_table(table, tmp_path / "t.parquet", row_group_size=1500, use_dictionary=False)
         with pytest.warns(RowGroupWarning, match=r"row group 0 of .*t\.parquet has .* GiB.*columns=.*row_group_size="):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from feedline.core.tensors import Allocator, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.decoding import Decode
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import place_of
 from feedline.datasets.paths import columns_of, find, listed, paths_of
@@ -21,6 +22,7 @@ from feedline.datasets.tables.arrow_batches import validate_batch
 from feedline.datasets.tables.arrow_messages import MAGIC, DamagedError, check_single_file
 from feedline.datasets.tables.arrow_remote import ArrowObjects, damage_error
 from feedline.datasets.tables.base import CACHE_NBYTES, ChunkCache, ChunkRows, TableDataset
+from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
 from feedline.datasets.tables.columns import Int64s
 from feedline.datasets.tables.nulls import Nulls
@@ -41,9 +43,9 @@ class Arrow(TableDataset):
 
     `paths` is a path or address, a folder of `.arrow` files, a glob or brace pattern, a list of them, or a
     `pyarrow.Table`. Feather 2 files and the cache files of Hugging Face are such files and streams. Samples are dicts
-    by column: see `Parquet` for what the types become, and for `nulls`. Files are memory-mapped and read in place;
-    compressed ones are decompressed into memory when they are opened. Record batches are the shards. Pickles by path; a
-    table in memory by its buffers, out of band where the pickler can.
+    by column: see `Parquet` for what the types become, and for `nulls`, `transform` and `decode`. Files are
+    memory-mapped and read in place; compressed ones are decompressed into memory when they are opened. Record batches
+    are the shards. Pickles by path; a table in memory by its buffers, out of band where the pickler can.
 
     Of objects in stores the buffers of the chosen columns are read, through `cache` if it is given, and kept per
     process within `cache_nbytes`, which also limits how many record batches are read at once. `options` are those of
@@ -59,7 +61,8 @@ class Arrow(TableDataset):
         columns: Sequence[str] | None = None,
         *,
         nulls: Any = "raise",
-        transform: Transform | None = None,
+        transform: Transform | Mapping[str, Transform] | None = None,
+        decode: Mapping[str, Decode] | None = None,
         cache_nbytes: int = CACHE_NBYTES,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
@@ -67,21 +70,22 @@ class Arrow(TableDataset):
     ) -> None:
         checked = Nulls(nulls)
         self._objects: ArrowObjects | None = None
-        self._rows: _InPlace | ChunkCache
+        rows: _InPlace | ChunkCache
         columns = columns_of(columns)
         opened = _open_source(paths, cache, options)
         if isinstance(opened, FileSet):
             place = place_of("arrow-messages", map(absolute, listed(paths)), index_dir)
             objects = self._objects = ArrowObjects(opened, columns, place)
-            self.kind, sizes = objects.kind, objects.sizes
-            self._rows = ChunkCache(objects, checked, cache_nbytes)
+            cells = Cells(objects.kind, transform, decode)
+            objects.kind, sizes = cells.kind, objects.sizes
+            rows = ChunkCache(objects, checked, cache_nbytes)
         else:
-            self.kind = opened.kind(columns)
-            batches = opened.batches([name for name, _ in self.kind.fields])
+            cells = Cells(opened.kind(columns), transform, decode)
+            batches = opened.batches([name for name, _ in cells.kind.fields])
             sizes = np.array([batch.num_rows for batch in batches], np.int64)
-            self._rows = _InPlace(opened, self.kind, sizes, checked)
-        checked.check(self.kind)
-        super().__init__(sizes, transform)
+            rows = _InPlace(opened, cells.kind, sizes, checked)
+        checked.check(cells.kind)
+        super().__init__(rows, sizes, cells)
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Ranges of each cached store that reading these samples takes, for prefetching."""
@@ -89,12 +93,6 @@ class Arrow(TableDataset):
             return []
         which, _ = self._places(within(indices, len(self), type(self).__name__))
         return self._objects.ranges(np.unique(which).tolist())
-
-    def _samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
-        return self._rows.samples(which, rows) if len(rows) else []
-
-    def _batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
-        return self._rows.batch(which, rows, empty)
 
 
 class _InPlace:
@@ -119,7 +117,7 @@ class _InPlace:
         if rows is None:
             names = [name for name, _ in self._kind.fields]
             chunks = [self._chunk(number, batch) for number, batch in enumerate(self._source.batches(names))]
-            rows = ChunkRows(self._kind, chunks, self._nulls, self._locate)
+            rows = ChunkRows(self._kind, chunks, self._nulls, self.locate)
             self._rows = rows  # two threads may both open the files; either result will do
         return rows
 
@@ -131,11 +129,11 @@ class _InPlace:
             return table_chunk(self._kind, chosen)
         except pyarrow(_WHAT).ArrowException as error:
             raise SampleError(
-                f"the record batch of {batch.num_rows} rows from {self._locate(number, 0)} on cannot be read ({error});"
+                f"the record batch of {batch.num_rows} rows from {self.locate(number, 0)} on cannot be read ({error});"
                 " write it again, in smaller ones, or leave columns out with columns=[...]"
             ) from error
 
-    def _locate(self, chunk: int, row: int) -> str:
+    def locate(self, chunk: int, row: int) -> str:
         return self._source.locate(chunk, row, self._bounds)
 
     def __getstate__(self) -> dict[str, Any]:

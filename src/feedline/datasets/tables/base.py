@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from feedline import collate
 from feedline.core.caches import LoadingCache, PerProcess
-from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches
+from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, Traits, check_reads_batches
 from feedline.core.tensors import Allocator, as_indices, one_within, within
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.decoding import SampleTransform
+from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk
 from feedline.datasets.tables.columns import CellError, Int64s, StructColumn
 from feedline.datasets.tables.nulls import Nulls
@@ -104,22 +103,33 @@ def _shape(value: Any) -> Any:
     return [_shape(each) for each in value] if isinstance(value, list) else type(value).__name__
 
 
+class Rows(Protocol):
+    """Rows of chunks, wherever these are."""
+
+    def samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
+        """A dict for each row, given its chunk in `which`."""
+        ...
+
+    def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
+        """The samples default-collated, with tensors in memory from `empty`."""
+        ...
+
+    def locate(self, chunk: int, row: int) -> str:
+        """Describe a row for error messages."""
+        ...
+
+
 class TableDataset(torch.utils.data.Dataset[Any]):
     """Rows of chunks as samples: dicts by column.
 
-    `shard_sizes` holds the number of samples in each chunk.
+    `shard_sizes` holds the number of samples in each chunk, and `kind` the type of a row.
     """
 
-    def __init__(self, shard_sizes: NDArray[np.int64], transform: Transform | None) -> None:
+    def __init__(self, rows: Rows, shard_sizes: NDArray[np.int64], cells: Cells) -> None:
+        self.kind = cells.kind
         self.shard_sizes = shard_sizes
-        self._step = SampleTransform(transform)
+        self._rows, self._cells = rows, cells
         self._bounds = np.concatenate(([0], np.cumsum(shard_sizes, dtype=np.int64)))
-
-    def _samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
-        raise NotImplementedError
-
-    def _batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
-        raise NotImplementedError
 
     def __len__(self) -> int:
         return int(self._bounds[-1])
@@ -127,31 +137,46 @@ class TableDataset(torch.utils.data.Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         """Row `index` in its own memory. Negative indices count from the end."""
         at = one_within(index, len(self), type(self).__name__)
-        return self._step(self._samples(*self._places(np.array([at])))[0], None)
+        which, rows = self._places(np.array([at]))
+        (sample,) = self._rows.samples(which, rows)
+        return self._cells.sample(sample, None, partial(self._locate, which, rows, 0))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices; each chunk is read once.
 
         Tensors of one column may be views of one tensor, which nothing else uses.
         """
-        inside = within(as_indices(indices), len(self), type(self).__name__)
-        samples = self._samples(*self._places(inside))
-        return [self._step(sample, row) for row, sample in enumerate(samples)] if self._step.transform else samples
+        which, rows = self._places(within(as_indices(indices), len(self), type(self).__name__))
+        samples: list[Any] = self._rows.samples(which, rows) if len(rows) else []
+        if self._cells.are_plain:
+            return samples
+        locate = partial(self._locate, which, rows)
+        return [self._cells.sample(each, row, partial(locate, row)) for row, each in enumerate(samples)]
 
     @property
     def traits(self) -> Traits:
-        return READS_BATCHES if self._step.transform is None else READS_SAMPLES
+        if self._cells.are_plain:
+            return READS_BATCHES
+        return Traits(thread_safe=True, reads_batches=self._cells.batchable, uses_keys=self._cells.draws)
 
     def read_batch(self, request: BatchRead) -> Batch:
-        """The collated batch in one pass. TypeError if there is a transform."""
+        """The collated batch in one pass.
+
+        TypeError if a transform needs single samples.
+        """
         check_reads_batches(self)
-        places = self._places(within(request.indices, len(self), type(self).__name__))
-        return self._batch(*places, request.allocate)
+        which, rows = self._places(within(request.indices, len(self), type(self).__name__))
+        batch = self._rows.batch(which, rows, request.allocate)
+        locate = partial(self._locate, which, rows)
+        return self._cells.batch(batch, request.keys, len(rows), request.allocate, locate)
 
     def _places(self, inside: Int64s) -> tuple[Int64s, Int64s]:
         """The chunk of each index, and the row there."""
         which = np.searchsorted(self._bounds, inside, side="right") - 1
         return which, inside - self._bounds[which]
+
+    def _locate(self, which: Int64s, rows: Int64s, at: int) -> str:
+        return self._rows.locate(int(which[at]), int(rows[at]))
 
 
 CACHE_NBYTES = 1 << 29
@@ -219,6 +244,10 @@ class ChunkCache:
 
         with note_shape_mismatch(lambda: samples, locate):
             return collate.default(samples, empty=empty)
+
+    def locate(self, chunk: int, row: int) -> str:
+        """Describe a row for error messages."""
+        return self._chunks.locate(chunk, row)
 
     def _runs(self, which: Int64s) -> Iterator[tuple[Int64s, ChunkRows, Int64s]]:
         """Split a read into runs whose chunks fit into memory.

@@ -6,40 +6,41 @@ the statistics of row groups, and only then to rows.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import and_, or_
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import optional
+from feedline.datasets.tables.snapshots import PartitionValues
 from feedline.datasets.tables.types import pyarrow
 from feedline.errors import ArgumentError, SampleError
-from feedline.stores.urls import is_local
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+_ZONE = re.compile(r"(?:Z|[+-]\d\d:?\d\d)$")
 
 
 _INTEGER = re.compile(r"-?\d{1,18}")
 
 
 class Partitions:
-    """Columns from folders named `name=value`.
+    """Columns with one value per file, from folders or tables.
 
-    Values are int64 if all are integers, else texts.
-    Folders below a given folder count. Of a given file or pattern, all folders in its path do.
+    `values` are the texts of each file by column. Columns have the Arrow `types` of a table; those of folders are
+    int64 if all values are integers, else texts.
     """
 
-    def __init__(self, names: Sequence[str], given: Iterable[str]) -> None:
-        bases = _bases(given)
-        self._files = names
-        self._values = [_folder_values(_below(name, bases)) if "=" in name else {} for name in names]
+    def __init__(
+        self, names: Sequence[str], values: Sequence[PartitionValues], types: Mapping[str, Any] | None = None
+    ) -> None:
+        self._files, self._values, self._types = names, values, types or {}
         self._table: Any = None
 
     def choose(self, stored: Iterable[str], wanted: Iterable[str] | None) -> None:
@@ -58,7 +59,9 @@ class Partitions:
         for name in chosen:
             self._check_in_all_files(name)
         if chosen:
-            columns = {name: _column([values[name] for values in self._values]) for name in chosen}
+            columns = {
+                name: _column(name, [values[name] for values in self._values], self._types.get(name)) for name in chosen
+            }
             self._table = pyarrow("datasets.Parquet").table(columns)
         self._files, self._values = [], []
 
@@ -95,33 +98,27 @@ class Partitions:
         return {name: self._table.column(name)[file].as_py() for name in self.names}
 
 
-def _bases(given: Iterable[str]) -> list[str]:
-    """Path prefixes whose folders are no partitions, the longest first."""
-    bases = set()
-    for each in given:
-        path = each.removeprefix("file://")
-        if is_local(each) and not os.path.isabs(path):  # noqa: PTH117 - a string, never opened
-            bases.add(os.path.join(os.getcwd(), ""))  # noqa: PTH109, PTH118
-            path = os.path.abspath(path)  # noqa: PTH100
-        bases.add(f"{path.rstrip('/')}/")
-    return sorted(bases, key=len, reverse=True)
-
-
-def _below(name: str, bases: Sequence[str]) -> str:
-    return next((name[len(base) :] for base in bases if name.startswith(base)), name)
-
-
-def _folder_values(path: str) -> dict[str, str]:
-    parts = (part.partition("=") for part in path.split("/")[:-1])
-    return {unquote(name): unquote(value) for name, mark, value in parts if mark and name}
-
-
-def _column(written: Sequence[str]) -> Any:
+def _column(name: str, written: Sequence[str | None], kind: Any) -> Any:
+    """One value per file; SampleError for an unfit text."""
     arrow = pyarrow("datasets.Parquet")
     texts = [None if text == _NULL else text for text in written]
+    if kind is not None:
+        return _cast(name, texts, kind)
     if all(_INTEGER.fullmatch(text) for text in texts if text is not None):
         return arrow.array([None if text is None else int(text) for text in texts], arrow.int64())
     return arrow.array(texts, arrow.string())
+
+
+def _cast(name: str, texts: Sequence[str | None], kind: Any) -> Any:
+    arrow = pyarrow("datasets.Parquet")
+    if arrow.types.is_timestamp(kind) and kind.tz is not None:  # a time without a zone is in UTC
+        texts = [text and (text if _ZONE.search(text) else f"{text}Z") for text in texts]
+    try:
+        return arrow.array(texts, arrow.string()).cast(kind)
+    except arrow.ArrowException as error:
+        raise SampleError(
+            f"partition column {name!r} cannot be read as {kind} ({error}); leave it out with columns=[...]"
+        ) from error
 
 
 Predicate = tuple[str, str, Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,11 +31,16 @@ from feedline.stores.globs import expand_braces
 WHAT = "datasets.Parquet"
 
 
+Decryption = Callable[[], Any]
+"""Returns the decryption properties of pyarrow."""
+
+
 class StoredFiles:
     """Local files and objects of stores, by number."""
 
-    def __init__(self, blobs: FileSet) -> None:
+    def __init__(self, blobs: FileSet, decryption: Decryption | None = None) -> None:
         self._blobs = blobs
+        self.decryption = None if decryption is None else PerProcess(decryption)
         self.names = blobs.names
         self.is_local = blobs.is_local
 
@@ -60,7 +65,7 @@ class StoredFiles:
             source = pyarrow(WHAT).BufferReader(blob.data)
         else:
             source = SparseFile(blob.nbytes, spans, blob.read)
-        with parquet_file(self.names[number], source, metadata, pre_buffer=False) as file:
+        with parquet_file(self.names[number], source, metadata, self.decryption, pre_buffer=False) as file:
             yield file
 
     def ranges(self, spans: Sequence[tuple[int, Range]]) -> list[tuple[CachedStore, ObjectRange]]:
@@ -80,8 +85,9 @@ class FilesystemFiles:
 
     is_local = False
 
-    def __init__(self, filesystem: Any, paths: Paths) -> None:
+    def __init__(self, filesystem: Any, paths: Paths, decryption: Decryption | None = None) -> None:
         self._filesystem = filesystem
+        self.decryption = None if decryption is None else PerProcess(decryption)
         names = [path for pattern in listed(paths) for path in expand_braces(str(pattern), self._is_file)]
         infos = filesystem.get_file_info(names)
         for info in infos:
@@ -114,7 +120,7 @@ class FilesystemFiles:
         self._infos[number].state.check(_info(self._filesystem.get_file_info(path)).state, path)
         with naming(path):
             source = self._filesystem.open_input_file(path)
-        with source, parquet_file(path, source, metadata, pre_buffer=True) as file:
+        with source, parquet_file(path, source, metadata, self.decryption, pre_buffer=True) as file:
             yield file
 
     def ranges(self, _: Sequence[tuple[int, Range]]) -> list[tuple[CachedStore, ObjectRange]]:
@@ -132,11 +138,17 @@ Files = StoredFiles | FilesystemFiles
 
 
 @contextmanager
-def parquet_file(name: str, source: Any, metadata: Any, *, pre_buffer: bool) -> Iterator[Any]:
+def parquet_file(
+    name: str, source: Any, metadata: Any, decryption: Decryption | None, *, pre_buffer: bool
+) -> Iterator[Any]:
     """Open a ParquetFile and close it on exit."""
     with naming(name):
         file = optional.load("pyarrow.parquet", "arrow", WHAT).ParquetFile(
-            source, metadata=metadata, pre_buffer=pre_buffer, page_checksum_verification=True
+            source,
+            metadata=metadata,
+            pre_buffer=pre_buffer,
+            page_checksum_verification=True,
+            decryption_properties=decryption and decryption(),
         )
     with file:
         yield file
@@ -153,9 +165,18 @@ def naming(what: str) -> Iterator[None]:
     except (pyarrow(WHAT).ArrowException, OSError) as error:
         if isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno is not None):
             raise
+        if "decrypt" in str(error).lower():
+            raise _encrypted_error(what, error) from error
         raise SampleError(
             f"{what} cannot be read: it is damaged, truncated, or not Parquet ({error}); re-create it or leave it out"
         ) from error
+
+
+def _encrypted_error(what: str, error: Exception | str) -> SampleError:
+    return SampleError(
+        f"{what} cannot be decrypted ({error}); pass decryption=, a function that returns pyarrow's"
+        " FileDecryptionProperties with the keys of the file, or choose columns that are not encrypted"
+    )
 
 
 def check_single_reader(filesystem: Any, **store_arguments: Any) -> None:
@@ -180,6 +201,10 @@ _FIRST_READ_NBYTES = 64 << 10
 
 _TAIL_NBYTES = 8
 """The length of the footer in 4 bytes, then PAR1."""
+
+
+_ENCRYPTED = b"PARE"
+"""End of a file whose footer is encrypted."""
 
 
 _PARSED = 256
@@ -220,7 +245,7 @@ class Footers:
         numbers = range(len(self._files.names))
         if self._files.is_local and len(numbers) < _CACHE_FROM:
             return [_split(self._build(number))[0] for number in numbers]
-        keys = [self._files.key(number) for number in numbers]
+        keys = [self._key(number) for number in numbers]
         entries = {number: entry for number in numbers if (entry := self._get(keys[number])) is not None}
         missing = [number for number in numbers if number not in entries]
         if missing:
@@ -233,7 +258,7 @@ class Footers:
 
     def footer(self, number: int) -> memoryview:
         """The bytes of a file from the footer to its end."""
-        entry = self._get(self._files.key(number))
+        entry = self._get(self._key(number))
         return _split(self._build(number) if entry is None else entry)[1]
 
     def metadata(self, number: int) -> Any:
@@ -243,8 +268,18 @@ class Footers:
         if metadata is None:
             with naming(self._name(number)):
                 buffer = pyarrow(WHAT).BufferReader(self.footer(number))
-                metadata = parsed.put(number, optional.load("pyarrow.parquet", "arrow", WHAT).read_metadata(buffer))
+                metadata = parsed.put(number, self._open(buffer).metadata)
         return metadata
+
+    def _open(self, source: Any) -> Any:
+        decryption = self._files.decryption
+        return optional.load("pyarrow.parquet", "arrow", WHAT).ParquetFile(
+            source, decryption_properties=decryption and decryption()
+        )
+
+    def _key(self, number: int) -> bytes | None:
+        # The index holds schemas in the clear, so that it must not hold those of encrypted files.
+        return None if self._files.decryption else self._files.key(number)
 
     def _name(self, number: int) -> str:
         return self._files.names[number]
@@ -262,7 +297,7 @@ class Footers:
         footer = self._read(number)
         arrow = pyarrow(WHAT)
         with naming(self._name(number)):
-            file = optional.load("pyarrow.parquet", "arrow", WHAT).ParquetFile(arrow.BufferReader(footer))
+            file = self._open(arrow.BufferReader(footer))
             metadata = self._parsed().put(number, file.metadata)
             groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
             sizes = np.array([group.num_rows for group in groups], "<i8").tobytes()
@@ -276,7 +311,9 @@ class Footers:
         start = max(0, nbytes - _FIRST_READ_NBYTES)
         end = self._files.read(number, start, nbytes) if nbytes else memoryview(b"")
         wanted = _TAIL_NBYTES + (int.from_bytes(end[-_TAIL_NBYTES:-4], "little") if nbytes > _TAIL_NBYTES else 0)
-        if bytes(end[-4:]) != b"PAR1" or wanted > nbytes:
+        if bytes(end[-4:]) == _ENCRYPTED and self._files.decryption is None:
+            raise _encrypted_error(name, "it is encrypted")
+        if bytes(end[-4:]) not in (b"PAR1", _ENCRYPTED) or wanted > nbytes:
             raise SampleError(
                 f"{name} cannot be read: it is damaged, truncated, or not Parquet (it has no footer at its end);"
                 " re-create it or leave it out"

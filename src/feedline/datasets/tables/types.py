@@ -267,6 +267,27 @@ def check_same_columns(kinds: Sequence[StructType], paths: Sequence[str]) -> Non
             )
 
 
+def merge_columns(kinds: Sequence[StructType], paths: Sequence[str], columns: Sequence[str]) -> StructType:
+    """Merge files that may lack columns; SampleError if types differ."""
+    merged: dict[str, tuple[ColumnType, str]] = {}
+    for kind, path in zip(kinds, paths, strict=True):
+        for name, each in kind.fields:
+            one, first = merged.setdefault(name, (each, path))
+            check_same_columns([StructType(((name, one),)), StructType(((name, each),))], [first, path])
+    return StructType(tuple((name, merged[name][0]) for name in columns if name in merged))
+
+
+def column_names(columns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The columns, without the members on their paths, each once."""
+    found = (_longest_prefix(column, names) for column in columns)
+    return list(dict.fromkeys(name for name in found if name is not None))
+
+
+def present(columns: Sequence[str], schema: Any) -> list[str]:
+    """The columns and members of columns that a schema has."""
+    return [column for column in columns if _longest_prefix(column, schema.names) is not None]
+
+
 def _names(kind: StructType) -> list[str]:
     return [name for name, _ in kind.fields]
 

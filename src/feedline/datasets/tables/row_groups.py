@@ -1,0 +1,323 @@
+"""Row groups of Parquet files, numbered and decoded."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.core.caches import LRUCache, PerProcess
+from feedline.core.threads import BoundedMap
+from feedline.datasets.file_objects import merge_ranges
+from feedline.datasets.tables.chunks import StructChunk, chunk_of_chunked
+from feedline.datasets.tables.filters import Filters, Partitions
+from feedline.datasets.tables.parquet_files import (
+    WHAT,
+    Files,
+    Footers,
+    Summary,
+    naming,
+)
+from feedline.datasets.tables.snapshots import TableColumns
+from feedline.datasets.tables.types import (
+    StructType,
+    check_same_columns,
+    column_names,
+    kinds_of,
+    merge_columns,
+    present,
+    pyarrow,
+)
+from feedline.errors import SampleError
+from feedline.stores import CachedStore, ObjectNotFoundError, ObjectRange, StoreError
+from feedline.stores.base import Range
+
+T = TypeVar("T")
+
+
+_PLANS = 4096
+"""Row groups whose plans are cached."""
+
+
+_LIMIT_NBYTES = 256 << 20
+"""Memory for row groups that are decoded at once to filter their rows."""
+
+
+_LARGE_NBYTES = 2 << 30
+
+
+_PIECES = (16, 256, 4096)
+"""Numbers of pieces to try for a row group that pyarrow cannot decode whole."""
+
+
+class RowGroupWarning(RuntimeWarning):
+    """Warns of a row group that takes much memory to decode."""
+
+
+class _RowGroupPlan(NamedTuple):
+    """Byte ranges of a row group, and its approximate decoded size."""
+
+    spans: list[Range]
+    nbytes: int
+
+
+class RowGroups:
+    """The row groups of all files, in order.
+
+    Holds no open files; pickles without the footers.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        footers: Footers,
+        partitions: Partitions,
+        columns: Sequence[str] | None,
+        filters: Filters | None,
+        table: TableColumns | None,
+    ) -> None:
+        self._files, self._footers, self._partitions = files, footers, partitions
+        summaries = footers.summaries()
+        self.kind = _kind(summaries, files.names, partitions, columns, filters, table)
+        sizes = [np.frombuffer(summary.sizes, "<i8") for summary in summaries]
+        self.sizes: NDArray[np.int64] = np.concatenate(sizes).astype(np.int64)
+        self._first = np.cumsum([0, *map(len, sizes)])
+        self._plans: PerProcess[LRUCache[int, _RowGroupPlan]] = PerProcess(partial(LRUCache, _PLANS))
+        self._bounded_map = BoundedMap()
+        self._warn_of_large([summary.largest_nbytes for summary in summaries])
+
+    def decoded(self, group: int) -> StructChunk:
+        """Decode the chosen columns of a row group."""
+        columns = self._columns(group, [name for name, _ in self.kind.fields])
+        with naming(self._describe(group)):
+            return StructChunk(tuple(chunk_of_chunked(kind, columns[name]) for name, kind in self.kind.fields))
+
+    def each(self, work: Callable[[int], T], groups: Sequence[int], limit_nbytes: int) -> Iterator[T]:
+        """Map `work` over row groups, in order.
+
+        Those of remote files run ahead in threads, within `limit_nbytes` of decoded data.
+        """
+        if self._files.is_local:
+            return map(work, groups)
+        return self._bounded_map.map(work, groups, lambda group: self._plan(group).nbytes, limit_nbytes)
+
+    def rows_where(self, filters: Filters) -> list[NDArray[np.int32]]:
+        """The matching rows of each row group.
+
+        Row groups that cannot match, by partition columns or statistics, are not read.
+        """
+        matching = [np.empty(0, np.int32)] * len(self.sizes)
+        candidates = []
+        for file in np.flatnonzero(filters.files(self._partitions, len(self._files.names))).tolist():
+            groups = range(int(self._first[file]), int(self._first[file + 1]))
+            if set(filters.names) <= set(self._partitions.names):
+                for group in groups:
+                    matching[group] = np.arange(self.sizes[group], dtype=np.int32)
+            else:
+                candidates += [groups[number] for number in self._possible(file, filters)]
+        rows = self.each(partial(self._rows_where, filters), candidates, _LIMIT_NBYTES)
+        for group, each in zip(candidates, rows, strict=True):
+            matching[group] = each
+        return matching
+
+    def ranges(self, groups: Sequence[int]) -> list[tuple[CachedStore, ObjectRange]]:
+        """The ranges that decoding these row groups reads through caches."""
+        if self._files.is_local:
+            return []
+        return self._files.ranges(
+            [(self._place(group)[0], span) for group in groups for span in self._plan(group).spans]
+        )
+
+    def locate(self, group: int, row: int) -> str:
+        """Describe a row by its file and its number there."""
+        file, number = self._place(group)
+        before = int(self.sizes[group - number : group].sum())
+        return f"{self._files.names[file]}, row {before + row} (row group {number})"
+
+    def _place(self, group: int) -> tuple[int, int]:
+        file = int(np.searchsorted(self._first, group, side="right")) - 1
+        return file, group - int(self._first[file])
+
+    def _possible(self, file: int, filters: Filters) -> list[int]:
+        if self._files.decryption is not None:  # pyarrow's filters of row groups take no keys
+            return list(range(self._footers.metadata(file).num_row_groups))
+        path = self._files.names[file]
+        schema = self._partitions.extended(self._footers.metadata(file).schema.to_arrow_schema())
+        return filters.row_groups(path, self._footers.footer(file), schema, self._partitions.values(file))
+
+    def _rows_where(self, filters: Filters, group: int) -> NDArray[np.int32]:
+        table = pyarrow(WHAT).table(self._columns(group, filters.names))
+        return filters.rows(self._files.names[self._place(group)[0]], table)
+
+    def _columns(self, group: int, names: Sequence[str]) -> dict[str, Any]:
+        """Columns of a row group by name, as Arrow's chunked arrays."""
+        file, _ = self._place(group)
+        partitioned = set(self._partitions.names)
+        stored = [name for name in names if name not in partitioned]
+        table = self._table(group, stored) if stored else None
+        found = {} if table is None else dict(zip(table.column_names, table.columns, strict=True))
+        rows, arrow = int(self.sizes[group]), pyarrow(WHAT)
+        for name in partitioned & set(names):
+            found[name] = arrow.chunked_array([self._partitions.column(name, file, rows)])
+        # A file that is older than a column of its table has nulls there.
+        return {name: found[name] if name in found else arrow.chunked_array([arrow.nulls(rows)]) for name in names}
+
+    def _table(self, group: int, names: Sequence[str]) -> Any:
+        file, number = self._place(group)
+        spans = [] if self._files.is_local else self._make_plan(group, names).spans
+        try:
+            with self._files.opened(file, self._footers.metadata(file), spans) as opened, naming(self._describe(group)):
+                return _read(opened, number, list(names))
+        except FileNotFoundError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise ObjectNotFoundError(
+                f"{self._describe(group)} cannot be read: the file has been removed since this dataset was created;"
+                " restore it or re-create the dataset"
+            ) from error
+
+    def _describe(self, group: int) -> str:
+        file, number = self._place(group)
+        return f"row group {number} of {self._files.names[file]}"
+
+    def _warn_of_large(self, largest: Sequence[int]) -> None:
+        """Warn of the first row group whose chosen columns are large."""
+        limit = _large_nbytes()
+        # The largest row group in all columns rules out most files without a look at their footers.
+        groups = (
+            group
+            for file, nbytes in enumerate(largest)
+            if nbytes > limit
+            for group in range(int(self._first[file]), int(self._first[file + 1]))
+            if self._plan(group).nbytes > limit
+        )
+        group = next(groups, None)
+        if group is not None:
+            warnings.warn(
+                f"{self._describe(group)} has {self._plan(group).nbytes / (1 << 30):.1f} GiB in the columns that are"
+                " read, and each process decodes it as a whole; choose fewer columns with columns=[...], or rewrite"
+                " the files with smaller row groups (row_group_size= of pyarrow.parquet.write_table)",
+                RowGroupWarning,
+                stacklevel=4,
+            )
+
+    def _plan(self, group: int) -> _RowGroupPlan:
+        """The plan for the columns of samples, cached."""
+        plans = self._plans()
+        plan = plans.get(group)
+        names = [name for name, _ in self.kind.fields]
+        return plans.put(group, self._make_plan(group, names)) if plan is None else plan
+
+    def _make_plan(self, group: int, names: Sequence[str]) -> _RowGroupPlan:
+        file, number = self._place(group)
+        metadata = self._footers.metadata(file)
+        schema, row_group, wanted = metadata.schema, metadata.row_group(number), set(names)
+        # Only chosen columns are looked at: others may be encrypted.
+        leaves = [leaf for leaf in range(row_group.num_columns) if _is_of(schema.column(leaf).path, wanted)]
+        with naming(self._describe(group)):
+            chosen = [row_group.column(leaf) for leaf in leaves]
+        spans = merge_ranges([_span(each) for each in chosen])
+        if not all(0 <= start <= stop <= self._files.nbytes(file) for start, stop in spans):
+            raise SampleError(
+                f"row group {number} of {self._files.names[file]} cannot be read: its footer refers to bytes beyond"
+                " the end of the file; re-create the file or leave it out"
+            )
+        return _RowGroupPlan(spans, sum(each.total_uncompressed_size for each in chosen))
+
+
+def _kind(
+    summaries: Sequence[Summary],
+    names: Sequence[str],
+    partitions: Partitions,
+    columns: Sequence[str] | None,
+    filters: Filters | None,
+    table: TableColumns | None,
+) -> StructType:
+    """The type of a sample, checked to agree between files.
+
+    Also chooses the partition columns.
+    """
+    arrow = pyarrow(WHAT)
+    first: dict[bytes, str] = {}
+    for summary, name in zip(summaries, names, strict=True):
+        first.setdefault(summary.schema, name)
+    schemas, paths = [arrow.ipc.read_schema(arrow.py_buffer(text)) for text in first], list(first.values())
+    also = [] if filters is None else filters.names
+    partitions.choose({name for schema in schemas for name in schema.names}, columns and [*columns, *also])
+    extended = [partitions.extended(schema) for schema in schemas]
+    for schema, path in zip(extended, paths, strict=True):
+        if also:
+            kinds_of(schema, also, path)  # raises if a filtered column is missing
+    if table is not None:
+        return _kind_of_table(extended, paths, columns, table)
+    kinds = [kinds_of(schema, columns, path) for schema, path in zip(extended, paths, strict=True)]
+    check_same_columns(kinds, paths)
+    return kinds[0]
+
+
+def _kind_of_table(
+    schemas: Sequence[Any], paths: Sequence[str], columns: Sequence[str] | None, table: TableColumns
+) -> StructType:
+    """The type of a sample where older files may lack columns."""
+    wanted = list(table.names if columns is None else columns)
+    for schema, path in zip(schemas, paths, strict=True):
+        table.check(schema, column_names(wanted, table.names), path)
+    known = [present(wanted, schema) for schema in schemas]
+    missing = set(wanted).difference(*known)
+    if columns is not None and missing:
+        kinds_of(schemas[0], [*missing], paths[0])  # raises: no file has the column
+    kinds = [
+        kinds_of(schema, names, path) if names else StructType(())
+        for schema, names, path in zip(schemas, known, paths, strict=True)
+    ]
+    return merge_columns(kinds, paths, column_names(wanted, table.names))
+
+
+def _read(opened: Any, number: int, names: list[str]) -> Any:
+    """Read columns of a row group as a table.
+
+    In several batches if pyarrow cannot make a single one.
+    """
+    # Worker processes set torch to one thread, and must not start one per core here.
+    options = {"columns": names, "use_threads": torch.get_num_threads() > 1}
+    try:
+        return opened.read_row_group(number, **options)
+    except pyarrow(WHAT).ArrowNotImplementedError:  # more than 2 GiB of texts in lists or structs
+        for pieces in _PIECES:
+            with suppress(pyarrow(WHAT).ArrowNotImplementedError):
+                return read_in_pieces(opened, number, pieces, options)
+        raise
+
+
+def read_in_pieces(opened: Any, number: int, pieces: int, options: dict[str, Any]) -> Any:
+    """Read columns of a row group in about `pieces` batches."""
+    rows = opened.metadata.row_group(number).num_rows
+    batches = opened.iter_batches(-(-rows // pieces), row_groups=[number], **options)
+    return pyarrow(WHAT).Table.from_batches(list(batches))
+
+
+def _large_nbytes() -> int:
+    """A quarter of the machine's memory, at most 2 GiB."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
+        return _LARGE_NBYTES
+    return min(_LARGE_NBYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
+
+
+def _is_of(path: str, names: set[str]) -> bool:
+    """Check if a leaf column belongs to one of these."""
+    return path in names or any(path[:at] in names for at, character in enumerate(path) if character == ".")
+
+
+def _span(column: Any) -> Range:
+    """The byte range of a column chunk, its dictionary included."""
+    start = column.data_page_offset
+    if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
+        start = column.dictionary_page_offset
+    return start, start + column.total_compressed_size
