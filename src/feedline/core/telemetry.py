@@ -9,6 +9,8 @@ import threading
 from time import monotonic_ns
 from typing import NamedTuple
 
+import torch.utils.data._utils.worker as torch_worker
+
 MAIN = -1
 """`worker` of a span recorded in the training process."""
 
@@ -63,6 +65,11 @@ class recording:  # noqa: N801 - reads as a verb in a `with` statement
 def work_as(worker: int) -> None:
     """Assign the further spans of this thread to `worker`."""
     _current.worker = worker
+
+
+def is_thread() -> bool:
+    """True in a worker that is a thread of the training process."""
+    return _current.worker != MAIN and torch_worker._worker_info is None
 
 
 class span:  # noqa: N801 - reads as a verb in a `with` statement

@@ -191,7 +191,7 @@ class LoaderPools:
         options = PoolOptions(
             num_workers=workers,
             partitions=isinstance(loader.dataset, IterableDataset),
-            unseeded=not seeded and builder.draws and not loader._adapts,
+            unseeded=((not seeded and builder.draws) or builder.is_stateful) and not loader._adapts,
             timeout_s=loader.timeout,
             recovery=loader.recovery,
             base_seed=base_seed,
