@@ -152,12 +152,15 @@ class DataLoader(TorchDataLoader[T_co]):
             self._iterator.close()  # type: ignore[attr-defined]
         state, former = self._resume, self._progress
         plan = self._restored_plan(state)
+        if former is not None and self._pools.has_kept:
+            plan.workers.follow(former.workers)
         cursor = plan.fresh(plan.upcoming(self._epoch)) if state is None else plan.unpack(state)
         checks.seed(self.dataset, self.generator)
         plan.begin(cursor.epoch, state)
         progress = self._new_progress(cursor, plan, self._restored_quarantine(state, former))
         iteration = self._pools.iterate(self, plan, progress)
-        self._record_workers(plan.workers, former)
+        if isinstance(self.dataset, IterableDataset) and self.seed is None and not self.num_workers:
+            plan.workers.starts.setdefault(0, global_states())
         iteration.on_shutdown = weakref.WeakMethod(self._pools.close)
         # Only now: after an error above, the loaded state is still there for another try.
         self._plan, self._progress, self._resume, self._epoch = plan, progress, None, cursor.epoch + 1
@@ -194,13 +197,6 @@ class DataLoader(TorchDataLoader[T_co]):
         if length is not None:
             progress.length_check = LengthCheck(self.dataset, length, self.num_workers)
         return progress
-
-    def _record_workers(self, workers: WorkerStates, former: Progress | None) -> None:
-        """Record from which states the workers of an epoch start."""
-        if former is not None and workers.base_seed is None and self.num_workers:  # persistent: no seed was drawn
-            workers.follow(former.workers)
-        if isinstance(self.dataset, IterableDataset) and self.seed is None and not self.num_workers:
-            workers.starts.setdefault(0, global_states())
 
     def __len__(self) -> int:
         """Batches per epoch on this rank, counted as in torch."""
