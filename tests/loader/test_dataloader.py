@@ -85,7 +85,7 @@ def test_skips_travel_with_the_state_and_the_limit_counts_on() -> None:
     first = fl.DataLoader(Faulty(), 4, on_error=policy)
     assert next(iter(first)).tolist() == [0, 1, 2]
     state = json.loads(json.dumps(first.state_dict()))
-    assert state["skipped"] == {"count": 1, "this_epoch": 1, "latest": [[0, 3, 3]]}
+    assert state["skipped"] == {"count": 1, "this_epoch": 1, "latest": [[0, 3, 3]], "shared": [0, 0]}
     second = fl.DataLoader(Faulty(), 4, on_error=policy)
     second.load_state_dict(state)
     with pytest.raises(fl.errors.ErrorLimitError, match=r"2 samples of epoch 0 failed.*limit=1"):
@@ -448,7 +448,12 @@ def test_a_loaded_state_survives_an_iteration_that_could_not_start() -> None:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"position": 1000}, "position"), ({"order": {"seed": "x"}}, "seed"), ({"order": None}, "order")],
+    [
+        ({"position": 1000}, "position"),
+        ({"order": '{"seed": "x"}'}, "seed"),
+        ({"order": 3}, "order"),
+        ({"order": None}, "order"),
+    ],
 )
 def test_a_state_that_cannot_be_taken_up_is_refused_when_it_is_loaded(change: dict[str, Any], words: str) -> None:
     shuffled = "order" in change

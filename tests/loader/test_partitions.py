@@ -101,7 +101,7 @@ def test_the_last_batch_is_kept_or_dropped(drop_last: bool) -> None:
 
 def test_a_dataset_with_a_state_is_not_read_again_from_the_start() -> None:
     built = drawn(PartitionBuilder(Remembering(9), None, 2), 0, PartitionOffset())
-    assert built.mark == PartitionOffset(1, 2, {"position": 2})
+    assert built.mark == PartitionOffset(1, 2, ({"position": 2}, None))
     dataset = Remembering(9)
     again = drawn(PartitionBuilder(dataset, None, 2), 1, built.mark)
     assert again.batch.tolist() == [2, 3]

@@ -42,3 +42,5 @@ class BatchResult(NamedTuple):
     digest: str | None = None
     store_counts: Mapping[str, float] | None = None
     """Store metrics of the worker process since its last batch."""
+    worker_state: bytes | None = None
+    """What the builder's `capture()` returned in the worker after this batch; None if it is not reported."""

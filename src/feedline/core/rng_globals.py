@@ -6,6 +6,7 @@ import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +21,21 @@ def seed_globals(key: int) -> None:
 
 def global_states() -> bytes:
     """Pickled states of `random`, `numpy.random` and torch's CPU generator."""
-    numpy_state = np.random.get_state()  # noqa: NPY002 - as above
-    return pickle.dumps((random.getstate(), numpy_state, torch.get_rng_state().numpy()), 5)
+    return pickle.dumps((random.getstate(), _numpy_state(), torch.get_rng_state().numpy()), 5)
+
+
+def _numpy_state() -> Any:
+    return np.random.get_state(legacy=False)  # noqa: NPY002 - as above
+
+
+def seeded_states(python: int, numpy: Any) -> bytes:
+    """The `global_states()` of a process that seeded `random` and torch with `python`, and NumPy with `numpy`."""
+    states = (
+        random.Random(python).getstate(),
+        np.random.RandomState(numpy).get_state(legacy=False),
+        torch.Generator().manual_seed(python).get_state().numpy(),
+    )
+    return pickle.dumps(states, 5)
 
 
 def restore_globals(states: bytes) -> None:

@@ -21,6 +21,18 @@ Many batches share the cost of a call.
 """
 
 
+class Opening(NamedTuple):
+    """States that a worker restores before it builds its first batch of a resumed run.
+
+    They are what its builder's `capture()` returned.
+    """
+
+    latest: bytes | None
+    """After the last delivered batch; None to keep the present state."""
+    start: bytes | None = None
+    """At the start of the epoch, from where a partition is replayed; None for the state of a new worker."""
+
+
 class BatchRequest(NamedTuple):
     """Everything a worker needs to build one batch.
 
@@ -36,6 +48,7 @@ class BatchRequest(NamedTuple):
     indices: Any
     positions: Sequence[int]
     seed: int | None
+    opening: Opening | None = None
 
     @property
     def partition(self) -> None:
@@ -79,6 +92,7 @@ class PartitionRequest(NamedTuple):
     partitions: int
     mark: PartitionOffset
     seed: int | None
+    opening: Opening | None = None
 
     @property
     def turn(self) -> int:
@@ -205,7 +219,7 @@ class Schedule:
                     indices = _bare(indices)
                 # tuple's constructor costs a third of the named tuple's, and every batch passes here
                 yield tuple.__new__(
-                    BatchRequest, (epoch, number, start, start + rows, indices, range(start, start + rows), seed)
+                    BatchRequest, (epoch, number, start, start + rows, indices, range(start, start + rows), seed, None)
                 )
                 number += 1
             if len(block) < stop - position:

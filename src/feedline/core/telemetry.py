@@ -12,6 +12,8 @@ from contextlib import suppress
 from time import monotonic_ns, process_time_ns, thread_time_ns
 from typing import NamedTuple
 
+import torch.utils.data._utils.worker as torch_worker
+
 MAIN = -1
 """`worker` of a span recorded in the training process."""
 
@@ -131,6 +133,11 @@ def _run_delay_ns() -> int:
         finally:
             os.close(descriptor)
     return -1
+
+
+def is_thread() -> bool:
+    """True in a worker that is a thread of the training process."""
+    return _current.worker != MAIN and torch_worker._worker_info is None
 
 
 class span:  # noqa: N801 - reads as a verb in a `with` statement

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
+import pickle
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,10 +18,11 @@ from torch.utils.data import StackDataset, Subset
 
 from feedline import collate
 from feedline.collate.batch_reads import BatchReader, reader_of
+from feedline.core import telemetry
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
 from feedline.core.dataset import BatchRead, Keys, adapted, traits_of
 from feedline.core.rng import Address, addressed, derive, derive_each
-from feedline.core.rng_globals import seed_globals
+from feedline.core.rng_globals import global_states, restore_globals, seed_globals
 from feedline.core.schedule import BatchRequest
 from feedline.core.telemetry import add_run_delay, recording, spent, spent_cpu, start_cpu
 from feedline.core.tensors import Allocator, allocate_tensor
@@ -43,6 +46,27 @@ def traveling_schemes() -> object:
     """
     schemes = sys.modules.get("feedline.stores.schemes")  # not loaded here: most loaders do without stores
     return None if schemes is None else schemes.registered_schemes()
+
+
+def is_stateful(thing: Any) -> bool:
+    """True if `state_dict()` and `load_state_dict(state)` can be called."""
+    methods = getattr(thing, "state_dict", None), getattr(thing, "load_state_dict", None)
+    return all(map(callable, methods)) and not _needs_arguments(methods[0])
+
+
+def _needs_arguments(method: Any) -> bool:
+    """True for a `state_dict` of another protocol, such as that of litdata, which counts workers."""
+    try:
+        parameters = inspect.signature(method).parameters.values()
+    except (TypeError, ValueError):  # built-in methods
+        return False
+    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
+def split_capture(captured: bytes) -> tuple[bytes, Any]:
+    """The states of the random generators, and the dataset's state or None, of a `BatchBuilder.capture()`."""
+    content = pickle.loads(captured)
+    return content if len(content) == 2 else (captured, None)
 
 
 class _Keys(Sequence[int]):
@@ -86,6 +110,7 @@ class BatchBuilder:
     accelerate: bool = True
     threads: int = field(default=1, compare=False)
     progress: Callable[[int], None] | None = field(default=None, compare=False)
+    _dataset_state: Any = field(init=False, default=None, compare=False)
     _reader: BatchReader | None = field(init=False, default=None, compare=False)
     _many: Callable[..., Any] | None = field(init=False, default=None, compare=False)
 
@@ -118,8 +143,36 @@ class BatchBuilder:
         """True if several native threads can work on one batch."""
         return self._reader is not None and self._reader.supports_threads
 
+    @property
+    def is_stateful(self) -> bool:
+        """True if the dataset has a state of its own, which the loader saves and restores for each worker."""
+        return is_stateful(self.dataset)
+
+    def capture(self) -> bytes:
+        """The state of this worker after its latest batch: random generators, and the dataset's own state."""
+        states = global_states()
+        return pickle.dumps((states, self._dataset_state), 5) if self.is_stateful else states
+
+    def restore(self, captured: bytes) -> None:
+        """Restore what `capture()` returned, here or in another process."""
+        states, dataset_state = split_capture(captured)
+        if dataset_state is not None and self.is_stateful:
+            self.dataset.load_state_dict(dataset_state)
+            self._dataset_state = dataset_state
+        if states:
+            restore_globals(states)
+
     def __call__(self, request: BatchRequest, allocate: Allocator = allocate_tensor) -> BatchResult:
         """The batch of `request`; feedline's collators allocate by `allocate`."""
+        # Threads share the generators and the dataset with the training process: there is nothing to restore.
+        if request.opening is not None and request.opening.latest is not None and not telemetry.is_thread():
+            self.restore(request.opening.latest)
+        result = self._build(request, allocate)
+        if self.is_stateful:
+            self._dataset_state = self.dataset.state_dict()
+        return result
+
+    def _build(self, request: BatchRequest, allocate: Allocator) -> BatchResult:
         with recording() as spans:
             start_ns = monotonic_ns()
             cpu_ns = start_cpu(start_ns)

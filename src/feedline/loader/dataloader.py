@@ -18,8 +18,11 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
 from feedline.core import store_metrics
+from feedline.core.cursor import Cursor, PartitionCursor
+from feedline.core.rng_globals import global_states
 from feedline.errors import ArgumentError
 from feedline.loader import checks
+from feedline.loader.builder import is_stateful
 from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
 from feedline.loader.device import target
 from feedline.loader.error_policy import Action, ErrorPolicy, Quarantine
@@ -29,7 +32,8 @@ from feedline.loader.pools import LoaderPools, check_method
 from feedline.loader.report import Stats, Totals, Verdict, diagnose
 from feedline.loader.report.exporters import trace_events
 from feedline.loader.resources import rank_and_world_size, usable_cpus
-from feedline.loader.state import check_version, unpack_quarantine
+from feedline.loader.state import check_version, part_of, unpack_quarantine
+from feedline.loader.worker_states import WorkerStates, check_process, of_dataset, process_generators, restore_process
 from feedline.samplers import Shuffled
 from feedline.workers.base import Recovery
 
@@ -59,8 +63,16 @@ class DataLoader(TorchDataLoader[T_co]):
     - `device`: the device of delivered batches; copies run on a side stream while the loop computes.
     - `recovery`: limit of worker restarts per epoch, and time until a stall is reported.
     - `accelerate`: in worker processes, let Pillow decode JPEGs through feedline's kernels; the pixels are the same.
+
+    `snapshot_every_n_steps` is accepted for code written for torchdata's StatefulDataLoader, and has no effect: states
+    are exact at every step.
     """
 
+    # Defaults for subclasses that call neither this constructor nor this class's `__iter__`.
+    seed: int | None = None
+    snapshot_every_n_steps: int | None = 1
+    _rank: int = 0
+    _world_size: int = 1
     _pools: LoaderPools
     _progress: Progress | None
     _plan: Plan | None
@@ -86,6 +98,7 @@ class DataLoader(TorchDataLoader[T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        snapshot_every_n_steps: int | None = 1,
         seed: int | None = None,
         worker_method: str = "auto",
         distributed: Literal["auto"] | tuple[int, int] | None = None,
@@ -120,6 +133,7 @@ class DataLoader(TorchDataLoader[T_co]):
             pin_memory_device=pin_memory_device, **newer,
         )  # fmt: skip
         self.in_order = in_order
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         check_method(self)
         warn_of_uneven_ranks(dataset, self._world_size)
         if device is not None:
@@ -131,33 +145,61 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over the next epoch, or the rest of a loaded one."""
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Any:
+        """Torch's hook for subclasses; some of them call it in place of `iter(loader)`."""
         if self.num_workers == 0 and self.timeout:  # AssertionError, as in torch
             raise AssertionError(f"timeout={self.timeout} needs num_workers > 0: there is no worker to wait for")
         if self._iterator is not None:
             self._iterator.close()  # type: ignore[attr-defined]
         state, former = self._resume, self._progress
-        plan = self._make_plan(state)
-        quarantine = Quarantine(self._policy)
-        if former is not None:
-            quarantine.count, quarantine.latest = former.quarantine.count, former.quarantine.latest
+        plan = self._restored_plan(state)
+        if former is not None and self._pools.has_kept:
+            plan.workers.follow(former.workers)
         cursor = plan.fresh(plan.upcoming(self._epoch)) if state is None else plan.unpack(state)
-        if state is not None:
-            unpack_quarantine(state, quarantine)
         checks.seed(self.dataset, self.generator)
         plan.begin(cursor.epoch, state)
-        progress = Progress(cursor, quarantine, Totals(), DuplicateStreamCheck(type(self.dataset).__name__))
-        if cursor == plan.fresh(cursor.epoch):
-            progress.samples = 0
-        length: int | None = self._IterableDataset_len_called
-        if length is not None:
-            progress.length_check = LengthCheck(self.dataset, length, self.num_workers)
+        progress = self._new_progress(cursor, plan, self._restored_quarantine(state, former))
         iteration = self._pools.iterate(self, plan, progress)
+        if isinstance(self.dataset, IterableDataset) and self.seed is None and not self.num_workers:
+            plan.workers.starts.setdefault(0, global_states())
+        iteration.on_shutdown = weakref.WeakMethod(self._pools.close)
         # Only now: after an error above, the loaded state is still there for another try.
         self._plan, self._progress, self._resume, self._epoch = plan, progress, None, cursor.epoch + 1
         self._live.add(iteration)
         if self.persistent_workers:
             self._iterator = iteration  # type: ignore[assignment]
         return iteration
+
+    def _restored_plan(self, state: Mapping[str, Any] | None) -> Plan:
+        """The plan of the next iteration, after what it continues with has been restored in this process."""
+        restore_process(part_of(state, "random"))
+        plan = self._make_plan(state).continues(state, self.num_workers)
+        if state is not None and not self._repeats:
+            self._pools.close()  # persistent workers have other states than the loaded ones
+        if plan.workers.dataset is not None:
+            self.dataset.load_state_dict(plan.workers.dataset)  # type: ignore[attr-defined]
+        return plan
+
+    def _restored_quarantine(self, state: Mapping[str, Any] | None, former: Progress | None) -> Quarantine:
+        quarantine = Quarantine(self._policy)
+        if former is not None:
+            quarantine.count, quarantine.latest = former.quarantine.count, former.quarantine.latest
+            quarantine.shared = former.quarantine.shared
+        if state is not None:
+            unpack_quarantine(state, quarantine)
+        return quarantine
+
+    def _new_progress(self, cursor: Cursor | PartitionCursor, plan: Plan, quarantine: Quarantine) -> Progress:
+        duplicate_check = DuplicateStreamCheck(type(self.dataset).__name__)
+        progress = Progress(cursor, quarantine, Totals(), duplicate_check, workers=plan.workers)
+        if cursor == plan.fresh(cursor.epoch):
+            progress.samples = 0
+        length: int | None = self._IterableDataset_len_called
+        if length is not None:
+            progress.length_check = LengthCheck(self.dataset, length, self.num_workers)
+        return progress
 
     def __len__(self) -> int:
         """Batches per epoch on this rank, counted as in torch."""
@@ -178,18 +220,43 @@ class DataLoader(TorchDataLoader[T_co]):
         if self._resume is not None and self._resume["epoch"] != epoch:
             self._resume = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, random: bool = False) -> dict[str, Any]:
         """The position of the loop, as JSON values.
 
-        Inside the loop, the current batch counts as received. Under 1 KiB for map-style datasets, unless the order is
-        drawn from a generator of the user or of a foreign sampler: the state of a Mersenne twister takes 3.4 KiB more.
+        Inside the loop, the current batch counts as received. Under 1 KiB for map-style datasets. Each random generator
+        that the order is drawn from, and without `seed` each generator of a worker that samples are drawn from, adds
+        3.4 KiB: the state of a Mersenne twister.
+
+        With `random`, the state also holds the generators of this process (`random`, NumPy, torch's on the CPU), and
+        the iteration after `load_state_dict` begins with them. Without `seed`, they decide the samples of
+        `num_workers=0`, and the order of later epochs.
         """
         if self._resume is not None:
             return dict(self._resume)
-        if self._progress is None or self._plan is None:
+        generators = process_generators() if random else None
+        progress, plan = self._progress, self._plan
+        if progress is None or plan is None:
             plan = self._make_plan()
-            return plan.pack(plan.fresh(plan.upcoming(self._epoch)), Quarantine(self._policy))
-        return self._plan.pack(self._progress.cursor, self._progress.quarantine, over=self._progress.over)
+            cursor, quarantine = plan.fresh(plan.upcoming(self._epoch)), Quarantine(self._policy)
+            workers = self._pack_workers(WorkerStates(self.num_workers), over=True)
+            return plan.pack(cursor, quarantine, workers=workers, random=generators)
+        workers = self._pack_workers(progress.workers, over=progress.over)
+        return plan.pack(progress.cursor, progress.quarantine, over=progress.over, workers=workers, random=generators)
+
+    def _pack_workers(self, workers: WorkerStates, *, over: bool) -> dict[str, Any] | None:
+        is_stream = isinstance(self.dataset, IterableDataset)
+        if self.num_workers:
+            keeps = not over or self.persistent_workers
+            return workers.pack(starts=is_stream and not over) if keeps and not self._repeats else None
+        held = {} if is_stream or not is_stateful(self.dataset) else {0: of_dataset(self.dataset.state_dict())}  # type: ignore[attr-defined]
+        has_drawn = not over and workers.starts.get(0) != global_states()
+        base_seed = None if over or self._repeats else workers.base_seed
+        return replace(workers, base_seed=base_seed, held=held).pack(starts=is_stream and has_drawn)
+
+    @property
+    def _repeats(self) -> bool:
+        """True if a batch depends on its position only, not on the worker."""
+        return self.seed is not None and not is_stateful(self.dataset)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue exactly at the position of `state`.
@@ -199,8 +266,9 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         check_version(state)
         plan = self._make_plan(state)
-        plan.unpack(state)
+        plan.continues(state, self.num_workers)
         plan.check_order(state)
+        check_process(part_of(state, "random"))
         unpack_quarantine(state, Quarantine(self._policy))
         self._resume = dict(state)
 
@@ -242,12 +310,15 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and position, without workers."""
+        if "_pools" not in vars(self):
+            return dict(vars(self))
         arguments = {name: value for name, value in vars(self).items() if name not in _RUNNING}
         return {**arguments, "_iterator": None, "_resume": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._reset()
+        if "_policy" in state:
+            self._reset()
 
     def _reset(self) -> None:
         self._pools = LoaderPools()

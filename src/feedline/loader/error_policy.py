@@ -52,6 +52,8 @@ class Quarantine:
     count: int = 0
     this_epoch: int = 0
     latest: tuple[tuple[int, int, Any], ...] = ()
+    shared: tuple[int, int] = (0, 0)
+    """`count` and `this_epoch` of the merged state that all ranks were resumed from."""
     _last: SkippedSample | None = None
 
     def add(self, skips: Iterable[SkippedSample]) -> None:
@@ -68,6 +70,10 @@ class Quarantine:
                     f"{self.policy.limit} allows; the last one, index {skip.index!r}: {skip.error}. "
                     "Check the data, or raise the limit (None: no limit)."
                 )
+
+    def end_epoch(self) -> None:
+        """Begin to count for the next epoch."""
+        self.this_epoch, self.shared = 0, (self.shared[0], 0)
 
     def check_not_empty(self) -> None:
         """Raise ErrorLimitError, whatever the limit, if samples of this epoch failed.

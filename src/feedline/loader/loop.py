@@ -21,6 +21,7 @@ from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
 from feedline.loader.device import Stage
 from feedline.loader.error_policy import Quarantine
 from feedline.loader.report.stats import Totals
+from feedline.loader.worker_states import WorkerStates
 from feedline.workers.base import BatchFuture, WorkerPool
 
 _profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
@@ -35,6 +36,7 @@ class Progress:
     totals: Totals
     duplicate_check: DuplicateStreamCheck | None = None
     length_check: LengthCheck | None = None
+    workers: WorkerStates = field(default_factory=lambda: WorkerStates(0))
     over: bool = False
     samples: int | None = None
     """Samples delivered in this epoch; None after a mid-epoch resume, where the count is unknown."""
@@ -53,6 +55,8 @@ class Progress:
             self.quarantine.add(result.skipped)
             left_out = sum(skip.replaced_by is None for skip in result.skipped)
         self.cursor, samples = request.advance(self.cursor, result.mark)
+        if result.worker_state is not None:
+            self.workers.add(request.turn, result.worker_state)
         delivered = int(samples) - left_out
         if self.samples is not None:
             self.samples += delivered
@@ -63,7 +67,7 @@ class Progress:
         if self.samples == 0:
             self.quarantine.check_not_empty()
         self.cursor = self.cursor.next_epoch()
-        self.quarantine.this_epoch = 0
+        self.quarantine.end_epoch()
         self.over = True
 
 
@@ -113,6 +117,8 @@ class Iteration:
         self._next_cpu_ns = 0
         self._left_cpu_ns: int | None = None
         self._sampled_ns = 0
+        self.on_shutdown: Callable[[], Callable[[], None] | None] = lambda: None
+        """Returns what stops persistent workers, or None once the loader is gone."""
         self._left_ns = monotonic_ns()
         # Not __del__: an iterator held by a traceback dies in a cycle, maybe after the objects it refers to.
         self._finalizer = weakref.finalize(self, _release, self._window, self._staged, stage, on_close)
@@ -177,6 +183,13 @@ class Iteration:
         self._closed = True
         self._requests = iter(())
         self._finalizer()
+
+    def _shutdown_workers(self) -> None:
+        """Stop the workers, persistent ones too, under torch's name for it, which other tools call."""
+        self.close()
+        stop = self.on_shutdown()
+        if stop is not None:
+            stop()
 
     def _end(self) -> None:
         error, self._broken = self._broken, None

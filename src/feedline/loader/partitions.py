@@ -18,16 +18,17 @@ from typing import Any, Protocol, runtime_checkable
 import torch.utils.data._utils.worker as torch_worker
 
 from feedline import collate
+from feedline.core import telemetry
 from feedline.core.batch import EMPTY_BATCH, BatchResult
 from feedline.core.cursor import PartitionOffset
-from feedline.core.dataset import forgets
+from feedline.core.dataset import forgets, is_stream
 from feedline.core.rng import Address, addressed, derive
-from feedline.core.rng_globals import restore_globals, seed_globals
-from feedline.core.schedule import PartitionRequest
+from feedline.core.rng_globals import global_states, restore_globals, seed_globals
+from feedline.core.schedule import Opening, PartitionRequest
 from feedline.core.telemetry import SpanTuple, add_run_delay, recording, span, spent_cpu, start_cpu
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import note
-from feedline.loader.builder import run_collate, traveling_schemes
+from feedline.loader.builder import is_stateful, run_collate, traveling_schemes
 
 _DIGEST_BATCHES = 2
 
@@ -48,10 +49,42 @@ class PartitionedDataset(Protocol):
         """The samples of one partition, 0 <= partition < num_partitions, in `epoch`."""
 
 
+class StreamSource:
+    """A stream's dataset and iterator, of which both, one or none may have a state."""
+
+    __slots__ = ("_dataset", "_iterator")
+
+    def __init__(self, dataset: Any, iterator: Any) -> None:
+        self._iterator = iterator if _is_stateful(iterator) else None
+        self._dataset = dataset if dataset is not iterator and _is_stateful(dataset) else None
+
+    @property
+    def is_stateful(self) -> bool:
+        """True if the position is in the state, so that no sample has to be read again."""
+        return self._dataset is not None or self._iterator is not None
+
+    def state_dict(self) -> Any:
+        """The states of dataset and iterator, or None if neither has one."""
+        if not self.is_stateful:
+            return None
+        return tuple(None if part is None else part.state_dict() for part in (self._dataset, self._iterator))
+
+    def load_iterator(self, state: Any) -> None:
+        """Restore the iterator."""
+        if state is not None and self._iterator is not None and state[1] is not None:
+            self._iterator.load_state_dict(state[1])
+
+
+def load_dataset(dataset: Any, state: Any) -> None:
+    """Restore the dataset, before `iter(dataset)`."""
+    if state is not None and state[0] is not None and _is_stateful(dataset):
+        dataset.load_state_dict(state[0])
+
+
 @dataclass(slots=True)
 class _OpenPartition:
     samples: Iterator[Any]
-    stateful: Any
+    source: StreamSource
     mark: PartitionOffset
 
 
@@ -73,10 +106,13 @@ class PartitionBuilder:
     progress: Callable[[int], None] | None = field(default=None, compare=False)
     resumed_generators: bytes | None = field(default=None, compare=False)
     """Generator states after the last batch of the dead worker that this one replaces."""
+    _at_first: bytes | None = field(init=False, default=None, compare=False)
+    _redraws: bool = field(init=False, default=False, compare=False)
     _hosts: bool = field(init=False, default=False, compare=False)
     _open: dict[tuple[int, int], _OpenPartition] = field(init=False, default_factory=dict, compare=False)
 
     vectorized = False
+    is_stateful = False
     draws = True
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -86,6 +122,14 @@ class PartitionBuilder:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, *arguments = state
         self.__init__(*arguments)  # type: ignore[misc]
+
+    def capture(self) -> bytes:
+        """The states of this worker's random generators. The dataset's state travels with the marks."""
+        return global_states()
+
+    def restore(self, captured: bytes) -> None:
+        """Restore what `capture()` returned, here or in another process."""
+        restore_globals(captured)
 
     def __call__(self, request: PartitionRequest, allocate: Allocator = allocate_tensor) -> BatchResult:
         """The batch of `request` with its mark; EMPTY_BATCH at the end."""
@@ -127,7 +171,8 @@ class PartitionBuilder:
         if partition is None or partition.mark.batches > request.number:
             for old in [other for other in list(self._open) if other[1] == request.partition]:
                 del self._open[old]
-            partition = self._open[key] = self._open_at_mark(request, address)
+            with self._opening(request.opening):
+                partition = self._open[key] = self._open_at_mark(request, address)
         # A replaced worker had built the batches between the mark and the request; skip them.
         while partition.mark.batches < request.number:
             if self._replay(partition, request, address, self.batch_size or 1) is EMPTY_BATCH:
@@ -137,33 +182,54 @@ class PartitionBuilder:
             self.resumed_generators = None
         return partition
 
+    @contextmanager
+    def _opening(self, opening: Opening | None) -> Iterator[None]:
+        """Let a partition of a resumed run draw again what it drew from the start of its epoch to its mark."""
+        if opening is None or telemetry.is_thread():  # threads share the generators with the training process
+            yield
+            return
+        before = global_states()
+        self._at_first = self._at_first or before
+        restore_globals(opening.start or self._at_first)
+        self._redraws = True
+        try:
+            yield
+        finally:
+            self._redraws = False
+            restore_globals(opening.latest or before)
+
     def _open_at_mark(self, request: PartitionRequest, address: Address) -> _OpenPartition:
         """Open the partition of a request at its mark.
 
-        A stateful dataset is restored; any other is read again from its beginning.
+        A stateful dataset or iterator is restored; any other is read again from its beginning.
         """
         self._reseed(request, 0)
+        state = request.mark.state
         if isinstance(self.dataset, PartitionedDataset):
             samples: Any = iter(self.dataset.partition(request.partition, request.epoch))
-            stateful = samples if _is_stateful(samples) else None
-            if stateful is not None and request.mark.state is not None:
-                stateful.load_state_dict(request.mark.state)
+            source = StreamSource(None, samples)
+            source.load_iterator(state)
         else:
-            # The dataset holds the state, so each partition in a shared worker needs its own copy.
-            dataset = copy.deepcopy(self.dataset) if self._hosts else self.dataset
-            stateful = dataset if _is_stateful(dataset) else None
-            if stateful is not None and request.mark.state is not None:
-                stateful.load_state_dict(request.mark.state)
+            dataset = self._dataset_of_partition(state)
+            load_dataset(dataset, state)
             samples = iter(dataset)
-        if stateful is not None and request.mark.state is not None:
-            return _OpenPartition(iter(()) if request.mark.ended else samples, stateful, request.mark)
-        partition = _OpenPartition(samples, stateful, PartitionOffset())
+            source = StreamSource(dataset, samples)
+            source.load_iterator(state)
+        if state is not None and source.is_stateful:
+            return _OpenPartition(iter(()) if request.mark.ended else samples, source, request.mark)
+        partition = _OpenPartition(samples, source, PartitionOffset())
         while (left := request.mark.samples - partition.mark.samples) > 0:
             with suppress(Exception):  # the first run raised it as well
                 if self._replay(partition, request, address, min(left, self.batch_size or 1)) is EMPTY_BATCH:
                     break
         partition.mark = replace(partition.mark, batches=request.mark.batches)
         return partition
+
+    def _dataset_of_partition(self, state: Any) -> Any:
+        if self._hosts:  # the dataset holds the state, so each partition in a shared worker needs its own copy
+            return copy.deepcopy(self.dataset)
+        # A datasets.IterableDataset keeps a loaded state for all later epochs, which would begin there.
+        return copy.copy(self.dataset) if state is not None and is_stream(self.dataset) else self.dataset
 
     def _draw(self, partition: _OpenPartition, request: PartitionRequest, address: Address, size: int) -> Any:
         """The next samples, or EMPTY_BATCH at the end; advances the mark."""
@@ -198,14 +264,15 @@ class PartitionBuilder:
         They are collated too if a collate function may draw from the same generators.
         """
         samples = self._draw(partition, request, address, size)
-        if samples is not EMPTY_BATCH and self.resumed_generators is not None and self.collate_fn is not None:
+        draws_again = self._redraws or self.resumed_generators is not None
+        if samples is not EMPTY_BATCH and draws_again and self.collate_fn is not None:
             with suppress(Exception):  # the first run raised it as well
                 self._collate(samples if self.batch_size is not None else samples[0], allocate_tensor)
         return samples
 
     @staticmethod
     def _state(partition: _OpenPartition) -> Any:
-        return partition.stateful.state_dict() if partition.stateful is not None else None
+        return partition.source.state_dict()
 
     def _collate(self, samples: Any, allocate: Allocator) -> Any:
         if self.collate_fn is not None:
@@ -267,7 +334,7 @@ class _PartitionKeys(Sequence[int]):
 
 def _is_stateful(thing: Any) -> bool:
     """True if its state restores its position without losing samples."""
-    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict") and not forgets(thing)
+    return is_stateful(thing) and not forgets(thing)
 
 
 def _is_hosted(request: PartitionRequest) -> bool:

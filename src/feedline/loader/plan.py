@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from feedline.loader import state as states
 from feedline.loader.error_policy import Quarantine
 from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.state import Fingerprint
+from feedline.loader.worker_states import WorkerStates, resumed
 from feedline.samplers import BatchIndexSampler, IndexSampler, MaterializedSampler, TorchDistributed, as_index_sampler
 from feedline.workers.registry import POOLS
 
@@ -35,27 +36,41 @@ class Plan:
     fingerprint: Fingerprint
     lists_at_once: bool = False
     """True if torch calls `iter(sampler)` in `iter(loader)`, not with the first batch."""
+    workers: WorkerStates = field(default_factory=lambda: WorkerStates(0), compare=False)
+    """The states of the workers, recorded as their batches are delivered."""
 
     def begin(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Start an epoch of the sampler, from `state` if given."""
         if isinstance(self.sampler, MaterializedSampler):
-            if state is not None and "order" in state:
-                self.sampler.restore(state["order"])
+            if (order := states.part_of(state, "order")) is not None:
+                self.sampler.restore(order)
             self.sampler.begin(epoch, now=self.lists_at_once)
         elif isinstance(self.sampler, _WITH_EPOCHS):
             self.sampler.begin(epoch)
 
     def base_seed(self, epoch: int, generator: torch.Generator | None) -> int:
-        """The base seed of new workers; without `seed`, drawn as torch does."""
+        """The base seed of new workers; without `seed`, drawn as torch does, or that of a resumed run."""
         if self.schedule.seed is not None:
-            return derive(self.schedule.seed, epoch, "workers") >> 1
-        return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+            self.workers.base_seed = derive(self.schedule.seed, epoch, "workers") >> 1
+        elif self.workers.base_seed is None:
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=generator)
+            self.workers.base_seed = int(drawn.item())
+        return self.workers.base_seed
 
     def requests(self, cursor: Any, delivered: Callable[[], Any]) -> Iterator[Any]:
         """The requests after `cursor`; `delivered()` returns the current cursor."""
         if isinstance(self.schedule, PartitionSchedule):
-            return self.schedule.requests(cursor, delivered)
-        return self.schedule.requests(cursor)
+            return self.workers.opened(self.schedule.requests(cursor, delivered))
+        return self.workers.opened(self.schedule.requests(cursor))
+
+    def continues(self, state: Mapping[str, Any] | None, count: int) -> Plan:
+        """The same plan with the workers of a saved state."""
+        partitions = self.schedule.mine if isinstance(self.schedule, PartitionSchedule) else None
+        cursor = None if state is None else self.unpack(state)
+        place = 0 if not isinstance(cursor, Cursor) else cursor.position
+        begun = cursor is not None and cursor != self.fresh(cursor.epoch)
+        saved = states.part_of(state, "workers")
+        return replace(self, workers=resumed(saved, count, place, partitions, begun=begun))
 
     @property
     def allows_lookahead(self) -> bool:
@@ -87,8 +102,9 @@ class Plan:
         """Raise `StateError` if a foreign sampler cannot repeat its saved order."""
         if not isinstance(self.sampler, MaterializedSampler):
             return
-        if "order" in state:
-            self.sampler.restore(state["order"])
+        order = states.part_of(state, "order")
+        if order is not None:
+            self.sampler.restore(order)
             return
         sampler = self.sampler.sampler
         if state.get("position") and type(sampler) is RandomSampler and sampler.generator is None:
@@ -96,16 +112,28 @@ class Plan:
                 "the field 'order' is missing from this state: without it the shuffled order cannot be repeated"
             )
 
-    def pack(self, cursor: Any, quarantine: Quarantine, *, over: bool = True) -> dict[str, Any]:
+    def pack(
+        self, cursor: Any, quarantine: Quarantine, *, over: bool = True,
+        workers: dict[str, Any] | None = None, random: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """The state at `cursor`.
 
-        With `over`, no epoch is under way, and the order of a foreign sampler is left out.
+        With `over`, no epoch is under way: the state holds what the next one starts from. `workers` holds the packed
+        states of the workers, `random` the process's generators.
         """
-        order = None if over or not isinstance(self.sampler, MaterializedSampler) else self.sampler.recorded()
-        state = states.pack(cursor, self.fingerprint, quarantine, order)
-        if isinstance(self.schedule, PartitionSchedule) and not over:
-            state["num_partitions"] = self.schedule.partitions
-        return state
+        is_begun_stream = isinstance(self.schedule, PartitionSchedule) and not over
+        partitions = self.schedule.partitions if is_begun_stream else None  # type: ignore[union-attr]
+        order = self._pack_order(cursor, over=over)
+        return states.pack(cursor, self.fingerprint, quarantine, states.Parts(order, workers, random, partitions))
+
+    def _pack_order(self, cursor: Any, *, over: bool) -> dict[str, Any] | None:
+        if not isinstance(self.sampler, MaterializedSampler):
+            return None
+        if over:
+            return self.sampler.rested()
+        # Something may draw from the same generator before the first batch: the order would then be another one.
+        self.sampler.draw_first()
+        return self.sampler.recorded(cursor.position)
 
     def unpack(self, state: Mapping[str, Any]) -> Cursor | PartitionCursor:
         """The cursor of a state; `StateError` if it belongs to another loader."""

@@ -91,6 +91,11 @@ class LoaderPools:
         self._retained = Retained()
         weakref.finalize(self, self._retained.close)
 
+    @property
+    def has_kept(self) -> bool:
+        """True if persistent workers of an earlier epoch build the next one."""
+        return self._kept is not None
+
     def iterate(self, loader: Any, plan: Plan, progress: Progress) -> Iteration:
         """Start an iteration over the rest of the epoch of `progress`."""
         pool = self._kept
@@ -192,7 +197,7 @@ class LoaderPools:
         options = PoolOptions(
             num_workers=workers,
             partitions=isinstance(loader.dataset, IterableDataset),
-            unseeded=not seeded and builder.draws and not loader._adapts,
+            unseeded=((not seeded and builder.draws) or builder.is_stateful) and not loader._adapts,
             timeout_s=loader.timeout,
             recovery=loader.recovery,
             base_seed=base_seed,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from feedline.core.cursor import Cursor, PartitionCursor, PartitionOffset
+from feedline.core.packing import from_leaf, pack_or_keep, to_leaf, unpack
 from feedline.errors import StateError
 from feedline.loader.error_policy import REMEMBERED, Quarantine
 
@@ -51,33 +52,66 @@ class Fingerprint:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
-        fields = {"kind": self.kind, "length": self.length, "order": self.order, "seed": self.seed}
-        return fields if self.listing is None else {**fields, "listing": self.listing}
+        return {
+            "kind": self.kind, "length": self.length, "order": self.order, "seed": self.seed, "listing": self.listing
+        }  # fmt: skip
 
 
 _MEANING = {"kind": "kind of dataset", "length": "dataset length", "order": "sampler", "seed": "seed"}
 
 
-def pack(
-    cursor: Cursor | PartitionCursor, fingerprint: Fingerprint, quarantine: Quarantine, order: dict[str, Any] | None
-) -> dict[str, Any]:
-    """The state as JSON values.
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a state whose contents vary.
 
-    `order` is the data by which a foreign sampler repeats its order of this epoch.
+    Each is one text or None in the state, so that its keys are the same at every step: `torch.distributed.checkpoint`
+    loads the keys of a new loader only.
+    """
+
+    order: dict[str, Any] | None = None
+    """By which a foreign sampler repeats its order of this epoch."""
+    workers: dict[str, Any] | None = None
+    """Random generators, and dataset states, of the workers."""
+    random: dict[str, Any] | None = None
+    """Random generators of the training process."""
+    num_partitions: int | None = None
+
+
+def pack(
+    cursor: Cursor | PartitionCursor, fingerprint: Fingerprint, quarantine: Quarantine, parts: Parts
+) -> dict[str, Any]:
+    """The state as JSON values, with the same keys at every step.
+
+    Values of the user that JSON cannot hold are an `OpaqueState` in it.
     """
     state: dict[str, Any] = {"feedline": VERSION, "epoch": cursor.epoch, "fingerprint": fingerprint.to_json()}
     if isinstance(cursor, Cursor):
         state["position"] = cursor.position
         state["delivered_ahead"] = [list(range_ahead) for range_ahead in cursor.delivered_ahead]
+        state["order"] = to_leaf(parts.order or None)
     else:
         state["next_partition"] = cursor.next_partition
-        state["partitions"] = [[partition, m.batches, m.samples, m.state, m.ended] for partition, m in cursor.marks]
-    if order:
-        state["order"] = order
-    if quarantine.count:
-        latest = [list(entry) for entry in quarantine.latest]
-        state["skipped"] = {"count": quarantine.count, "this_epoch": quarantine.this_epoch, "latest": latest}
+        state["num_partitions"] = parts.num_partitions
+        state["partitions"] = [
+            [partition, m.batches, m.samples, None if m.state is None else to_leaf(pack_or_keep(m.state)), m.ended]
+            for partition, m in cursor.marks
+        ]
+    state["workers"] = to_leaf(parts.workers or None)
+    state["random"] = to_leaf(parts.random or None)
+    latest = [list(entry) for entry in quarantine.latest]
+    state["skipped"] = {
+        "count": quarantine.count, "this_epoch": quarantine.this_epoch, "latest": latest,
+        "shared": list(quarantine.shared),
+    }  # fmt: skip
     return state
+
+
+def part_of(state: Mapping[str, Any] | None, field: str) -> dict[str, Any] | None:
+    """A part of a state that may be None; `StateError` if it is damaged."""
+    part = from_leaf(None if state is None else state.get(field), field)
+    if part is not None and not isinstance(part, dict):
+        raise StateError(f"the field '{field}' of this state is damaged: {_short(part)} is no mapping")
+    return part
 
 
 def unpack_cursor(state: Mapping[str, Any], kind: str) -> Cursor | PartitionCursor:
@@ -98,13 +132,12 @@ def unpack_cursor(state: Mapping[str, Any], kind: str) -> Cursor | PartitionCurs
 
 def unpack_quarantine(state: Mapping[str, Any], quarantine: Quarantine) -> None:
     """Restore the counts and the latest failed samples of a state."""
-    if "skipped" not in state:
-        return
     skipped = _field(state, "skipped", dict)
     quarantine.count = _natural(skipped, "count", "skipped.")
     quarantine.this_epoch = _natural(skipped, "this_epoch", "skipped.")
     latest = _field(skipped, "latest", list, "skipped.")
     quarantine.latest = tuple(_triple(entry) for entry in latest)
+    quarantine.shared = _read_entry(skipped.get("shared"), lambda: _pair(skipped["shared"]), "skipped.shared")
 
 
 def check_position(cursor: Cursor | PartitionCursor, sampler: Sized) -> None:
@@ -144,7 +177,7 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
         raise StateError("merge_states() needs at least one state")
     first = check_version(states[0])
     merged = dict(first)
-    partitions: dict[int, Any] = {}
+    partitions: dict[int, list[Any]] = {}
     for state in map(check_version, states):
         for field in ("epoch", "fingerprint", "position", "delivered_ahead"):
             if state.get(field) != first.get(field):
@@ -152,18 +185,31 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
                     f"these states were not saved at the same step: {field} is {first.get(field)!r} in one and "
                     f"{state.get(field)!r} in another"
                 )
-        partitions.update({entry[0]: entry for entry in state.get("partitions", [])})
-    skips = [state["skipped"] for state in states if "skipped" in state]
-    if skips:
-        merged["skipped"] = {
-            "count": sum(skip["count"] for skip in skips),
-            "this_epoch": sum(skip["this_epoch"] for skip in skips),
-            "latest": [entry for skip in skips for entry in skip["latest"]][-REMEMBERED:],
-        }
+        for entry in state.get("partitions", []):
+            # A rank that was itself resumed from a merged state still holds the old marks of the others' partitions.
+            if entry[0] not in partitions or _progress(partitions[entry[0]]) < _progress(entry):
+                partitions[entry[0]] = entry
+    merged["skipped"] = _merge_skips([_field(state, "skipped", dict) for state in states])
     if "partitions" in first:
         merged["partitions"] = [partitions[partition] for partition in sorted(partitions)]
         merged["next_partition"] = 0
     return merged
+
+
+def _progress(entry: list[Any]) -> tuple[int, int, bool]:
+    _, batches, samples, _, ended = entry
+    return batches, samples, ended
+
+
+def _merge_skips(skips: list[dict[str, Any]]) -> dict[str, Any]:
+    """The failed samples of all ranks; those of a merged state that they resumed from count once."""
+    count, this_epoch = (
+        max(skip["shared"][place] for skip in skips) + sum(skip[name] - skip["shared"][place] for skip in skips)
+        for place, name in enumerate(("count", "this_epoch"))
+    )
+    latest = [entry for skip in skips for entry in skip["latest"]]
+    once = [entry for number, entry in enumerate(latest) if entry not in latest[:number]]
+    return {"count": count, "this_epoch": this_epoch, "latest": once[-REMEMBERED:], "shared": [count, this_epoch]}
 
 
 def _field(state: Mapping[str, Any], name: str, kind: type, prefix: str = "") -> Any:
@@ -193,6 +239,7 @@ def _pair(entry: Any) -> tuple[int, int]:
 def _partition(entry: Any) -> tuple[int, PartitionOffset]:
     def read() -> tuple[int, PartitionOffset]:
         partition, batches, samples, state, ended = entry
+        state = unpack(from_leaf(state, "partitions"))
         return int(partition), PartitionOffset(int(batches), int(samples), state, bool(ended))
 
     return _read_entry(entry, read, "partitions")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from feedline.errors import ArgumentError, StateError
 from feedline.samplers.base import BatchIndexSampler, IndexSampler, Indices, clipped
 from feedline.samplers.basic import Sequential
 from feedline.samplers.distributed import TorchDistributed
+from feedline.samplers.generator_state import select_states, sources
 from feedline.samplers.order_state import RecordedRun, SeededRun, is_seedable
 
 if TYPE_CHECKING:
@@ -133,7 +135,15 @@ class MaterializedSampler(Sampler[Any]):
         `now`: call `iter(sampler)` at once, as torch does for a batch sampler and for `batch_size=None`, not with the
         first item, as torch does for a sampler whose indices it batches.
         """
-        self._run, self._script = self._open_run(self._script), {}
+        script, self._script = self._script, {}
+        if "ended" in script:  # the sampler is moved to the end of the epoch before
+            self._open_run(script).pull(sys.maxsize)
+            script = {}
+        elif "generators" in script:
+            for source, state in select_states(sources(self.sampler), script["generators"]).items():
+                source.write(state)
+            script = {}
+        self._run = self._open_run(script)
         self._items, self._ended, self.epoch = ItemBuffer(), False, epoch
         if now:
             self._run.start()
@@ -173,12 +183,22 @@ class MaterializedSampler(Sampler[Any]):
         """Free the positions below `before`; they cannot be read any more."""
         self._items.forget(before)
 
-    def recorded(self) -> dict[str, Any]:
-        """JSON from which `restore` repeats this epoch.
+    def recorded(self, position: int | None = None) -> dict[str, Any]:
+        """JSON from which `restore` repeats this epoch, from `position` on at least.
 
-        {} before the first item, and if nothing random was drawn.
+        {} before the first item, and if nothing random was drawn. The state of a sampler that only pickle can hold is
+        an `OpaqueState` in it.
         """
-        return self._script or self._run.recorded()
+        return self._script or self._run.recorded(position)
+
+    def rested(self) -> dict[str, Any]:
+        """JSON from which `restore` lets the epoch after a complete one start as it would here."""
+        return self._script or self._run.rested()
+
+    def draw_first(self) -> None:
+        """Draw what the first item of this epoch takes, unless that is done."""
+        if not len(self._items):
+            self.take(self.epoch, 0, 1)
 
     def restore(self, recorded: dict[str, Any]) -> None:
         """Make the next `begin` repeat a recorded epoch.

@@ -1,13 +1,10 @@
-"""States of samplers and random generators, in JSON.
+"""States of the random generators that a sampler may draw from, in JSON.
 
-Finds the generators that a sampler may draw from, reads and sets their states, and packs these and the samplers' own
-states: containers, numbers, arrays, tensors and bytes, never pickle.
+Finds the generators, reads and sets their states, and packs them.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,83 +20,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from feedline.core.packing import from_text, pack, to_text, unpack
 from feedline.errors import StateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-_KIND = "$"  # key of a dict that encodes a type JSON does not have
-
-
-def pack(value: Any, where: str = "state") -> Any:
-    """`value` in JSON's types; StateError if only pickle could hold it.
-
-    `unpack` is the inverse.
-    """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, np.generic):
-        return pack(value.item(), where)
-    if isinstance(value, list):
-        return [pack(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    if isinstance(value, dict) and _KIND not in value and all(type(key) is str for key in value):
-        return {key: pack(item, f"{where}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, (tuple, dict)):
-        items = list(value) if isinstance(value, tuple) else [list(item) for item in value.items()]
-        return {_KIND: type(value).__name__, "items": pack(items, where)}
-    if isinstance(value, (bytes, np.ndarray, torch.Tensor)):
-        return _pack_buffer(value, where)
-    raise StateError(f"{where} is a {type(value).__name__}, which a state of JSON cannot hold")
-
-
-def unpack(value: Any) -> Any:
-    """The value that `pack` packed; StateError if the data is damaged."""
-    if isinstance(value, list):
-        return [unpack(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if _KIND not in value:
-        return {key: unpack(item) for key, item in value.items()}
-    try:
-        return _UNPACK[value[_KIND]](value)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"a damaged state: {_KIND}={value[_KIND]!r} with {sorted(value)} cannot be read") from error
-
-
-def to_text(content: bytes) -> str:
-    return base64.b64encode(content).decode()
-
-
-def from_text(text: str) -> bytes:
-    """Bytes from base64; StateError for anything else."""
-    try:
-        return base64.b64decode(text, validate=True)
-    except (TypeError, binascii.Error) as error:
-        raise StateError(f"a damaged state: {str(text)[:40]!r} is not base64") from error
-
-
-def _pack_buffer(value: Any, where: str) -> dict[str, Any]:
-    if isinstance(value, bytes):
-        return {_KIND: "bytes", "data": to_text(value)}
-    array = np.ascontiguousarray(value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value)
-    if array.dtype.kind not in "biufc":
-        raise StateError(f"{where} is an array of {array.dtype}, which a state of JSON cannot hold")
-    kind = "tensor" if isinstance(value, torch.Tensor) else "ndarray"
-    return {_KIND: kind, "dtype": array.dtype.str, "shape": list(value.shape), "data": to_text(array.tobytes())}
-
-
-def _unpack_array(packed: dict[str, Any]) -> Any:
-    return np.frombuffer(from_text(packed["data"]), packed["dtype"]).reshape(packed["shape"]).copy()
-
-
-_UNPACK: dict[str, Any] = {
-    "tuple": lambda packed: tuple(unpack(packed["items"])),
-    "dict": lambda packed: dict(unpack(packed["items"])),
-    "bytes": lambda packed: from_text(packed["data"]),
-    "ndarray": _unpack_array,
-    "tensor": lambda packed: torch.from_numpy(_unpack_array(packed)),
-}
 
 
 _WORDS = 624  # of the state of a Mersenne twister
@@ -200,7 +125,11 @@ def _lengthen(content: bytes) -> bytes:
 _TORCH = _Torch("torch", torch.default_generator)
 
 
-_PROCESS = (_TORCH, _Python("random", random._inst), _Legacy("numpy", np.random.mtrand._rand))
+PROCESS: tuple[GeneratorState, ...] = (
+    _TORCH,
+    _Python("random", random._inst),
+    _Legacy("numpy", np.random.mtrand._rand),
+)
 
 
 _KINDS = (
@@ -232,7 +161,7 @@ def sources(sampler: object) -> list[GeneratorState]:
     if type(core) in _ONE_GENERATOR:
         generator = core.generator
         return [_TORCH if generator in (None, torch.default_generator) else _Torch(f"{prefix}.generator", generator)]
-    by_holder = {id(source.holder): source for source in (*_find_owned(sampler), *_PROCESS)}
+    by_holder = {id(source.holder): source for source in (*_find_owned(sampler), *PROCESS)}
     return list(by_holder.values())
 
 

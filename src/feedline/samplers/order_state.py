@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
+from collections import deque
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
+from feedline.core.packing import pack_or_keep, unpack
 from feedline.errors import StateError
-from feedline.samplers.generator_state import GeneratorState, nested, pack, select_states, sources, unpack
+from feedline.samplers.generator_state import GeneratorState, nested, select_states, sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +27,10 @@ _ITER = -1
 """Position of what `iter(sampler)` itself draws, before the first item."""
 
 
+_SNAPSHOTS = 256
+"""Kept snapshots of a stateful sampler: more than the batches that any loader has in flight."""
+
+
 class RecordedRun:
     """One epoch of any sampler, with the random states it used.
 
@@ -32,6 +40,10 @@ class RecordedRun:
 
     When an epoch is repeated, the process's generators hold the recorded states during the sampler's steps only. The
     sampler's own generators keep moving, as they did the first time.
+
+    A sampler, or an iterator of it, that has `state_dict` and `load_state_dict` is repeated from its state at the start
+    of the epoch. If that gives other items than the first time, because something else has moved the sampler, it
+    continues from its state at the cut.
     """
 
     def __init__(self, sampler: Any, script: dict[str, Any], convert: Callable[[Any], Any] | None = None) -> None:
@@ -39,14 +51,18 @@ class RecordedRun:
         self._convert = convert
         self._script = _check_script(script)
         self._sources = sources(sampler)
+        if "generators" in self._script:
+            select_states(self._sources, self._script["generators"])
         self._draws: list[dict[str, Any]] = list(self._script.get("draws", []))
         self._pending = [(entry["at"], select_states(self._sources, entry["states"])) for entry in self._draws]
         self._left: dict[GeneratorState, Any] = {}  # state after the sampler's latest draw, by generator
         self._overrides: dict[GeneratorState, Any] = {}  # recorded states of the process's generators
         self._context: dict[str, Any] = {}
-        self._unpackable: StateError | None = None
         self._iterator: Iterator[Any] | None = None
         self._position = 0
+        self._holders = stateful(sampler)
+        self._watch = _Watch()
+        self._cut: dict[str, Any] | None = self._script.get("cut")
 
     def start(self) -> None:
         """Call `iter(sampler)`.
@@ -62,6 +78,16 @@ class RecordedRun:
         if self._iterator is None:
             self.start()
         items: list[Any] = []
+        if self._cut is not None:
+            cut, self._cut = self._cut, None
+            items = self._return_to(cut)
+        items += self._advance(count - len(items))
+        if self._is_stateful:
+            self._watch.add(self._position, items, self._moment())
+        return items
+
+    def _advance(self, count: int) -> list[Any]:
+        items: list[Any] = []
         while len(items) < count:
             self._install(self._position)
             step = min(count - len(items), self._pending[0][0] - self._position if self._pending else sys.maxsize)
@@ -72,43 +98,85 @@ class RecordedRun:
                 break
         return items
 
+    def _return_to(self, cut: dict[str, Any]) -> list[Any]:
+        """The items before `cut`, repeated; those of another order if the sampler cannot repeat them."""
+        at, digest = cut["at"], cut["digest"]
+        items = self._advance(at) if digest is not None else []
+        if digest is None or len(items) < at or _digest(items) != digest:
+            self._jump(cut)
+            items = (items + [0 if self._convert is None else []] * at)[:at]
+        return items
+
+    def _jump(self, cut: dict[str, Any]) -> None:
+        """Continue from the states at `cut`, whatever came before."""
+        self._load(cut["states"])
+        self._iterator = self._observe(_ITER, lambda: iter(self._sampler))
+        if cut["iterator"] is not None:
+            self._iterator.load_state_dict(unpack(cut["iterator"]))  # type: ignore[union-attr]
+        for source, state in select_states(self._sources, cut["generators"]).items():
+            source.write(state)
+        self._position = cut["at"]
+        self._watch.replays = False
+
+    @property
+    def _is_stateful(self) -> bool:
+        return bool(self._holders) or is_stateful(self._iterator)
+
+    def _moment(self) -> dict[str, Any]:
+        """The present states of the sampler, its iterator and its own generators."""
+        owned = [source for source in self._sources if source.owned]
+        return {
+            "states": self._read_states(),
+            "iterator": pack_or_keep(self._iterator.state_dict()) if is_stateful(self._iterator) else None,  # type: ignore[union-attr]
+            "generators": {source.path: source.pack(source.read()) for source in owned},
+        }
+
     def _next(self, count: int) -> list[Any]:
         items = next_items(self._iterator, count)
         return list(items if self._convert is None else map(self._convert, items))
 
-    def recorded(self) -> dict[str, Any]:
-        """JSON from which another run gives the same items."""
+    def recorded(self, position: int | None = None) -> dict[str, Any]:
+        """JSON from which another run gives the same items, from `position` on at least."""
         if self._iterator is None:
             return self._script
-        if self._unpackable is not None:
-            raise self._unpackable
-        return {**self._context, **({"draws": list(self._draws)} if self._draws else {})}
+        cut = self._watch.at(self._position if position is None else position)
+        return {
+            **self._context,
+            **({"draws": list(self._draws)} if self._draws else {}),
+            **({} if cut is None else {"cut": cut}),
+        }
+
+    def rested(self) -> dict[str, Any]:
+        """JSON from which the epoch after this one starts as it would here."""
+        if self._iterator is not None and self._is_stateful:
+            return {**self.recorded(), "ended": True}
+        states = {source.path: source.pack(source.read()) for source in self._sources if source.owned}
+        return {"generators": states} if states else {}
 
     def _read_context(self) -> dict[str, Any]:
         context: dict[str, Any] = {}
         epochs = {path: holder.epoch for path, holder in _with_epoch(self._sampler)}
         if epochs:
             context["epochs"] = epochs
-        try:
-            states = {
-                path: pack(holder.state_dict(), f"the sampler{path}'s state")
-                for path, holder in _stateful(self._sampler)
-            }
-        except StateError as error:
-            states, self._unpackable = {}, error  # raised by `recorded`: the order itself needs no state
+        states = self._read_states()
         if states:
             context["states"] = states
         return context
+
+    def _read_states(self) -> dict[str, Any]:
+        return {path: pack_or_keep(holder.state_dict()) for path, holder in self._holders}
+
+    def _load(self, states: dict[str, Any]) -> None:
+        for path, holder in self._holders:
+            if path in states:
+                holder.load_state_dict(unpack(states[path]))
 
     def _restore_context(self) -> dict[str, Any]:
         epochs = self._script.get("epochs", {})
         for path, holder in _with_epoch(self._sampler):
             if path in epochs:
                 holder.set_epoch(epochs[path])
-        states = self._script.get("states", {})
-        for path, holder in _stateful(self._sampler):
-            if path in states:
-                holder.load_state_dict(unpack(states[path]))
+        self._load(self._script.get("states", {}))
         return {name: self._script[name] for name in ("epochs", "states") if name in self._script}
 
     def _install(self, at: int) -> None:
@@ -153,6 +221,42 @@ class RecordedRun:
             self._draws.append({"at": at, "states": states})
 
 
+class _Watch:
+    """Latest moments of a stateful sampler, and a digest of its items."""
+
+    def __init__(self) -> None:
+        self.replays = True
+        """False if the items before a cut are not those that the sampler would repeat."""
+        self._hash = hashlib.blake2b(digest_size=8)
+        self._moments: deque[tuple[int, str, dict[str, Any]]] = deque(maxlen=_SNAPSHOTS)
+
+    def add(self, position: int, items: list[Any], moment: dict[str, Any]) -> None:
+        """Record the items up to `position`, and the states there."""
+        _update(self._hash, items)
+        self._moments.append((position, self._hash.hexdigest(), moment))
+
+    def at(self, position: int) -> dict[str, Any] | None:
+        """The latest moment at or before `position`, or None; earlier ones are forgotten."""
+        while len(self._moments) > 1 and self._moments[1][0] <= position:
+            self._moments.popleft()
+        if not self._moments or self._moments[0][0] > position:
+            return None
+        at, digest, moment = self._moments[0]
+        return {"at": at, "digest": digest if self.replays else None, **moment}
+
+
+def _digest(items: list[Any]) -> str:
+    content = hashlib.blake2b(digest_size=8)
+    _update(content, items)
+    return content.hexdigest()
+
+
+def _update(content: Any, items: list[Any]) -> None:
+    for item in items:
+        content.update(item.tobytes() if isinstance(item, np.ndarray) else repr(item).encode())
+        content.update(b";")
+
+
 def next_items(iterator: Iterator[Any] | None, count: int) -> Iterator[Any]:
     """Yield the next `count` items, fewer only at the end.
 
@@ -171,7 +275,12 @@ def _with_epoch(sampler: Any) -> list[tuple[str, Any]]:
     return [(path, holder) for path, holder in holders if type(getattr(holder, "epoch", None)) is int]
 
 
-def _stateful(sampler: Any) -> list[tuple[str, Any]]:
+def is_stateful(thing: Any) -> bool:
+    """True if it has `state_dict` and `load_state_dict`."""
+    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
+def stateful(sampler: Any) -> list[tuple[str, Any]]:
     """The outermost samplers that have a `state_dict` of their own.
 
     A sampler's state covers the samplers inside it.
@@ -179,26 +288,36 @@ def _stateful(sampler: Any) -> list[tuple[str, Any]]:
     samplers: list[tuple[str, Any]] = []
     for path, holder in nested(sampler):
         outermost = not any(path.startswith(f"{outer}.") for outer, _ in samplers)
-        if (
-            outermost
-            and callable(getattr(holder, "state_dict", None))
-            and callable(getattr(holder, "load_state_dict", None))
-        ):
+        if outermost and is_stateful(holder):
             samplers.append((path, holder))
     return samplers
 
 
+_ENTRIES: dict[str, type] = {
+    "epochs": dict, "states": dict, "draws": list, "cut": dict, "ended": bool, "generators": dict
+}  # fmt: skip
+
+
+_CUT: dict[str, tuple[type, ...]] = {
+    "at": (int,), "digest": (str, type(None)), "states": (dict,), "generators": (dict,),
+    "iterator": (object,),
+}  # fmt: skip
+
+
 def _check_script(script: dict[str, Any]) -> dict[str, Any]:
-    unknown = script.keys() - {"epochs", "states", "draws"}
+    unknown = script.keys() - _ENTRIES.keys()
     if unknown:
         raise StateError(f"the saved order is that of another kind of sampler: this one has no entry {min(unknown)!r}")
-    for name, kind in (("epochs", dict), ("states", dict), ("draws", list)):
+    for name, kind in _ENTRIES.items():
         if not isinstance(script.get(name, kind()), kind):
             raise StateError(f"a damaged state: the entry {name!r} of a sampler's order is {script[name]!r}")
     for entry in script.get("draws", []):
         at, states = (entry.get("at"), entry.get("states")) if isinstance(entry, dict) else (None, None)
         if not isinstance(at, int) or not isinstance(states, dict):
             raise StateError(f"a damaged state: {entry!r} is not a record of draws")
+    cut = script.get("cut")
+    if cut is not None and not all(name in cut and isinstance(cut[name], kinds) for name, kinds in _CUT.items()):
+        raise StateError(f"a damaged state: {str(cut)[:80]} is not the cut of a sampler's order")
     return script
 
 
@@ -254,8 +373,11 @@ class SeededRun:
             n = len(sampler.data_source)
             self._order = torch.randperm(n, generator=generator).numpy()[: sampler.num_samples]
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self, _: int | None = None) -> dict[str, Any]:
         return {} if self._seed is None else {"seed": self._seed}
+
+    def rested(self) -> dict[str, Any]:
+        return {}
 
 
 def _with_generator(sampler: Any, generator: torch.Generator) -> RandomSampler:

@@ -189,6 +189,8 @@ class Dispatch:
             future.fail(error)
         else:
             if answer.kind == BUILT:
+                if self._generators is not None and worker_id != PROBE:
+                    value = value._replace(worker_state=self._generators[worker_id].latest)
                 value.spans.append(("encode", answer.began_ns, answer.ended_ns, worker_id))
                 value.spans.append(("decode", began_ns, monotonic_ns(), MAIN))
                 future.succeed(value)

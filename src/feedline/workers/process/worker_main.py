@@ -85,12 +85,13 @@ def run_worker(
         after_import("PIL.Image", _accelerate_pillow)
     build = builder if init_fn is None else _run_init_fn(builder, init_fn, setup.worker_id)
     if setup.opening_generators is not None:
-        restore_globals(setup.opening_generators)
+        getattr(builder, "restore", restore_globals)(setup.opening_generators)
     # A copy: the original descriptor stays open until the process ends, so the pool sees the end of the process.
     answers = socket.socket(fileno=os.dup(worker_channels.answers))
     # ConnectionError: the pool was closed while a batch was being built
     with answers, RequestReader(worker_channels.queue) as reader, suppress(ConnectionError):
-        _answer_all(build, status_row, reader, answers, reports_generators=setup.reports_generators)
+        capture = getattr(builder, "capture", global_states) if setup.reports_generators else bytes
+        _answer_all(build, status_row, reader, answers, capture)
 
 
 def name_process(name: str) -> None:
@@ -108,8 +109,7 @@ def _answer_all(
     status_row: StatusRow,
     reader: RequestReader,
     answers: socket.socket,
-    *,
-    reports_generators: bool,
+    capture: Callable[[], bytes],
 ) -> None:
     arena = Arena()
     reported = b""
@@ -119,7 +119,7 @@ def _answer_all(
             return
         status_row.begin(request.task)
         kind, message, began_ns = _answer(build, request.payload, arena)
-        states = global_states() if reports_generators else b""
+        states = capture()
         changed, reported = (b"" if states == reported else states), states
         header = HEADER.pack(kind, request.task, began_ns, monotonic_ns(), len(changed))
         channels.send(answers, [header, changed, message.payload], message.fds)

@@ -1,0 +1,210 @@
+"""Random generators and dataset states of the workers, as far as the loop has received their batches."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch.utils.data._utils.worker as torch_worker
+
+from feedline.core.packing import pack_or_keep, unpack
+from feedline.core.rng import derive
+from feedline.core.rng_globals import global_states, seeded_states
+from feedline.core.schedule import Opening
+from feedline.errors import StateError
+from feedline.loader.builder import split_capture
+from feedline.samplers.generator_state import PROCESS, GeneratorState, select_states
+
+
+@dataclass(slots=True)
+class WorkerStates:
+    """The states of the workers of one epoch.
+
+    `count` is the loader's `num_workers`; 0 means the training process, whose generators are not recorded here. A
+    worker of n takes the requests whose `turn` modulo n is its number.
+    """
+
+    count: int
+    base_seed: int | None = None
+    """The seed from which new workers are seeded; None before it is drawn."""
+    held: dict[int, bytes] = field(default_factory=dict)
+    """By worker, what its builder captured after its last delivered batch."""
+    starts: dict[int, bytes] = field(default_factory=dict)
+    """By worker, the generators at the start of the epoch, where they are not those of a new worker."""
+    dataset: Any = None
+    """The loaded state of the dataset in the training process."""
+    latest: dict[int, bytes] = field(default_factory=dict)
+    """By worker, what it must restore before its first batch."""
+    replayed: dict[int, bytes | None] = field(default_factory=dict)
+    """By partition that must be opened at its mark, the generators at the start of the epoch."""
+    former: int = 0
+    """The number of workers that `latest` is from."""
+
+    def add(self, turn: int, captured: bytes) -> None:
+        """Record a delivered batch."""
+        self.held[turn % max(1, self.count)] = captured
+
+    def follow(self, former: WorkerStates) -> None:
+        """Continue with the workers of the epoch before."""
+        self.base_seed, self.held, self.starts = former.base_seed, dict(former.held), dict(former.held)
+        self.latest, self.former = dict(former.latest), former.former  # of workers that had no batch to build
+
+    def opened(self, requests: Iterator[Any]) -> Iterator[Any]:
+        """The requests; the first for each worker, and for each partition, carries what must be restored."""
+        while self.latest or self.replayed:
+            request = next(requests, None)
+            if request is None:
+                return
+            opening = self._opening(request.turn, request.partition)
+            yield request if opening is None else request._replace(opening=opening)
+        yield from requests
+
+    def _opening(self, turn: int, partition: int | None) -> Opening | None:
+        if partition is None:
+            latest = self.latest.pop(turn % max(1, self.count), None)
+            return None if latest is None else Opening(latest)
+        latest = self.latest.pop(turn % max(1, self.former), None)
+        if partition not in self.replayed:
+            return None if latest is None else Opening(latest, latest)
+        return Opening(latest, self.replayed.pop(partition))
+
+    def pack(self, *, starts: bool) -> dict[str, Any] | None:
+        """The states as JSON values, or None if there are none; `starts` if partitions may be replayed."""
+        if self.base_seed is None and not self.held:
+            return None
+        packed: dict[str, Any] = {"count": self.count, "base_seed": self.base_seed}
+        held = {worker: self._pack_one(worker, captured) for worker, captured in sorted(self.held.items())}
+        packed["held"] = {str(worker): state for worker, state in held.items() if state}
+        if starts and self.starts:
+            packed["starts"] = {str(worker): self._pack_one(worker, states) for worker, states in self.starts.items()}
+        return packed
+
+    def _pack_one(self, worker: int, captured: bytes) -> dict[str, Any]:
+        states, dataset_state = split_capture(captured)
+        usual = seeded(self.base_seed, worker) if self.count and self.base_seed is not None else None
+        generators = pack_states(states, usual) if states else {}
+        packed: dict[str, Any] = {"generators": generators} if generators else {}
+        return packed if dataset_state is None else {**packed, "dataset": pack_or_keep(dataset_state)}
+
+
+def process_generators() -> dict[str, Any]:
+    """The generators of this process as JSON values."""
+    return {source.path: source.pack(source.read()) for source in PROCESS}
+
+
+def check_process(packed: dict[str, Any] | None) -> None:
+    """Raise `StateError` for damaged `process_generators()`."""
+    select_states(list(PROCESS), packed or {})
+
+
+def restore_process(packed: dict[str, Any] | None) -> None:
+    """Set the generators of this process to `process_generators()`; None leaves them."""
+    for source, state in select_states(list(PROCESS), packed or {}).items():
+        source.write(state)
+
+
+@lru_cache(maxsize=256)
+def seeded(base_seed: int, worker: int) -> bytes:
+    """The generators of a new worker, seeded as torch seeds its workers."""
+    return seeded_states(base_seed + worker, torch_worker._generate_state(base_seed, worker))  # type: ignore[no-untyped-call]
+
+
+def pack_states(states: bytes, usual: bytes | None) -> dict[str, Any]:
+    """`global_states()` as JSON values, without the generators that equal those of `usual`."""
+    mine, others = _by_generator(states), _by_generator(usual) if usual is not None else {}
+    return {source.path: source.pack(mine[source]) for source in PROCESS if mine[source] != others.get(source)}
+
+
+def unpack_states(packed: Any, usual: bytes | None) -> bytes:
+    """`global_states()` from JSON values; `StateError` if they are damaged."""
+    states = select_states(list(PROCESS), packed)
+    rest = _by_generator(usual if usual is not None else global_states())
+    by_path = {source.path: value for source, value in {**rest, **states}.items()}
+    numpy_state, torch_state = unpack(by_path["numpy"]), by_path["torch"]
+    return pickle.dumps((by_path["random"], numpy_state, _as_array(torch_state)), 5)
+
+
+def _by_generator(states: bytes) -> dict[GeneratorState, Any]:
+    python, numpy_state, torch_state = pickle.loads(states)
+    by_path = {"random": python, "numpy": pack_or_keep(numpy_state), "torch": torch_state.tobytes()}
+    return {source: by_path[source.path] for source in PROCESS}
+
+
+def _as_array(content: bytes) -> Any:
+    return np.frombuffer(content, np.uint8).copy()
+
+
+def resumed(
+    packed: dict[str, Any] | None, count: int, place: int, partitions: tuple[int, ...] | None, *, begun: bool
+) -> WorkerStates:
+    """The states of a loader with `count` workers that continues at a saved place.
+
+    With another number of workers, the workers start from a seed of their own, derived from `place`: the generators of
+    the former ones do not fit. Dataset states are dealt out in turn. `partitions` is None for map-style datasets;
+    `begun` is false at the start of an epoch.
+    """
+    if packed is None:
+        return WorkerStates(count)
+    former, base_seed, held, starts = _read(packed)
+    states = WorkerStates(count, base_seed, former=former)
+    if former == count:
+        states.held, states.starts = dict(held), starts
+    elif base_seed is not None:
+        states.base_seed = derive(base_seed, place, count, "workers") >> 1 if begun else None
+    if partitions is not None:
+        states.latest = held if count else {}
+        if begun:
+            start = {worker: _start(worker, former, count, starts, base_seed) for worker in range(max(1, former))}
+            states.replayed = {partition: start[partition % max(1, former)] for partition in partitions}
+    elif count == 0:
+        states.dataset = next((split_capture(each)[1] for _, each in sorted(held.items())), None)
+    else:
+        states.latest = held if former == count else _dealt_out(held, count)
+    return states
+
+
+def of_dataset(dataset_state: Any) -> bytes:
+    """What a builder would capture of a dataset alone."""
+    return pickle.dumps((b"", dataset_state), 5)
+
+
+def _start(worker: int, former: int, count: int, starts: dict[int, bytes], base_seed: int | None) -> bytes | None:
+    if worker in starts or former in (0, count) or base_seed is None:
+        return starts.get(worker)
+    return seeded(base_seed, worker)
+
+
+def _dealt_out(held: dict[int, bytes], count: int) -> dict[int, bytes]:
+    """The dataset states of other workers, dealt out in turn."""
+    states = [state for _, each in sorted(held.items()) if (state := split_capture(each)[1]) is not None]
+    return {worker: of_dataset(states[worker % len(states)]) for worker in range(count)} if states else {}
+
+
+def _read(packed: dict[str, Any]) -> tuple[int, int | None, dict[int, bytes], dict[int, bytes]]:
+    try:
+        former, base_seed = packed["count"], packed["base_seed"]
+        held = {
+            int(worker): _capture(state, former, base_seed, int(worker)) for worker, state in packed["held"].items()
+        }
+        starts = {
+            int(worker): _capture(state, former, base_seed, int(worker))
+            for worker, state in packed.get("starts", {}).items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(f"the field 'workers' of this state is damaged: {error!r}") from error
+    if not isinstance(former, int) or not isinstance(base_seed, int | None):
+        raise StateError(f"the field 'workers' of this state is damaged: {former!r} workers, base seed {base_seed!r}")
+    return former, base_seed, held, starts
+
+
+def _capture(state: dict[str, Any], former: int, base_seed: int | None, worker: int) -> bytes:
+    dataset_state = unpack(state["dataset"]) if "dataset" in state else None
+    if former == 0 and "generators" not in state:
+        return of_dataset(dataset_state)
+    usual = seeded(base_seed, worker) if former and base_seed is not None else None
+    states = unpack_states(state.get("generators", {}), usual)
+    return states if dataset_state is None else pickle.dumps((states, dataset_state), 5)

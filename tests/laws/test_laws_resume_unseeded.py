@@ -1,0 +1,154 @@
+"""Without `seed`, a resumed run draws the random values that the uninterrupted run would have drawn."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+import feedline as fl
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create . worker processes:UserWarning")
+CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
+LENGTH = 14
+
+
+def draws(which: int = 7) -> list[float]:
+    """Numbers from the generators that transforms draw from; `which` selects them by bits."""
+    drawn = []
+    if which & 1:
+        drawn.append(torch.rand(()).item())
+    if which & 2:
+        drawn.append(random.random())
+    if which & 4:
+        drawn.append(float(np.random.rand()))  # noqa: NPY002 - as users do
+    return drawn
+
+
+class Drawing(Dataset[Any]):
+    """Samples that differ with each draw; some draw more often than others."""
+
+    def __init__(self, which: int = 7) -> None:
+        self.which = which
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> list[float]:
+        for _ in range(index % 3):
+            draws(self.which)
+        return [float(index), *draws(self.which)]
+
+
+class Shuffling(IterableDataset[Any]):
+    """A stream that shuffles through a buffer: what it yields depends on all draws before."""
+
+    def __init__(self, which: int = 7) -> None:
+        self.which = which
+
+    def __iter__(self) -> Iterator[list[float]]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        buffer: list[int] = []
+        for index in range(first, 3 * LENGTH, step):
+            buffer.append(index)
+            if len(buffer) == 5:
+                yield [float(buffer.pop(random.randrange(5))), *draws(self.which)]
+        yield from ([float(index), *draws(self.which)] for index in buffer)
+
+
+class Counting(Drawing):
+    """Keeps a generator of its own, and its state."""
+
+    def __init__(self, which: int = 7) -> None:
+        super().__init__(which)
+        self.own = torch.Generator().manual_seed(3)
+        self.read = 0
+
+    def __getitem__(self, index: int) -> list[float]:
+        self.read += 1
+        return [*super().__getitem__(index), torch.rand((), generator=self.own).item(), float(self.read)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"own": self.own.get_state(), "read": self.read}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.own.set_state(state["own"])
+        self.read = state["read"]
+
+
+def collated(samples: list[Any]) -> torch.Tensor:
+    return torch.tensor([[*sample, *draws()] for sample in samples], dtype=torch.float64)
+
+
+def seed_everything(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - as users do
+
+
+def run(make: Any, cuts: list[int], epochs: int, **how: Any) -> list[Any]:
+    """What the loop receives over some epochs, stopped and resumed after each number of batches of `cuts`."""
+    received: list[Any] = []
+    state, begun = None, 0
+    for cut in [*cuts, None]:
+        seed_everything(5 if state is None else 77)  # a new process has other generators
+        with make() as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            left = cut
+            while begun < epochs and (left is None or left > 0):
+                taken = [torch.stack(list(batch)).tolist() for batch in islice(loader, left)]
+                received += taken
+                if left is not None:
+                    left -= len(taken)
+                if left != 0:
+                    begun += 1
+            state = json.loads(json.dumps(loader.state_dict(**how)))
+    return received
+
+
+ARGUMENTS = st.fixed_dictionaries(
+    {"batch_size": st.sampled_from([2, 3]), "collate_fn": st.sampled_from([None, collated])}
+)
+CUTS = st.lists(st.integers(1, 9), min_size=1, max_size=3)
+
+
+def check(kind: Any, which: int, cuts: list[int], workers: int, arguments: dict[str, Any]) -> None:
+    more = {"shuffle": True} if issubclass(kind, Drawing) else {}
+
+    def make() -> Any:
+        return fl.DataLoader(kind(which), num_workers=workers, **arguments, **more)
+
+    assert run(make, cuts, 2, random=True) == run(make, [], 2)
+
+
+@given(st.sampled_from([Drawing, Shuffling, Counting]), st.integers(0, 7), CUTS, ARGUMENTS)
+@settings(max_examples=50, deadline=None, suppress_health_check=CHECKS)
+def test_resuming_inline(kind: Any, which: int, cuts: list[int], arguments: dict[str, Any]) -> None:
+    check(kind, which, cuts, 0, arguments)
+
+
+@given(
+    st.sampled_from([Drawing, Shuffling, Counting]), st.integers(0, 7), CUTS, st.integers(1, 3), st.booleans(),
+    ARGUMENTS,
+)  # fmt: skip
+@settings(max_examples=6, deadline=None, suppress_health_check=CHECKS)
+def test_resuming_with_processes(
+    kind: Any, which: int, cuts: list[int], workers: int, persistent: bool, arguments: dict[str, Any]
+) -> None:
+    check(kind, which, cuts, workers, {**arguments, "persistent_workers": persistent})
+
+
+@pytest.mark.parametrize("kind", [Drawing, Shuffling, Counting])
+def test_persistent_workers_without_a_batch_of_the_rest_of_an_epoch_keep_their_states(kind: Any) -> None:
+    check(kind, 1, [1, 2], 3, {"batch_size": 3, "persistent_workers": True})
