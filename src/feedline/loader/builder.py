@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from time import monotonic_ns
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils.data import StackDataset, Subset
 
 from feedline import collate
 from feedline.collate.batch_reads import BatchReader, reader_of
+from feedline.collate.rows import RowBuffer
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
 from feedline.core.dataset import BatchRead, Keys, adapted, traits_of
 from feedline.core.rng import Address, addressed, derive, derive_each
@@ -23,6 +25,7 @@ from feedline.core.rng_globals import seed_globals
 from feedline.core.schedule import BatchRequest
 from feedline.core.telemetry import recording, spent
 from feedline.core.tensors import Allocator, allocate_tensor
+from feedline.datasets.recognized.recognition import SampleReader, recognize
 from feedline.errors import SampleIndexError, note
 
 NEIGHBORS = 8
@@ -43,6 +46,10 @@ def traveling_schemes() -> object:
     """
     schemes = sys.modules.get("feedline.stores.schemes")  # not loaded here: most loaders do without stores
     return None if schemes is None else schemes.registered_schemes()
+
+
+Get = Callable[[Any], Any]
+"""`get(index)` returns a sample."""
 
 
 class _Keys(Sequence[int]):
@@ -74,7 +81,8 @@ class BatchBuilder:
     With a seed, `builder(request)` depends on the request only. `collate_fn=None` is feedline's default collate, with
     torch's results. `action` on a sample that raises is "raise", "skip" or "replace". With `reseeds`, requests with a
     seed seed `random`, `numpy.random` and torch for each sample; only for workers that do not share their process. Up
-    to `threads` native threads work on one batch if the dataset's `read_batch` supports it.
+    to `threads` native threads work on one batch if the dataset's `read_batch` supports it. With `accelerate`, known
+    datasets of other libraries are read by feedline, with equal results.
     """
 
     dataset: Any
@@ -82,19 +90,24 @@ class BatchBuilder:
     batched: bool = True
     action: str = "raise"
     reseeds: bool = True
+    accelerate: bool = True
     threads: int = field(default=1, compare=False)
     progress: Callable[[int], None] | None = field(default=None, compare=False)
     _reader: BatchReader | None = field(init=False, default=None, compare=False)
     _many: Callable[..., Any] | None = field(init=False, default=None, compare=False)
+    _samples: SampleReader | None = field(init=False, default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.batched and self.collate_fn is None:
-            self._reader = reader_of(adapted(self.dataset))
+            self._reader = reader_of(adapted(self.dataset) if self.accelerate else self.dataset)
         if self.batched and self.action == "raise":
             self._many = many_at_once(self.dataset)
+        if self.accelerate and self._reader is None and self._many is None:
+            self._samples = recognize(self.dataset).reader
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return traveling_schemes(), self.dataset, self.collate_fn, self.batched, self.action, self.reseeds
+        arguments = self.dataset, self.collate_fn, self.batched, self.action, self.reseeds, self.accelerate
+        return traveling_schemes(), *arguments
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, *arguments = state
@@ -125,10 +138,11 @@ class BatchBuilder:
                     spans.append(spent("fetch", start_ns, monotonic_ns()))
                     return BatchResult(batch, spans)
             skipped: list[SkippedSample] = []
+            rows = self._rows(request, allocate)
             with addressed(None if request.seed is None else _Keys(request)) as address:
-                samples = self._fetch(request, skipped, address)
+                samples = self._fetch(request, skipped, address, self._getter(rows))
                 fetched_ns = monotonic_ns()
-                batch = self._collate_good(samples, request, skipped, allocate)
+                batch = self._collate_good(samples, request, skipped, rows or allocate)
             spans.append(spent("fetch", start_ns, fetched_ns))
             spans.append(spent("collate", fetched_ns, monotonic_ns()))
             return BatchResult(batch, spans, tuple(skipped))
@@ -156,10 +170,22 @@ class BatchBuilder:
                 self._address(error, request, self._failing_row(error, request, address), "fetch")
             raise
 
-    def _fetch(self, request: BatchRequest, skipped: list[SkippedSample], address: Address) -> Any:
+    def _rows(self, request: BatchRequest, allocate: Allocator) -> RowBuffer | None:
+        """Memory for recognized samples, where default collate would copy them to."""
+        if self._samples is None:
+            return None
+        self._samples.refresh()
+        is_plain = self.batched and self.collate_fn is None and self.action == "raise" and collate.is_standard()
+        return RowBuffer(len(request.indices), allocate) if is_plain else None
+
+    def _getter(self, rows: RowBuffer | None) -> Callable[[Any], Any]:
+        reader = self._samples
+        return partial(operator.getitem, self.dataset) if reader is None else lambda index: reader.read(index, rows)
+
+    def _fetch(self, request: BatchRequest, skipped: list[SkippedSample], address: Address, get: Get) -> Any:
         indices = request.indices
         if not self.batched:
-            samples = self._fetch_each(request, [indices], skipped, address)
+            samples = self._fetch_each(request, [indices], skipped, address, get)
             return samples[0] if samples else EMPTY_BATCH
         if isinstance(indices, np.ndarray):
             indices = indices.tolist()
@@ -167,18 +193,18 @@ class BatchBuilder:
             address.row = None
             return self._fetch_many(request, indices, address)
         if request.seed is None and self.action == "raise":
-            return self._fetch_plain(request, indices)
-        return self._fetch_each(request, indices, skipped, address)
+            return self._fetch_plain(request, indices, get)
+        return self._fetch_each(request, indices, skipped, address, get)
 
-    def _fetch_plain(self, request: BatchRequest, indices: Sequence[Any]) -> list[Any]:
+    def _fetch_plain(self, request: BatchRequest, indices: Sequence[Any], get: Get) -> list[Any]:
         samples: list[Any] = []
-        dataset, append = self.dataset, samples.append
+        append = samples.append
         progress = self.progress
         try:
             for index in indices:
                 if progress is not None:
                     progress(len(samples))
-                append(dataset[index])
+                append(get(index))
         except Exception as error:
             self._address(error, request, len(samples), "fetch")
             raise
@@ -207,7 +233,7 @@ class BatchBuilder:
         return None
 
     def _fetch_each(
-        self, request: BatchRequest, indices: Sequence[Any], skipped: list[SkippedSample], address: Address
+        self, request: BatchRequest, indices: Sequence[Any], skipped: list[SkippedSample], address: Address, get: Get
     ) -> list[Any]:
         samples: list[Any] = []
         for row, index in enumerate(indices):
@@ -216,7 +242,7 @@ class BatchBuilder:
                 self.progress(row)
             self._reseed(request, row)
             try:
-                samples.append(self.dataset[index])
+                samples.append(get(index))
             except Exception as error:
                 self._address(error, request, row, "fetch")
                 if self.action == "raise" or isinstance(error, ImportError):  # a missing package is not a bad sample
@@ -250,7 +276,7 @@ class BatchBuilder:
         return replacement
 
     def _collate_good(
-        self, samples: Any, request: BatchRequest, skipped: list[SkippedSample], allocate: Allocator
+        self, samples: Any, request: BatchRequest, skipped: list[SkippedSample], allocate: Allocator | RowBuffer
     ) -> Any:
         """Collate the batch; samples that default collate rejects count as failed."""
         if skipped and _all_left_out(request, skipped):
@@ -269,8 +295,10 @@ class BatchBuilder:
                 raise  # each sample is good alone; they only do not fit together
         return self._collate(good, request, allocate) if good else EMPTY_BATCH
 
-    def _collate(self, samples: Any, request: BatchRequest, allocate: Allocator) -> Any:
+    def _collate(self, samples: Any, request: BatchRequest, allocate: Allocator | RowBuffer) -> Any:
         try:
+            if isinstance(allocate, RowBuffer):
+                return allocate.collate(samples)
             if self.collate_fn is not None:
                 self._reseed(request, "collate")
                 return run_collate(self.collate_fn, samples, allocate)

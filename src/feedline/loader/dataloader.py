@@ -58,6 +58,7 @@ class DataLoader(TorchDataLoader[T_co]):
     - `on_error`: "raise", "skip", "replace" or an `ErrorPolicy`, for samples that raise.
     - `device`: the device of delivered batches; copies run on a side stream while the loop computes.
     - `recovery`: limit of worker restarts per epoch, and time until a stall is reported.
+    - `accelerate`: with False, the datasets and transforms of other libraries always run as they are; see `plan()`.
     """
 
     _pools: LoaderPools
@@ -91,6 +92,7 @@ class DataLoader(TorchDataLoader[T_co]):
         on_error: Action | ErrorPolicy = "raise",
         device: str | torch.device | None = None,
         recovery: Recovery | None = None,
+        accelerate: bool = True,
     ) -> None:
         self.seed = _to_seed(seed)
         self.worker_method = worker_method
@@ -98,6 +100,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.on_error = on_error
         self.device = device
         self.recovery = recovery or Recovery()
+        self.accelerate = accelerate
         self._policy = ErrorPolicy.of(on_error)
         self._rank, self._world_size = rank_and_world_size(distributed)
         self._adapts = num_workers == "auto"
