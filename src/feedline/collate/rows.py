@@ -20,6 +20,8 @@ class RowBuffer:
     def __init__(self, count: int, allocate: Allocator) -> None:
         self._count, self._allocate = count, allocate
         self._batch: torch.Tensor | None = None
+        self._rows: Sequence[torch.Tensor] = ()
+        self._kind: tuple[tuple[int, ...], torch.dtype] | None = None
         self._taken: list[torch.Tensor] = []
         self._deferred: dict[Callable[[list[Any]], None], list[Any]] = {}
 
@@ -27,10 +29,10 @@ class RowBuffer:
         """The next row; None if the batch cannot have such a row."""
         if self._batch is None:
             self._batch = self._memory((self._count, *shape), dtype)
-        batch = self._batch
-        if len(self._taken) == self._count or batch.shape[1:] != shape or batch.dtype != dtype:
+            self._rows, self._kind = self._batch.unbind(), (shape, dtype)
+        if len(self._taken) == self._count or self._kind != (shape, dtype):
             return None
-        row = batch[len(self._taken)]
+        row = self._rows[len(self._taken)]
         self._taken.append(row)
         return row
 

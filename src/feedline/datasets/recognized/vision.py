@@ -40,7 +40,7 @@ class Files:
         if chain.opens_itself:
             return _loader_of(dataset)(path), target
         try:
-            with open(path, "rb") as file:
+            with open(path, "rb", buffering=0) as file:
                 encoded = file.read()
         except OSError as error:
             raise RefusedError("the file cannot be read") from error
@@ -94,9 +94,8 @@ class VisionReader:
 
     def __init__(self, dataset: Any, known: Known) -> None:
         self._dataset, self._known = dataset, known
-        self._chain = Chain(dataset.transform)
-        self._checked = False
         self.disabled: str | None = None
+        self._compile()
 
     @property
     def findings(self) -> list[Finding]:
@@ -109,23 +108,27 @@ class VisionReader:
     def refresh(self) -> None:
         """Follow changes of the transforms; called before each batch."""
         if not self._chain.is_current(self._dataset.transform):
-            self._chain = Chain(self._dataset.transform)
-            self._checked = False
+            self._compile()
+
+    def _compile(self) -> None:
+        self._chain = chain = Chain(self._dataset.transform)
+        self._checked = self._proven = False
+        # A sample that may be refused after random numbers were drawn needs the state before them.
+        self._may_refuse = isinstance(self._known, Files) or chain.resizes
 
     def read(self, index: Any, rows: RowBuffer | None) -> Any:
         """Sample `index`; its image may be the next of `rows`."""
         dataset, chain = self._dataset, self._chain
-        if not self.uses_kernels:
-            return dataset[index]
-        if not self._is_proven(index):
+        if not (self._proven or self._is_proven(index)):
             return self._original(index, rows)
-        drawn = torch.get_rng_state()
+        drawn = torch.get_rng_state() if self._may_refuse else None
         taken = 0 if rows is None else rows.taken
         try:
             value, target = self._known.begin(dataset, index, chain)
             image = chain(value, rows)
         except RefusedError:
-            torch.set_rng_state(drawn)
+            if drawn is not None:
+                torch.set_rng_state(drawn)
             if rows is not None:
                 rows.give_back(taken)
             return self._original(index, rows)
@@ -141,9 +144,10 @@ class VisionReader:
 
     def _is_proven(self, index: Any) -> bool:
         """True if the first sample that could be read was equal to the library's own."""
-        if not self._checked:
+        if not self._checked and self.uses_kernels:
             self._check(index)
-        return self._checked and self.disabled is None
+        self._proven = self._checked and self.uses_kernels
+        return self._proven
 
     def _check(self, index: Any) -> None:
         """Compare a sample with the library's own; leaves the generators as they were."""

@@ -70,6 +70,12 @@ class Chain:
         return any(isinstance(node, (_OnFrame, _Convert)) for node in self.nodes)
 
     @property
+    def resizes(self) -> bool:
+        """True if a step resizes a frame."""
+        nodes = (node for node in _all_nodes(self.nodes) if isinstance(node, _OnFrame))
+        return any(node.apply in (known.resize, known.random_resized_crop) for node in nodes)
+
+    @property
     def opens_itself(self) -> bool:
         """True if the first step needs the image as the user's code opens it."""
         return bool(self.nodes) and isinstance(self.nodes[0], _Call) and not self.nodes[0].is_known

@@ -1,20 +1,24 @@
 """Steps of torchvision on frames, by the name of their class.
 
-Random numbers are drawn by the steps' own methods from the size of the image, so a sequence of steps takes the same
-numbers from torch's generator as it does on a Pillow image. Parameters are read when a step runs, as torchvision does.
+Random numbers are drawn by the steps' own methods, or as these do, from the size of the image. So a sequence of steps
+takes the same numbers from torch's generator as it does on a Pillow image. Parameters are read when a step runs, as
+torchvision does.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 
 from feedline.transforms.color import SATURATION, adjust
-from feedline.transforms.recognized.frame import Frame, RefusedError
+from feedline.transforms.recognized.frame import Box, Frame, RefusedError
 
 Apply = Callable[[Any, Frame], bool]
 """`apply(step, frame)` changes the frame, or returns False, unchanged and before any draw, to leave it to the step."""
@@ -42,6 +46,11 @@ def parameters(step: Any, frame: Frame) -> dict[str, Any]:
     return drawn
 
 
+def happens(p: Any) -> bool:
+    """Result of `torch.rand(1) < p`, which torch compares in float32."""
+    return torch.rand(1).item() < float(np.float32(p))
+
+
 _FILTERS = {"bilinear": False, "bicubic": True, 2: False, 3: True}
 
 
@@ -53,30 +62,54 @@ def _bicubic(step: Any) -> bool | None:
     return _FILTERS.get(name) if isinstance(name, (str, int)) else None
 
 
-def _resized_crop(step: Any, frame: Frame, place: tuple[int, int, int, int], bicubic: bool) -> bool:
-    top, left, height, width = place
+def _is_pair(size: Any) -> bool:
+    if not isinstance(size, (list, tuple)) or len(size) != 2:
+        return False
+    height, width = size
+    return type(height) is int and type(width) is int and height > 0 and width > 0
+
+
+def random_resized_crop(step: Any, frame: Frame) -> bool:
+    """Crop and resize; draws as `get_params` of v1 and `make_params` of v2, which agree."""
+    bicubic = _bicubic(step)
+    if bicubic is None or not _is_pair(step.size):
+        return False
+    ratio = tuple(step.ratio)
+    left, top, width, height = _draw_box(frame.width, frame.height, tuple(step.scale), ratio, *_log_bounds(ratio))
     frame.crop(left, top, width, height)
     frame.resize(step.size[0], step.size[1], bicubic)
     return True
 
 
-def _is_pair(size: Any) -> bool:
-    return isinstance(size, (list, tuple)) and len(size) == 2 and all(type(side) is int and side > 0 for side in size)
+@lru_cache(maxsize=64)
+def _log_bounds(ratio: tuple[float, ...]) -> tuple[float, float]:
+    """Logarithms of the ratios in torch's float32 arithmetic."""
+    low, high = torch.log(torch.tensor(ratio)).tolist()
+    return low, high
 
 
-def random_resized_crop_v1(step: Any, frame: Frame) -> bool:
-    bicubic = _bicubic(step)
-    if bicubic is None or not _is_pair(step.size):
-        return False
-    return _resized_crop(step, frame, step.get_params(sized(frame), step.scale, step.ratio), bicubic)
+def _draw_box(
+    width: int, height: int, scale: tuple[float, ...], ratio: tuple[float, ...], low: float, high: float
+) -> Box:
+    area = height * width
+    number = torch.empty(1)
+    for _ in range(_ATTEMPTS):
+        target = area * number.uniform_(scale[0], scale[1]).item()
+        aspect = torch.exp(number.uniform_(low, high)).item()
+        w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            top = torch.randint(0, height - h + 1, (1,)).item()
+            return int(torch.randint(0, width - w + 1, (1,)).item()), int(top), w, h
+    shape = width / height
+    w, h = width, height
+    if shape < min(ratio):
+        h = round(w / min(ratio))
+    elif shape > max(ratio):
+        w = round(h * max(ratio))
+    return (width - w) // 2, (height - h) // 2, w, h
 
 
-def random_resized_crop_v2(step: Any, frame: Frame) -> bool:
-    bicubic = _bicubic(step)
-    if bicubic is None or not _is_pair(step.size):
-        return False
-    drawn = parameters(step, frame)
-    return _resized_crop(step, frame, (drawn["top"], drawn["left"], drawn["height"], drawn["width"]), bicubic)
+_ATTEMPTS = 10
 
 
 def resize(step: Any, frame: Frame) -> bool:
@@ -152,9 +185,12 @@ def random_crop_v1(step: Any, frame: Frame) -> bool:
             return False
         across, down = max(0, wide - width), max(0, high - height)
         left, top, width, height = left + across, top + down, width + 2 * across, height + 2 * down
-    padded = Frame(frame.source, width, height)
-    at_top, at_left, high, wide = step.get_params(sized(padded), step.size)
-    frame.crop(at_left - left, at_top - top, wide, high)
+    if (height, width) == (high, wide):  # then nothing is drawn
+        frame.crop(-left, -top, wide, high)
+        return True
+    at_top = torch.randint(0, height - high + 1, (1,)).item()
+    at_left = torch.randint(0, width - wide + 1, (1,)).item()
+    frame.crop(int(at_left) - left, int(at_top) - top, wide, high)
     return True
 
 
@@ -176,13 +212,13 @@ def random_crop_v2(step: Any, frame: Frame) -> bool:
 
 
 def horizontal_flip(step: Any, frame: Frame) -> bool:
-    if torch.rand(1) < step.p:
+    if happens(step.p):
         frame.mirror()
     return True
 
 
 def vertical_flip(step: Any, frame: Frame) -> bool:
-    if torch.rand(1) < step.p:
+    if happens(step.p):
         frame.upend()
     return True
 
@@ -201,7 +237,7 @@ def grayscale(step: Any, frame: Frame) -> bool:
 
 
 def random_grayscale(step: Any, frame: Frame) -> bool:
-    if torch.rand(1) < step.p:
+    if happens(step.p):
         _replace(frame, adjust(frame.settle(), [(SATURATION, 0.0)]))
     return True
 
@@ -237,7 +273,7 @@ _CROPS = ("crop", "resize", "resized_crop", "get_dimensions", "_compute_resized_
 
 
 FRAME_STEPS: dict[str, FrameStep] = {
-    _V1 + "RandomResizedCrop": FrameStep(random_resized_crop_v1, _CROPS),
+    _V1 + "RandomResizedCrop": FrameStep(random_resized_crop, _CROPS),
     _V1 + "Resize": FrameStep(resize, _CROPS),
     _V1 + "CenterCrop": FrameStep(center_crop, ("center_crop", "pad", *_CROPS)),
     _V1 + "RandomCrop": FrameStep(random_crop_v1, ("pad", *_CROPS)),
@@ -248,7 +284,7 @@ FRAME_STEPS: dict[str, FrameStep] = {
     _V1 + "ColorJitter": FrameStep(
         color_jitter_v1, ("adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_hue")
     ),
-    _V2 + "_geometry.RandomResizedCrop": FrameStep(random_resized_crop_v2),
+    _V2 + "_geometry.RandomResizedCrop": FrameStep(random_resized_crop),
     _V2 + "_geometry.Resize": FrameStep(resize),
     _V2 + "_geometry.CenterCrop": FrameStep(center_crop),
     _V2 + "_geometry.RandomCrop": FrameStep(random_crop_v2),
