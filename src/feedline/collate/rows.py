@@ -50,11 +50,17 @@ class RowBuffer:
         return len(self._taken)
 
     def give_back(self, taken: int) -> None:
-        """Give back all rows but the first `taken`; they must not have been deferred."""
+        """Give back all rows but the first `taken`.
+
+        They must not have been deferred.
+        """
         del self._taken[taken:]
 
     def copied(self, tensor: Any) -> Any:
-        """The next row with the values of a tensor, or `tensor` itself if it does not fit."""
+        """The next row, with the values of `tensor`.
+
+        `tensor` itself if it does not fit.
+        """
         if type(tensor) is not torch.Tensor or tensor.requires_grad or not tensor.is_cpu:
             return tensor
         row = None if self._batch is None else self.take(tuple(tensor.shape), tensor.dtype)
@@ -71,7 +77,7 @@ class RowBuffer:
         return [self._batch, *rest]
 
     def _holds(self, samples: Sequence[Any]) -> bool:
-        """True if the samples are tuples that begin with the rows, in order."""
+        """True if the samples are tuples beginning with the rows."""
         if not (len(samples) == self._count == len(self._taken) and all(type(sample) is tuple for sample in samples)):
             return False
         lengths = {len(sample) for sample in samples}

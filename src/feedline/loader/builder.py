@@ -124,6 +124,11 @@ class BatchBuilder:
         return self._reader is not None
 
     @property
+    def accelerated(self) -> bool:
+        """True if samples of a known dataset are read by feedline."""
+        return self._samples is not None
+
+    @property
     def supports_threads(self) -> bool:
         """True if several native threads can work on one batch."""
         return self._reader is not None and self._reader.supports_threads

@@ -26,6 +26,7 @@ from feedline.loader.error_policy import Action, ErrorPolicy, Quarantine
 from feedline.loader.loop import Iteration, Progress
 from feedline.loader.plan import Plan, partitions_of, plan_of, warn_of_uneven_ranks
 from feedline.loader.pools import LoaderPools, check_method
+from feedline.loader.read_plan import ReadingPlan, read_plan
 from feedline.loader.report import Stats, Totals, Verdict, diagnose
 from feedline.loader.report.exporters import trace_events
 from feedline.loader.resources import rank_and_world_size, usable_cpus
@@ -215,6 +216,10 @@ class DataLoader(TorchDataLoader[T_co]):
     def report(self) -> Verdict:
         """The limit of the loop and advice, in words; to be printed."""
         return diagnose(self.stats(), self._pools.context(self))
+
+    def plan(self) -> ReadingPlan:
+        """Plan of reading the dataset, with reasons; to be printed."""
+        return read_plan(self)
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write the latest batches' stages as a Chrome trace, for Perfetto.

@@ -1,1 +1,1 @@
-"""Datasets of other libraries, read by feedline where the result is the same."""
+"""Datasets of other libraries, read by feedline with equal results."""

@@ -1,4 +1,4 @@
-"""Recognition of datasets that feedline can read in place of their own code."""
+"""Recognition of the datasets that feedline can read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from feedline.collate.rows import RowBuffer
 from feedline.datasets.recognized.vision import VISION, VisionReader, why_not
-from feedline.transforms.recognized.chain import Finding
+from feedline.transforms.recognized.chain import StepFinding
 from feedline.transforms.recognized.origin import qualified_name, why_modified
 
 
@@ -33,7 +33,7 @@ class SampleReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recognition:
-    """A dataset with its findings, and those of the datasets that it wraps.
+    """Findings about a dataset, and about those it wraps.
 
     `reader` is None if no part of it is read by feedline. `reason` says why the dataset itself runs as it is.
     """
@@ -41,7 +41,7 @@ class Recognition:
     name: str
     reader: SampleReader | None
     reason: str = ""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[StepFinding, ...] = ()
     parts: tuple[Recognition, ...] = ()
 
 

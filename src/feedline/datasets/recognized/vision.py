@@ -17,7 +17,7 @@ from feedline.core.kernels import SlowKernelsWarning
 from feedline.core.rng_globals import restored_globals
 from feedline.images import native
 from feedline.images.placed import can_place
-from feedline.transforms.recognized.chain import PACKAGE, Chain, Finding
+from feedline.transforms.recognized.chain import PACKAGE, Chain, StepFinding
 from feedline.transforms.recognized.frame import Frame, RefusedError, open_encoded
 from feedline.transforms.recognized.origin import is_from, why_modified
 
@@ -29,13 +29,13 @@ Open = Callable[[str], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class ImageFiles:
     """A class whose samples are paths of images."""
 
     item: Callable[[Any, Any], Item]
 
     def begin(self, dataset: Any, index: Any, chain: Chain) -> Item:
-        """What the chain starts from, and the target."""
+        """Start of the chain, and the target."""
         path, target = self.item(dataset, index)
         if chain.opens_itself:
             return _loader_of(dataset)(path), target
@@ -61,13 +61,13 @@ _COMPONENTS = (1, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Arrays:
+class LevelArrays:
     """A class whose samples are levels in memory, (height, width, 3)."""
 
     item: Callable[[Any, Any], Item]
 
     def begin(self, dataset: Any, index: Any, chain: Chain) -> Item:
-        """What the chain starts from, and the target."""
+        """Start of the chain, and the target."""
         levels, target = self.item(dataset, index)
         if not (isinstance(levels, np.ndarray) and levels.dtype == np.uint8 and levels.ndim == 3):
             raise RefusedError("not levels")
@@ -82,14 +82,15 @@ class Arrays:
         return Image.fromarray(np.ascontiguousarray(self.item(dataset, index)[0]))
 
 
-Known = Files | Arrays
+Known = ImageFiles | LevelArrays
 
 
 class VisionReader:
-    """Samples of a recognized dataset, each equal to `dataset[index]`, with the same draws from torch's generator.
+    """Samples of a recognized dataset, equal to `dataset[index]`.
 
-    A sample that the kernels refuse is read by the dataset itself, with the generator as it was before. The first
-    sample is read both ways; if the results differ, `disabled` says so and all others are left to the dataset.
+    They take the same random numbers from torch's generator. A sample that the kernels refuse is read by the dataset
+    itself, with the generator as it was before. The first sample is read both ways; if the results differ, `disabled`
+    says so and all others are left to the dataset.
     """
 
     def __init__(self, dataset: Any, known: Known) -> None:
@@ -98,7 +99,7 @@ class VisionReader:
         self._compile()
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[StepFinding]:
         return self._chain.findings
 
     @property
@@ -114,7 +115,7 @@ class VisionReader:
         self._chain = chain = Chain(self._dataset.transform)
         self._checked = self._proven = False
         # A sample that may be refused after random numbers were drawn needs the state before them.
-        self._may_refuse = isinstance(self._known, Files) or chain.resizes
+        self._may_refuse = isinstance(self._known, ImageFiles) or chain.resizes
 
     def read(self, index: Any, rows: RowBuffer | None) -> Any:
         """Sample `index`; its image may be the next of `rows`."""
@@ -143,14 +144,17 @@ class VisionReader:
         return rows.copied(sample[0]), *sample[1:]
 
     def _is_proven(self, index: Any) -> bool:
-        """True if the first sample that could be read was equal to the library's own."""
+        """True if the first readable sample equaled the library's own."""
         if not self._checked and self.uses_kernels:
             self._check(index)
         self._proven = self._checked and self.uses_kernels
         return self._proven
 
     def _check(self, index: Any) -> None:
-        """Compare a sample with the library's own; leaves the generators as they were."""
+        """Compare a sample with the library's own.
+
+        The generators stay as they were.
+        """
         chain = self._chain
         if not chain.is_repeatable:
             self._checked = True
@@ -193,11 +197,14 @@ def _equal(ours: Any, theirs: Any) -> bool:
 
 
 def why_not(dataset: Any, known: Known) -> str | None:
-    """Reason why a dataset of a known class runs as it is; None if it can be read."""
+    """Reason why a dataset of a known class runs as it is.
+
+    None if it can be read.
+    """
     if not can_place():
         return "feedline was installed without its native kernels"
     reason = why_modified(dataset, PACKAGE)
-    return reason or (_why_own_loader(dataset) if isinstance(known, Files) else None)
+    return reason or (_why_own_loader(dataset) if isinstance(known, ImageFiles) else None)
 
 
 def _why_own_loader(dataset: Any) -> str | None:
@@ -248,7 +255,7 @@ def _stl10(dataset: Any, index: Any) -> Item:
     return np.transpose(dataset.data[index], (1, 2, 0)), target
 
 
-_FOLDER, _PAIRS, _COLUMNS, _CIFAR = Files(_listed), Files(_pairs), Files(_columns), Arrays(_cifar)
+_FOLDER, _PAIRS, _COLUMNS, _CIFAR = ImageFiles(_listed), ImageFiles(_pairs), ImageFiles(_columns), LevelArrays(_cifar)
 
 _DATASETS = f"{PACKAGE}.datasets."
 
@@ -261,8 +268,8 @@ VISION: dict[str, Known] = {
     _DATASETS + "country211.Country211": _FOLDER,
     _DATASETS + "cifar.CIFAR10": _CIFAR,
     _DATASETS + "cifar.CIFAR100": _CIFAR,
-    _DATASETS + "svhn.SVHN": Arrays(_svhn),
-    _DATASETS + "stl10.STL10": Arrays(_stl10),
+    _DATASETS + "svhn.SVHN": LevelArrays(_svhn),
+    _DATASETS + "stl10.STL10": LevelArrays(_stl10),
     _DATASETS + "food101.Food101": _COLUMNS,
     _DATASETS + "dtd.DTD": _COLUMNS,
     _DATASETS + "fgvc_aircraft.FGVCAircraft": _COLUMNS,

@@ -28,7 +28,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StepFinding:
     """One step of a user's code, and what feedline makes of it.
 
     `reason` is empty for a step that the kernels execute.
@@ -42,22 +42,26 @@ class Finding:
 
 
 class Node(Protocol):
-    """Executable step: `run(value, rows)` takes and returns a frame, a Pillow image, a tensor or anything else."""
+    """Executable step.
+
+    `run(value, rows)` takes and returns a frame, a Pillow image, a tensor or anything else.
+    """
 
     def run(self, value: Any, rows: Rows | None) -> Any: ...
 
 
 class Chain:
-    """A transform as nodes; `chain(value, rows)` gives what the transform gives for `value`.
+    """A transform as a list of nodes.
 
-    `value` is a frame, or whatever the user's own code opens. With `rows`, a tensor may lie in the batch. Random
-    numbers come from torch's global generator, as many as the transform draws, in its order. RefusedError if the
-    kernels cannot read the source; then random numbers may have been drawn.
+    `chain(value, rows)` gives what the transform gives for `value`, which is a frame, or whatever the user's own code
+    opens. With `rows`, a tensor may lie in the batch. Random numbers come from torch's global generator, as many as the
+    transform draws, in its order. RefusedError if the kernels cannot read the source; then random numbers may have been
+    drawn.
     """
 
     def __init__(self, transform: Any) -> None:
         self.transform = transform
-        self.findings: list[Finding] = []
+        self.findings: list[StepFinding] = []
         flat = list(_flatten(transform)) if transform is not None else []
         self._flat = [step for step, _ in flat]
         self._dtype = torch.get_default_dtype()
@@ -77,12 +81,12 @@ class Chain:
 
     @property
     def opens_itself(self) -> bool:
-        """True if the first step needs the image as the user's code opens it."""
+        """True if the first step needs the user's own image."""
         return bool(self.nodes) and isinstance(self.nodes[0], _Call) and not self.nodes[0].is_known
 
     @property
     def is_repeatable(self) -> bool:
-        """True if all steps are the library's own code, so that running them twice changes nothing."""
+        """True if all steps run the library's own code only."""
         return not any(isinstance(node, _Call) and not node.is_known for node in _all_nodes(self.nodes))
 
     def __call__(self, value: Any, rows: Rows | None) -> Any:
@@ -91,7 +95,7 @@ class Chain:
         return value.pillow(with_info=True) if isinstance(value, Frame) else value
 
     def is_current(self, transform: Any) -> bool:
-        """False if the user has changed the transform or its steps since this chain was made."""
+        """False if the transform or its steps have changed since."""
         if transform is not self.transform or torch.get_default_dtype() is not self._dtype:
             return False
         try:
@@ -117,7 +121,10 @@ def _attributes(step: Any) -> dict[str, Any]:
 
 
 def _flatten(step: Any) -> Iterator[tuple[Any, str | None]]:
-    """Steps in order, without the sequences that hold them, each with the reason why it is not known."""
+    """Steps in order, without the sequences that hold them.
+
+    With each comes the reason why it is not known, or None.
+    """
     name = qualified_name(type(step))
     if name in known.SEQUENCES:
         reason = why_modified(step, name.partition(".")[0])
@@ -151,7 +158,7 @@ def _replaced(functions: tuple[str, ...]) -> str | None:
     return replaced_function(module, PACKAGE, functions) if module is not None and functions else None
 
 
-def _compile(flat: Sequence[tuple[Any, str | None]], findings: list[Finding]) -> list[Node]:
+def _compile(flat: Sequence[tuple[Any, str | None]], findings: list[StepFinding]) -> list[Node]:
     nodes: list[Node] = []
     at = 0
     while at < len(flat):
@@ -160,7 +167,7 @@ def _compile(flat: Sequence[tuple[Any, str | None]], findings: list[Finding]) ->
             steps = [step for step, _ in flat[at : at + count]]
             is_last = all(_name(step) in known.ERASERS and reason is None for step, reason in flat[at + count :])
             nodes.append(_Convert(numbers, steps, is_last, is_last and at + count == len(flat)))
-            findings += [Finding(describe(step)) for step in steps]
+            findings += [StepFinding(describe(step)) for step in steps]
             at += count
             continue
         nodes.append(_node(*flat[at], findings))
@@ -173,7 +180,7 @@ def _name(step: Any) -> str:
 
 
 def _conversion(flat: Sequence[tuple[Any, str | None]]) -> tuple[Numbers | None, int]:
-    """The longest beginning that is one conversion to numbers, and its number of steps."""
+    """The longest beginning that is one conversion, and its length."""
     count = 0
     while count < len(flat) and flat[count][1] is None and _name(flat[count][0]) in known.CONVERSIONS:
         count += 1
@@ -184,19 +191,19 @@ def _conversion(flat: Sequence[tuple[Any, str | None]]) -> tuple[Numbers | None,
     return None, 0
 
 
-def _node(step: Any, reason: str | None, findings: list[Finding]) -> Node:
+def _node(step: Any, reason: str | None, findings: list[StepFinding]) -> Node:
     name = _name(step)
     if reason is None and name in known.FRAME_STEPS:
-        findings.append(Finding(describe(step)))
+        findings.append(StepFinding(describe(step)))
         return _OnFrame(step, known.FRAME_STEPS[name].apply)
     if reason is None and name in known.CHANCES:
         inner = [each for part in step.transforms for each in _flatten(part)]
-        findings.append(Finding(f"{type(step).__name__} of"))
+        findings.append(StepFinding(f"{type(step).__name__}(p={step.p})", "draws; then its steps, which follow"))
         return _Perhaps(step, known.CHANCES[name], [_node(*each, findings) for each in inner])
     if reason is None and name in known.ERASERS:
-        findings.append(Finding(describe(step), "runs as it is, on the tensor"))
+        findings.append(StepFinding(describe(step), "runs as it is, on the tensor"))
         return _Erase(step)
-    findings.append(Finding(describe(step), f"runs as it is ({reason or _NO_KERNEL})"))
+    findings.append(StepFinding(describe(step), f"runs as it is ({reason or _NO_KERNEL})"))
     return _Call(step, reason == _NO_KERNEL and name in known.LIBRARY_STEPS)
 
 
@@ -212,7 +219,10 @@ _WIDTH = 76
 
 
 def as_frame(value: Any) -> Frame | None:
-    """Frame of a Pillow image in RGB, or the frame itself; None for other values."""
+    """Frame of a Pillow image in RGB, or the frame itself.
+
+    None for other values.
+    """
     if isinstance(value, Frame):
         return value
     if type(value) is not Image.Image or value.mode != "RGB":

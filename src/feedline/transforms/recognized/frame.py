@@ -1,4 +1,4 @@
-"""Image whose crops, resize and flips are collected, to be executed in one call."""
+"""Images whose crops, resizes and flips become one call."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class RefusedError(Exception):
 
 
 class Frame:
-    """Placed image: pixels of `box` resized to `full`, of which `window` shows a part, mirrored.
+    """Image of which crops, resizes and flips are collected.
 
-    Coordinates of `crop` are those of the image as it appears, after all steps so far. What cannot be one call is
-    executed at once, and the steps go on from its levels. All pixels equal those of Pillow's `crop`, `resize` and
-    `transpose` in the same order.
+    The pixels of `box` are resized to `full`, of which `window` shows a part, mirrored. Coordinates of `crop` are those
+    of the image as it appears, after all steps so far. What cannot be one call is executed at once, and the steps go on
+    from its levels. All pixels equal those of Pillow's `crop`, `resize` and `transpose` in the same order.
     """
 
     __slots__ = ("bicubic", "box", "flip", "full", "limit", "opened", "source", "upended", "window")
@@ -116,7 +116,7 @@ class Frame:
         self.full, self.window, self.bicubic = (height, width), (0, 0, width, height), bicubic
 
     def _is_box(self) -> bool:
-        """True if the image is a part of its source, neither resized, mirrored nor padded."""
+        """True if the image is a plain part of its source."""
         x, y, width, height = self.window
         resized = self.full != (self.box[3], self.box[2])
         padded = x < 0 or y < 0 or x + width > self.full[1] or y + height > self.full[0]
@@ -127,13 +127,19 @@ class Frame:
         return [*self.box, self.flip, self.upended, *self.full, self.window[0], self.window[1]]
 
     def write(self, reader: PlacedReader, out: NDArray[Any]) -> None:
-        """Write the row `out`, of shape (1, ...); RefusedError if the kernels cannot."""
+        """Write the row `out`, of shape (1, ...).
+
+        RefusedError if the kernels cannot.
+        """
         unwritten = reader.read((self.source,), out, np.array([self.placement()], np.int64), self.limit)
         if unwritten:
             raise RefusedError(unwritten[0][3])
 
     def settle(self) -> NDArray[np.uint8]:
-        """Execute all steps so far; returns the levels, (height, width, 3), and goes on from them."""
+        """Execute all steps so far, and go on from the result.
+
+        Returns the levels, (height, width, 3).
+        """
         if not self.is_plain:
             out = np.empty((1, self.height, self.width, 3), np.uint8)
             self.write(level_reader(self.bicubic), out)
@@ -142,7 +148,10 @@ class Frame:
         return self.source
 
     def pillow(self, *, with_info: bool) -> Image.Image:
-        """The image for a step that takes Pillow's; `with_info` also what its file says about it."""
+        """The image for a step that takes Pillow's.
+
+        `with_info` adds the attributes that Pillow reads from its file.
+        """
         image = Image.fromarray(np.ascontiguousarray(self.settle()))
         if with_info and self.opened is not None:
             image.info = self.opened().info

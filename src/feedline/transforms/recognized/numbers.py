@@ -27,10 +27,11 @@ Item = tuple[NDArray[np.uint8], list[int], torch.Tensor]
 
 
 class Numbers:
-    """Steps such as ToTensor and Normalize, which map each level of a channel to one number.
+    """Steps such as ToTensor and Normalize, as one table.
 
-    The table of all levels comes from the steps themselves, so every bit is theirs. `kind` is the class of the
-    resulting tensor; `interleaved` is True if its memory is ordered (height, width, channels).
+    They map each level of a channel to one number. The table of all levels comes from the steps themselves, so every
+    bit is theirs. `kind` is the class of the resulting tensor; `interleaved` is True if its memory is ordered (height,
+    width, channels).
     """
 
     def __init__(self, table: Table | None, interleaved: bool, kind: type, scale: Scale) -> None:
@@ -100,7 +101,10 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def numbers_of(steps: Sequence[Step]) -> Numbers | None:
-    """The steps as one conversion; None if they are not one that the kernels have."""
+    """The steps as one conversion.
+
+    None if the kernels do not have it.
+    """
     try:
         given, other = (_apply(steps, _specimen(turn)) for turn in (0, 1))
     except Exception:  # noqa: BLE001 - the steps raise it again, for each sample
@@ -134,7 +138,7 @@ def _levels(turn: int) -> bytes:
 
 
 def _specimen(turn: int) -> Image.Image:
-    """Image of all levels in each channel, from 0 up or from 255 down."""
+    """Image of all levels in each channel, up or down."""
     return Image.frombytes("RGB", (256, _LINES), _levels(turn))
 
 
@@ -145,7 +149,7 @@ def _apply(steps: Sequence[Step], value: Any) -> Any:
 
 
 def _is_known(tensor: Any) -> bool:
-    """True for a tensor that the kernels can write: its dtype, shape, strides and class."""
+    """True for a tensor that the kernels can write."""
     if not isinstance(tensor, torch.Tensor) or tensor.shape != (3, _LINES, 256) or tensor.requires_grad:
         return False
     if tensor.dtype not in (torch.uint8, torch.float32) or tensor.device.type != "cpu":
@@ -154,7 +158,10 @@ def _is_known(tensor: Any) -> bool:
 
 
 def _scale_of(steps: Sequence[Any]) -> Scale:
-    """Mean and std with which the kernels may compute the table; they check that the bits are equal."""
+    """Mean and std by which the kernels may compute the table.
+
+    They check that the bits are equal.
+    """
     for step in steps:
         mean, std = (_triple(getattr(step, name, None)) for name in ("mean", "std"))
         if mean and std:

@@ -18,7 +18,9 @@ def qualified_name(kind: type) -> str:
 
 
 def why_modified(value: Any, package: str) -> str | None:
-    """Reason why `value` may run code from outside of `package`; None if it does not.
+    """Reason why `value` may run code from outside of `package`.
+
+    None if it does not.
 
     Checked are the class and its bases, attributes of the object that hide methods, and the hooks of modules.
     """
@@ -45,7 +47,7 @@ def is_from(function: Any, package: str) -> bool:
 
 
 def replaced_function(module: ModuleType, package: str, names: tuple[str, ...]) -> str | None:
-    """First of these functions of a module that is not the package's own."""
+    """First of these functions that is not the package's own."""
     return next((name for name in names if not is_from(getattr(module, name, None), package)), None)
 
 

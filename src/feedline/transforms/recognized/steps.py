@@ -26,7 +26,7 @@ Apply = Callable[[Any, Frame], bool]
 
 @dataclass(frozen=True, slots=True)
 class FrameStep:
-    """Function of a class of transforms, and the library's functions that it stands for."""
+    """Function on frames, and the library's functions that it replaces."""
 
     apply: Apply
     functions: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ _FILTERS = {"bilinear": False, "bicubic": True, 2: False, 3: True}
 
 
 def _bicubic(step: Any) -> bool | None:
-    """True for bicubic, False for bilinear; None for what is left to Pillow."""
+    """True for bicubic, False for bilinear, None for Pillow's others."""
     if step.antialias is False:  # a warning of torchvision
         return None
     name = getattr(step.interpolation, "value", step.interpolation)
@@ -70,7 +70,7 @@ def _is_pair(size: Any) -> bool:
 
 
 def random_resized_crop(step: Any, frame: Frame) -> bool:
-    """Crop and resize; draws as `get_params` of v1 and `make_params` of v2, which agree."""
+    """Crop and resize, with the draws of v1 and v2, which agree."""
     bicubic = _bicubic(step)
     if bicubic is None or not _is_pair(step.size):
         return False
