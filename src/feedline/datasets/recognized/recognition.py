@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch.utils.data import ConcatDataset, StackDataset, Subset
+from torch.utils.data import ConcatDataset, Subset
 
 from feedline.collate.rows import RowBuffer
 from feedline.datasets.recognized.vision import VISION, VisionReader, why_not
@@ -116,17 +116,7 @@ class _ConcatReader(_Several):
         return self._parts[part].read(index - (whole.cumulative_sizes[part - 1] if part else 0), rows)
 
 
-class _StackReader(_Several):
-    def read(self, index: Any, rows: RowBuffer | None) -> Any:  # noqa: ARG002 - a sample has several images
-        parts = self._dataset.datasets
-        if isinstance(parts, dict):
-            return {name: part.read(index, None) for name, part in zip(parts, self._parts, strict=True)}
-        return tuple(part.read(index, None) for part in self._parts)
-
-
-def _wrapped(
-    dataset: Any, inner: Sequence[Any], kind: type[_SubsetReader | _ConcatReader | _StackReader]
-) -> Recognition:
+def _wrapped(dataset: Any, inner: Sequence[Any], kind: type[_SubsetReader | _ConcatReader]) -> Recognition:
     parts = tuple(recognize(each) for each in inner)
     name = type(dataset).__name__
     if not any(part.reader for part in parts):
@@ -143,9 +133,4 @@ def _concat(dataset: Any) -> Recognition:
     return _wrapped(dataset, dataset.datasets, _ConcatReader)
 
 
-def _stack(dataset: Any) -> Recognition:
-    parts = dataset.datasets
-    return _wrapped(dataset, list(parts.values()) if isinstance(parts, dict) else list(parts), _StackReader)
-
-
-_WRAPPERS = {Subset: _subset, ConcatDataset: _concat, StackDataset: _stack}
+_WRAPPERS = {Subset: _subset, ConcatDataset: _concat}
