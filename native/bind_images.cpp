@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <array>
 #include <climits>
 #include <deque>
@@ -114,10 +115,7 @@ public:
     // Returns None if every row was written, else (row, verdict, number, text) of the others.
     nb::object read(nb::handle sources, nb::handle out_, nb::handle keys_, nb::handle grids, std::int64_t limit,
                     int threads) const {
-        const nb::tuple given = nb::steal<nb::tuple>(PySequence_Tuple(sources.ptr()));
-        if (!given.is_valid()) nb::raise_python_error();
-        std::deque<Held> held;
-        for (nb::handle source : given) held.emplace_back(source);
+        std::deque<Held> held = hold(sources);
         if (!grids.is_none()) add_grids(grids, held);
         const Buffer out(out_, true);
         std::deque<Buffer> keys;
@@ -136,6 +134,31 @@ public:
         return unwritten(statuses);
     }
 
+    // As `read`, with a line of `placements` for each row: x, y, width, height of the box; flip; upended; height, width
+    // of the resized box; left, top of the window. `out` gives the size of the rows.
+    nb::object read_placed(nb::handle sources, nb::handle out_, nb::handle placements_, std::int64_t limit,
+                           int threads) const {
+        const std::deque<Held> held = hold(sources);
+        const auto rows = static_cast<std::int64_t>(held.size());
+        const Buffer out(out_, true), placements(placements_);
+        const Layout layout = layout_of(out, rows);
+        if (placements.ndim() != 2 || placements.shape(0) != rows || placements.shape(1) != kPlacement ||
+            placements.item_nbytes() != 8 || (rows && placements.row_nbytes() != 8 * kPlacement))
+            throw nb::value_error("placements are int64 of shape (rows, 10)");
+        std::vector<Status> statuses(held.size());
+        {
+            nb::gil_scoped_release nogil;
+            run_chunks(threads, rows, [&](std::int64_t row) {
+                std::array<std::int64_t, kPlacement> line;
+                std::memcpy(line.data(), placements.data() + row * placements.stride(0), sizeof(line));
+                const auto at = static_cast<std::size_t>(row);
+                statuses[at] = feedline::read_placed(plan_, layout, *held[at], placement(line), limit,
+                                                     out.data() + row * out.stride(0));
+            });
+        }
+        return unwritten(statuses);
+    }
+
     std::tuple<std::array<int, 4>, bool, std::pair<std::int64_t, std::int64_t>, std::array<std::int64_t, 4>> geometry(
         std::uint64_t key, int width, int height) const {
         const Geometry found =
@@ -147,6 +170,46 @@ public:
     }
 
 private:
+    static constexpr std::int64_t kPlacement = 10;
+    static constexpr std::int64_t kFarthest = 1 << 24;  // so that no sum of two coordinates overflows
+
+    static std::deque<Held> hold(nb::handle sources) {
+        const nb::tuple given = nb::steal<nb::tuple>(PySequence_Tuple(sources.ptr()));
+        if (!given.is_valid()) nb::raise_python_error();
+        std::deque<Held> held;
+        for (nb::handle source : given) held.emplace_back(source);
+        return held;
+    }
+
+    // Places out of range become an empty box, which the reader refuses.
+    static Placement placement(const std::array<std::int64_t, kPlacement>& line) {
+        const bool near = std::all_of(line.begin(), line.end(),
+                                      [](std::int64_t item) { return -kFarthest <= item && item <= kFarthest; });
+        Placement placed;
+        if (!near || line[6] < 1 || line[7] < 1) return placed;
+        placed.geometry.box = {static_cast<int>(line[0]), static_cast<int>(line[1]), static_cast<int>(line[2]),
+                               static_cast<int>(line[3])};
+        placed.geometry.flip = line[4] != 0;
+        placed.upended = line[5] != 0;
+        placed.geometry.full = {line[7], line[6]};
+        placed.geometry.left = line[8];
+        placed.geometry.top = line[9];
+        return placed;
+    }
+
+    Layout layout_of(const Buffer& out, std::int64_t rows) const {
+        Layout layout = plan_.layout;
+        const int height = layout.planar ? 2 : 1, channels = layout.planar ? 1 : 3;
+        if (out.ndim() != 4 || out.shape(0) != rows || out.shape(channels) != 3 || out.row_nbytes() < 1 ||
+            out.shape(height) > kFarthest || out.shape(height + 1) > kFarthest)
+            throw nb::value_error("out does not fit the sources and the plan");
+        layout.height = static_cast<int>(out.shape(height));
+        layout.width = static_cast<int>(out.shape(height + 1));
+        if (out.row_nbytes() != static_cast<std::int64_t>(layout.nbytes()))
+            throw nb::value_error("out does not fit the sources and the plan");
+        return layout;
+    }
+
     static void add_grids(nb::handle grids, std::deque<Held>& held) {
         const nb::tuple given = nb::steal<nb::tuple>(PySequence_Tuple(grids.ptr()));
         if (!given.is_valid()) nb::raise_python_error();
@@ -265,6 +328,8 @@ void bind_images(nb::module_& m) {
              nb::arg("quick") = true)
         .def("read", &ImagePlan::read, nb::arg("sources"), nb::arg("out"), nb::arg("keys").none(),
              nb::arg("grids").none(), nb::arg("limit"), nb::arg("threads"))
+        .def("read_placed", &ImagePlan::read_placed, nb::arg("sources"), nb::arg("out"), nb::arg("placements"),
+             nb::arg("limit"), nb::arg("threads"))
         .def("geometry", &ImagePlan::geometry, nb::arg("key"), nb::arg("width"), nb::arg("height"));
     m.def("image_header", &image_header, nb::arg("source"), nb::arg("limit"));
     m.def("image_decode", &image_decode, nb::arg("jpeg"), nb::arg("out"), nb::arg("quick") = true);

@@ -14,6 +14,7 @@
 namespace feedline {
 namespace {
 
+constexpr const char* kMisplaced = "the crop does not lie within the image";
 constexpr std::size_t kKept = std::size_t{64} << 20;   // bytes for rotated images that a thread keeps
 constexpr std::size_t kProbed = std::size_t{256} << 10;  // bytes of a file that almost always hold the header
 
@@ -99,20 +100,41 @@ private:
     int taken_ = 0;
 };
 
+// One row to write: its layout, and its geometry, from a key or given by the caller.
+struct Order {
+    const Plan& plan;
+    const Layout& layout;
+    std::uint64_t key = 0;
+    const Placement* given = nullptr;
+
+    Geometry at(int width, int height) const {
+        if (given) return given->geometry;
+        return geometry(plan.law, plan.flip, {layout.width, layout.height}, key, width, height);
+    }
+
+    // A law's geometry always fits.
+    bool fits(const Geometry& found, int width, int height) const {
+        if (!given) return true;
+        const Window& box = found.box;
+        return box.x >= 0 && box.y >= 0 && box.width > 0 && box.height > 0 && box.width <= width - box.x &&
+               box.height <= height - box.y && Shown(found.left, layout.width, found.full.width).count > 0 &&
+               Shown(found.top, layout.height, found.full.height).count > 0;
+    }
+};
+
 // Buffers and decoders with which a thread reads images.
 class Reader {
 public:
-    Status row(const Plan& plan, const Source& source, std::uint64_t key, std::int64_t limit, void* row);
+    Status row(const Order& order, const Source& source, std::int64_t limit, void* row);
     Status header(const Source& source, std::int64_t limit, Header& header);
     Status whole(Bytes jpeg, bool quick, std::uint8_t* rgb);
 
 private:
     Status encoded(const Source& source, std::size_t most, Bytes& bytes);
-    void ready(const Plan& plan, const Pixels& pixels, std::uint64_t key, Writer& writer);
-    Status jpeg(const Plan& plan, const Source& source, Bytes bytes, std::uint64_t key, std::int64_t limit,
-                Writer& writer);
+    Status ready(const Order& order, const Pixels& pixels, Writer& writer);
+    Status jpeg(const Order& order, const Source& source, Bytes bytes, std::int64_t limit, Writer& writer);
     Status turned(const Region& region, const Turn& turn, const Window& part, const Passes& passes, Writer& writer);
-    Window prepare(const Plan& plan, const Geometry& found, int scale, const Picture& picture, Writer& writer);
+    Window prepare(const Order& order, const Geometry& found, int scale, const Picture& picture, Writer& writer);
     int overrun() const { return resampler_.across().overrun(); }
     std::uint8_t* room(std::size_t nbytes) {
         if (memory_.size() < nbytes) memory_.resize(nbytes);
@@ -125,15 +147,13 @@ private:
     std::vector<std::uint8_t> memory_;
 };
 
-Status Reader::row(const Plan& plan, const Source& source, std::uint64_t key, std::int64_t limit, void* row) {
-    Writer writer(plan.layout, *plan.passes, plan.numbers, row);
-    if (source.pixels.data) {
-        ready(plan, source.pixels, key, writer);
-        return {};
-    }
+Status Reader::row(const Order& order, const Source& source, std::int64_t limit, void* row) {
+    Writer writer(order.layout, *order.plan.passes, order.plan.numbers, row);
+    if (order.given) writer.upend(order.given->upended);
+    if (source.pixels.data) return ready(order, source.pixels, writer);
     Bytes bytes;
     Status status = encoded(source, FileReader::kMost, bytes);
-    return status.fine() ? jpeg(plan, source, bytes, key, limit, writer) : status;
+    return status.fine() ? jpeg(order, source, bytes, limit, writer) : status;
 }
 
 Status Reader::encoded(const Source& source, std::size_t most, Bytes& bytes) {
@@ -158,45 +178,50 @@ Status Reader::whole(Bytes jpeg, bool quick, std::uint8_t* rgb) {
 }
 
 // Sets up resampler and writer; returns the part of the upright image at 1/scale whose lines the resampler takes.
-Window Reader::prepare(const Plan& plan, const Geometry& found, int scale, const Picture& picture, Writer& writer) {
+Window Reader::prepare(const Order& order, const Geometry& found, int scale, const Picture& picture, Writer& writer) {
+    const Plan& plan = order.plan;
+    const Layout& layout = order.layout;
     const Window& box = found.box;
     const double per = scale;
     const Side x(box.x / per + picture.shift_x, (box.x + box.width) / per + picture.shift_x, picture.width);
     const Side y(box.y / per + picture.shift_y, (box.y + box.height) / per + picture.shift_y, picture.height);
-    const Shown across(found.left, plan.layout.width, found.full.width),
-        down(found.top, plan.layout.height, found.full.height);
+    const Shown across(found.left, layout.width, found.full.width),
+        down(found.top, layout.height, found.full.height);
     const Filter filter = plan.bicubic ? Filter::bicubic : Filter::bilinear;
     resampler_.prepare(
         {x.begin, x.end, x.high - x.low, found.full.width, across.first, across.count, filter, found.flip},
         {y.begin, y.end, y.high - y.low, found.full.height, down.first, down.count, filter, false});
-    if (across.count < plan.layout.width || down.count < plan.layout.height) writer.clear();
-    writer.place(found.flip ? plan.layout.width - across.place - across.count : across.place, down.place, across.count);
+    if (across.count < layout.width || down.count < layout.height) writer.clear();
+    writer.place(found.flip ? layout.width - across.place - across.count : across.place, down.place, across.count);
     const Taps &columns = resampler_.across(), &rows = resampler_.down();
     return {x.low + columns.low(), y.low + rows.low(), columns.high() - columns.low(), rows.high() - rows.low()};
 }
 
-void Reader::ready(const Plan& plan, const Pixels& pixels, std::uint64_t key, Writer& writer) {
-    const Extent size{plan.layout.width, plan.layout.height};
-    const Geometry found = geometry(plan.law, plan.flip, size, key, pixels.width, pixels.height);
-    const Window part = prepare(plan, found, 1, {pixels.width, pixels.height, 0, 0}, writer);
+Status Reader::ready(const Order& order, const Pixels& pixels, Writer& writer) {
+    const Passes& passes = *order.plan.passes;
+    const Geometry found = order.at(pixels.width, pixels.height);
+    if (!order.fits(found, pixels.width, pixels.height)) return Status::bad(kMisplaced);
+    const Window part = prepare(order, found, 1, {pixels.width, pixels.height, 0, 0}, writer);
     std::uint8_t* const line = room(static_cast<std::size_t>(part.width + overrun()) * kPixel);
     for (int y = part.y; y < part.y + part.height; y++) {
-        pixels.line(part.x, y, part.width, *plan.passes, line);
-        resampler_.push(line, *plan.passes, writer);
+        pixels.line(part.x, y, part.width, passes, line);
+        resampler_.push(line, passes, writer);
     }
+    return {};
 }
 
-Status Reader::jpeg(const Plan& plan, const Source& source, Bytes bytes, std::uint64_t key, std::int64_t limit,
-                    Writer& writer) {
+Status Reader::jpeg(const Order& order, const Source& source, Bytes bytes, std::int64_t limit, Writer& writer) {
+    const Plan& plan = order.plan;
     Header header;
     Status status = scan(bytes, limit, header);
     if (!status.fine()) return status;
     const Turn turn(plan.oriented ? header.orientation : 1);
     const int width = turn.transposed ? header.height : header.width,
               height = turn.transposed ? header.width : header.height;
-    const Geometry found = geometry(plan.law, plan.flip, {plan.layout.width, plan.layout.height}, key, width, height);
+    const Geometry found = order.at(width, height);
+    if (!order.fits(found, width, height)) return Status::bad(kMisplaced);
     const int scale = plan.scaled ? found.largest_scale() : 1;
-    const Window part = prepare(plan, found, scale, Picture(width, height, scale, turn), writer);
+    const Window part = prepare(order, found, scale, Picture(width, height, scale, turn), writer);
     const Window stored = turn.stored(part, reduced(header.width, scale), reduced(header.height, scale));
     const Region region{bytes, header.width, header.height, scale, stored, source.grid, source.intervals, plan.quick};
     if (!turn.none()) return turned(region, turn, part, *plan.passes, writer);
@@ -241,7 +266,12 @@ void Pixels::line(int x, int y, int count, const Passes& passes, std::uint8_t* o
 }
 
 Status read_row(const Plan& plan, const Source& source, std::uint64_t key, std::int64_t limit, void* row) {
-    return within_memory([&] { return reader().row(plan, source, key, limit, row); });
+    return within_memory([&] { return reader().row({plan, plan.layout, key}, source, limit, row); });
+}
+
+Status read_placed(const Plan& plan, const Layout& layout, const Source& source, const Placement& placement,
+                   std::int64_t limit, void* row) {
+    return within_memory([&] { return reader().row({plan, layout, 0, &placement}, source, limit, row); });
 }
 
 Status read_header(const Source& source, std::int64_t limit, Header& header) {

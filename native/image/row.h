@@ -39,9 +39,20 @@ struct Plan {
     bool quick;  // use ScanDecoder; the pixels are the same
 };
 
+// Geometry that the caller chose for one row; with `upended` the row is mirrored top to bottom, too.
+struct Placement {
+    Geometry geometry;
+    bool upended = false;
+};
+
 // Writes one row of a batch, with the calling thread's buffers and decoder, which are kept for its next image. An image
 // of more than `limit` pixels is refused by its header; 0 is no limit.
 Status read_row(const Plan& plan, const Source& source, std::uint64_t key, std::int64_t limit, void* row);
+
+// As `read_row`, for a row of any layout at a given place. A box that leaves the image, or a window that shows none of
+// it, is refused.
+Status read_placed(const Plan& plan, const Layout& layout, const Source& source, const Placement& placement,
+                   std::int64_t limit, void* row);
 
 // Reads the header of an encoded image.
 Status read_header(const Source& source, std::int64_t limit, Header& header);

@@ -37,8 +37,9 @@ void Writer::clear() {
 }
 
 void Writer::take(int y, const std::uint8_t* line) {
+    const int row = upended_ ? layout_.height - 1 - (y + top_) : y + top_;
     const auto pixel =
-        static_cast<std::size_t>(y + top_) * static_cast<std::size_t>(layout_.width) + static_cast<std::size_t>(left_);
+        static_cast<std::size_t>(row) * static_cast<std::size_t>(layout_.width) + static_cast<std::size_t>(left_);
     layout_.planar ? planes(pixel, line) : interleaved(3 * pixel, line);
 }
 

@@ -31,6 +31,7 @@ public:
         top_ = top;
         width_ = width;
     }
+    void upend(bool upended) { upended_ = upended; }  // mirror the row top to bottom
     void clear();  // sets every pixel to black
     void take(int y, const std::uint8_t* line) override;
 
@@ -43,6 +44,7 @@ private:
     const Numbers& numbers_;
     void* const row_;
     int left_ = 0, top_ = 0, width_ = 0;
+    bool upended_ = false;
 };
 
 // Builds the table, its bfloat16 form, and the flag that arithmetic with `mean` and `std` gives the same bits in

@@ -24,6 +24,18 @@ PACKAGES = (
 )
 """What to install, and nothing else."""
 
+TORCHVISION = "torchvision==0.28.0"
+"""Its Python part is enough: the compiled one belongs to another build of torch, and does not load beside this one."""
+
+OPERATORS = """
+
+if not _has_ops():
+    declarations = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        declarations.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+"""Declares the operators whose names the import looks up; every process that imports the copy needs them."""
+
 BUILD = Path(__file__).parents[2] / "build"
 WRITERS = Path(__file__).parent / "writers"
 
@@ -32,6 +44,18 @@ def peers() -> Path:
     """The folder that the peers are installed in."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     return _once("peers", repr(PACKAGES), lambda place: _done([*command, "--target", str(place), *PACKAGES], {}))
+
+
+def torchvision() -> Path:
+    """The folder that torchvision is installed in, without its operators."""
+    return _once("torchvision", f"{TORCHVISION} {OPERATORS}", _install_torchvision)
+
+
+def _install_torchvision(place: Path) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    _done([*command, "--target", str(place), TORCHVISION], {})
+    with (place / "torchvision" / "extension.py").open("a") as file:
+        file.write(OPERATORS)
 
 
 def written(script: str) -> Path:
@@ -68,3 +92,4 @@ def _done(command: list[str], environment: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     peers()
+    torchvision()

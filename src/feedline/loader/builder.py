@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from time import monotonic_ns
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils.data import StackDataset, Subset
 
 from feedline import collate
 from feedline.collate.batch_reads import BatchReader, reader_of
+from feedline.collate.rows import RowBuffer
 from feedline.core import telemetry
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
 from feedline.core.dataset import BatchRead, Keys, adapted, traits_of
@@ -26,6 +28,7 @@ from feedline.core.rng_globals import global_states, restore_globals, seed_globa
 from feedline.core.schedule import BatchRequest
 from feedline.core.telemetry import add_run_delay, recording, spent, spent_cpu, start_cpu
 from feedline.core.tensors import Allocator, allocate_tensor
+from feedline.datasets.recognized.recognition import SampleReader, recognize
 from feedline.errors import SampleIndexError, note
 
 NEIGHBORS = 8
@@ -67,6 +70,8 @@ def split_capture(captured: bytes) -> tuple[bytes, Any]:
     """The states of the random generators, and the dataset's state or None, of a `BatchBuilder.capture()`."""
     content = pickle.loads(captured)
     return content if len(content) == 2 else (captured, None)
+Get = Callable[[Any], Any]
+"""`get(index)` returns a sample."""
 
 
 class _Keys(Sequence[int]):
@@ -98,8 +103,8 @@ class BatchBuilder:
     With a seed, `builder(request)` depends on the request only. `collate_fn=None` is feedline's default collate, with
     torch's results. `action` on a sample that raises is "raise", "skip" or "replace". With `reseeds`, requests with a
     seed seed `random`, `numpy.random` and torch for each sample; only for workers that do not share their process. Up
-    to `threads` native threads work on one batch if the dataset's `read_batch` supports it. With `accelerate`, worker
-    processes defer Pillow's decoding.
+    to `threads` native threads work on one batch if the dataset's `read_batch` supports it. With `accelerate`, known
+    datasets of other libraries are read by feedline, with equal results, and worker processes defer Pillow's decoding.
     """
 
     dataset: Any
@@ -113,12 +118,15 @@ class BatchBuilder:
     _dataset_state: Any = field(init=False, default=None, compare=False)
     _reader: BatchReader | None = field(init=False, default=None, compare=False)
     _many: Callable[..., Any] | None = field(init=False, default=None, compare=False)
+    _samples: SampleReader | None = field(init=False, default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.batched and self.collate_fn is None:
-            self._reader = reader_of(adapted(self.dataset))
+            self._reader = reader_of(adapted(self.dataset) if self.accelerate else self.dataset)
         if self.batched and self.action == "raise":
             self._many = many_at_once(self.dataset)
+        if self.accelerate and self._reader is None and self._many is None:
+            self._samples = recognize(self.dataset).reader
 
     def __getstate__(self) -> tuple[Any, ...]:
         schemes = traveling_schemes()
@@ -137,6 +145,11 @@ class BatchBuilder:
     def vectorized(self) -> bool:
         """True if whole batches are read without a Python call per sample."""
         return self._reader is not None
+
+    @property
+    def accelerated(self) -> bool:
+        """True if samples of a known dataset are read by feedline."""
+        return self._samples is not None
 
     @property
     def supports_threads(self) -> bool:
@@ -185,13 +198,14 @@ class BatchBuilder:
                     add_run_delay(spans, start_ns)
                     return BatchResult(batch, spans)
             skipped: list[SkippedSample] = []
+            rows = self._rows(request, allocate)
             with addressed(None if request.seed is None else _Keys(request)) as address:
-                samples = self._fetch(request, skipped, address)
+                samples = self._fetch(request, skipped, address, self._getter(rows))
                 fetched_ns = monotonic_ns()
                 if cpu_ns is not None:
                     fetch_cpu, cpu_ns = spent_cpu("fetch", cpu_ns)
                     spans.append(fetch_cpu)
-                batch = self._collate_good(samples, request, skipped, allocate)
+                batch = self._collate_good(samples, request, skipped, rows or allocate)
             spans.append(spent("fetch", start_ns, fetched_ns))
             spans.append(spent("collate", fetched_ns, monotonic_ns()))
             if cpu_ns is not None:
@@ -222,10 +236,22 @@ class BatchBuilder:
                 self._address(error, request, self._failing_row(error, request, address), "fetch")
             raise
 
-    def _fetch(self, request: BatchRequest, skipped: list[SkippedSample], address: Address) -> Any:
+    def _rows(self, request: BatchRequest, allocate: Allocator) -> RowBuffer | None:
+        """Memory for recognized samples, where default collate would copy them to."""
+        if self._samples is None:
+            return None
+        self._samples.refresh()
+        is_plain = self.batched and self.collate_fn is None and self.action == "raise" and collate.is_standard()
+        return RowBuffer(len(request.indices), allocate) if is_plain else None
+
+    def _getter(self, rows: RowBuffer | None) -> Callable[[Any], Any]:
+        reader = self._samples
+        return partial(operator.getitem, self.dataset) if reader is None else lambda index: reader.read(index, rows)
+
+    def _fetch(self, request: BatchRequest, skipped: list[SkippedSample], address: Address, get: Get) -> Any:
         indices = request.indices
         if not self.batched:
-            samples = self._fetch_each(request, [indices], skipped, address)
+            samples = self._fetch_each(request, [indices], skipped, address, get)
             return samples[0] if samples else EMPTY_BATCH
         if isinstance(indices, np.ndarray):
             indices = indices.tolist()
@@ -233,18 +259,18 @@ class BatchBuilder:
             address.row = None
             return self._fetch_many(request, indices, address)
         if request.seed is None and self.action == "raise":
-            return self._fetch_plain(request, indices)
-        return self._fetch_each(request, indices, skipped, address)
+            return self._fetch_plain(request, indices, get)
+        return self._fetch_each(request, indices, skipped, address, get)
 
-    def _fetch_plain(self, request: BatchRequest, indices: Sequence[Any]) -> list[Any]:
+    def _fetch_plain(self, request: BatchRequest, indices: Sequence[Any], get: Get) -> list[Any]:
         samples: list[Any] = []
-        dataset, append = self.dataset, samples.append
+        append = samples.append
         progress = self.progress
         try:
             for index in indices:
                 if progress is not None:
                     progress(len(samples))
-                append(dataset[index])
+                append(get(index))
         except Exception as error:
             self._address(error, request, len(samples), "fetch")
             raise
@@ -273,7 +299,7 @@ class BatchBuilder:
         return None
 
     def _fetch_each(
-        self, request: BatchRequest, indices: Sequence[Any], skipped: list[SkippedSample], address: Address
+        self, request: BatchRequest, indices: Sequence[Any], skipped: list[SkippedSample], address: Address, get: Get
     ) -> list[Any]:
         samples: list[Any] = []
         for row, index in enumerate(indices):
@@ -282,7 +308,7 @@ class BatchBuilder:
                 self.progress(row)
             self._reseed(request, row)
             try:
-                samples.append(self.dataset[index])
+                samples.append(get(index))
             except Exception as error:
                 self._address(error, request, row, "fetch")
                 if self.action == "raise" or isinstance(error, ImportError):  # a missing package is not a bad sample
@@ -316,7 +342,7 @@ class BatchBuilder:
         return replacement
 
     def _collate_good(
-        self, samples: Any, request: BatchRequest, skipped: list[SkippedSample], allocate: Allocator
+        self, samples: Any, request: BatchRequest, skipped: list[SkippedSample], allocate: Allocator | RowBuffer
     ) -> Any:
         """Collate the batch; samples that default collate rejects count as failed."""
         if skipped and _all_left_out(request, skipped):
@@ -335,8 +361,10 @@ class BatchBuilder:
                 raise  # each sample is good alone; they only do not fit together
         return self._collate(good, request, allocate) if good else EMPTY_BATCH
 
-    def _collate(self, samples: Any, request: BatchRequest, allocate: Allocator) -> Any:
+    def _collate(self, samples: Any, request: BatchRequest, allocate: Allocator | RowBuffer) -> Any:
         try:
+            if isinstance(allocate, RowBuffer):
+                return allocate.collate(samples)
             if self.collate_fn is not None:
                 self._reseed(request, "collate")
                 return run_collate(self.collate_fn, samples, allocate)

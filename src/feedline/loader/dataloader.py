@@ -29,6 +29,7 @@ from feedline.loader.error_policy import Action, ErrorPolicy, Quarantine
 from feedline.loader.loop import Iteration, Progress
 from feedline.loader.plan import Plan, partitions_of, plan_of, warn_of_uneven_ranks
 from feedline.loader.pools import LoaderPools, check_method
+from feedline.loader.read_plan import ReadingPlan, read_plan
 from feedline.loader.report import Stats, Totals, Verdict, diagnose
 from feedline.loader.report.exporters import trace_events
 from feedline.loader.resources import rank_and_world_size, usable_cpus
@@ -62,7 +63,8 @@ class DataLoader(TorchDataLoader[T_co]):
     - `on_error`: "raise", "skip", "replace" or an `ErrorPolicy`, for samples that raise.
     - `device`: the device of delivered batches; copies run on a side stream while the loop computes.
     - `recovery`: limit of worker restarts per epoch, and time until a stall is reported.
-    - `accelerate`: in worker processes, let Pillow decode JPEGs through feedline's kernels; the pixels are the same.
+    - `accelerate`: read known datasets and transforms of other libraries, and in worker processes Pillow's JPEGs, by
+      feedline's kernels, with the same results; False runs all of them as they are. See `plan()`.
 
     `snapshot_every_n_steps` is accepted for code written for torchdata's StatefulDataLoader, and has no effect: states
     are exact at every step.
@@ -283,6 +285,10 @@ class DataLoader(TorchDataLoader[T_co]):
     def report(self) -> Verdict:
         """The limit of the loop and advice, in words; to be printed."""
         return diagnose(self.stats(), self._pools.context(self))
+
+    def plan(self) -> ReadingPlan:
+        """Plan of reading the dataset, with reasons; to be printed."""
+        return read_plan(self)
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write the latest batches' stages as a Chrome trace, for Perfetto.

@@ -72,7 +72,7 @@ def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
     if isinstance(loader.dataset, IterableDataset):
         return PartitionBuilder(loader.dataset, collate_fn, loader.batch_size, loader.drop_last)
     batched = loader.batch_sampler is not None
-    return BatchBuilder(loader.dataset, collate_fn, batched, loader._policy.action)
+    return BatchBuilder(loader.dataset, collate_fn, batched, loader._policy.action, accelerate=loader.accelerate)
 
 
 class LoaderPools:

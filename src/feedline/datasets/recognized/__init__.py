@@ -1,0 +1,1 @@
+"""Datasets of other libraries, read by feedline with equal results."""

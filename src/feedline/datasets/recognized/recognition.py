@@ -1,0 +1,136 @@
+"""Recognition of the datasets that feedline can read."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch.utils.data import ConcatDataset, Subset
+
+from feedline.collate.rows import RowBuffer
+from feedline.datasets.recognized.vision import VISION, VisionReader, why_not
+from feedline.transforms.recognized.chain import StepFinding
+from feedline.transforms.recognized.origin import qualified_name, why_modified
+
+
+class SampleReader(Protocol):
+    """Samples equal to `dataset[index]`, with the same draws from the global generators.
+
+    The image of a sample may be the next row of `rows`.
+    """
+
+    @property
+    def uses_kernels(self) -> bool: ...
+
+    def refresh(self) -> None:
+        """Follow changes of the dataset; called before each batch."""
+        ...
+
+    def read(self, index: Any, rows: RowBuffer | None) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recognition:
+    """Findings about a dataset, and about those it wraps.
+
+    `reader` is None if no part of it is read by feedline. `reason` says why the dataset itself runs as it is.
+    """
+
+    name: str
+    reader: SampleReader | None
+    reason: str = ""
+    findings: tuple[StepFinding, ...] = ()
+    parts: tuple[Recognition, ...] = ()
+
+
+def recognize(dataset: Any) -> Recognition:
+    """Look at a dataset, and at those in torch's wrappers."""
+    wrap = _WRAPPERS.get(type(dataset))
+    name = type(dataset).__name__
+    if wrap is not None:
+        reason = why_modified(dataset, "torch")
+        return wrap(dataset) if reason is None else Recognition(name, None, reason)
+    known = VISION.get(qualified_name(type(dataset)))
+    if known is None:
+        return Recognition(name, None, _why_unknown(dataset))
+    reason = why_not(dataset, known)
+    if reason is not None:
+        return Recognition(name, None, reason)
+    reader = VisionReader(dataset, known)
+    findings = tuple(reader.findings)
+    if not reader.uses_kernels:
+        return Recognition(name, None, "none of its transforms is executed by the kernels", findings)
+    return Recognition(name, reader, "", findings)
+
+
+def _why_unknown(dataset: Any) -> str:
+    for base in type(dataset).__mro__[1:]:
+        if qualified_name(base) in VISION:
+            return f"a subclass of {base.__name__} may do anything: only the class itself is read by feedline"
+    return "not a class that feedline knows"
+
+
+class _Original:
+    """A dataset that runs as it is, in a wrapper with others."""
+
+    uses_kernels = False
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def refresh(self) -> None:
+        """Nothing to follow."""
+
+    def read(self, index: Any, rows: RowBuffer | None) -> Any:  # noqa: ARG002 - its samples are copied by collate
+        return self._dataset[index]
+
+
+class _Several:
+    """Readers of the parts of a wrapper."""
+
+    def __init__(self, dataset: Any, parts: Sequence[SampleReader]) -> None:
+        self._dataset, self._parts = dataset, parts
+
+    @property
+    def uses_kernels(self) -> bool:
+        return any(part.uses_kernels for part in self._parts)
+
+    def refresh(self) -> None:
+        for part in self._parts:
+            part.refresh()
+
+
+class _SubsetReader(_Several):
+    def read(self, index: Any, rows: RowBuffer | None) -> Any:
+        return self._parts[0].read(self._dataset.indices[index], rows)
+
+
+class _ConcatReader(_Several):
+    def read(self, index: Any, rows: RowBuffer | None) -> Any:
+        whole = self._dataset
+        if not 0 <= index < whole.cumulative_sizes[-1]:
+            return whole[index]  # counts from the end, or raises
+        part = bisect_right(whole.cumulative_sizes, index)
+        return self._parts[part].read(index - (whole.cumulative_sizes[part - 1] if part else 0), rows)
+
+
+def _wrapped(dataset: Any, inner: Sequence[Any], kind: type[_SubsetReader | _ConcatReader]) -> Recognition:
+    parts = tuple(recognize(each) for each in inner)
+    name = type(dataset).__name__
+    if not any(part.reader for part in parts):
+        return Recognition(name, None, "no dataset in it is read by feedline", (), parts)
+    readers = [part.reader or _Original(each) for part, each in zip(parts, inner, strict=True)]
+    return Recognition(name, kind(dataset, readers), "", (), parts)
+
+
+def _subset(dataset: Any) -> Recognition:
+    return _wrapped(dataset, [dataset.dataset], _SubsetReader)
+
+
+def _concat(dataset: Any) -> Recognition:
+    return _wrapped(dataset, dataset.datasets, _ConcatReader)
+
+
+_WRAPPERS = {Subset: _subset, ConcatDataset: _concat}

@@ -1,0 +1,283 @@
+"""Datasets of torchvision whose samples are files or arrays."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from feedline.collate.rows import RowBuffer
+from feedline.core.kernels import SlowKernelsWarning
+from feedline.core.rng_globals import restored_globals
+from feedline.images import native
+from feedline.images.placed import can_place
+from feedline.transforms.recognized.chain import PACKAGE, Chain, StepFinding
+from feedline.transforms.recognized.frame import Frame, RefusedError, open_encoded
+from feedline.transforms.recognized.origin import is_from, why_modified
+
+Item = tuple[Any, Any]
+"""The path or the levels of a sample's image, and its target."""
+
+
+Open = Callable[[str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFiles:
+    """A class whose samples are paths of images."""
+
+    item: Callable[[Any, Any], Item]
+
+    def begin(self, dataset: Any, index: Any, chain: Chain) -> Item:
+        """Start of the chain, and the target."""
+        path, target = self.item(dataset, index)
+        if chain.opens_itself:
+            return _loader_of(dataset)(path), target
+        try:
+            with open(path, "rb", buffering=0) as file:
+                encoded = file.read()
+        except OSError as error:
+            raise RefusedError("the file cannot be read") from error
+        limit = Image.MAX_IMAGE_PIXELS or 0  # Pillow warns above it
+        header, unwritten = native.native.image_header(encoded, limit)
+        if unwritten is not None or header[3] not in _COMPONENTS:
+            return _loader_of(dataset)(path), target
+        frame = Frame(encoded, header[0], header[1], limit)
+        frame.opened = open_encoded(encoded)
+        return frame, target
+
+    def original(self, dataset: Any, index: Any) -> Any:
+        """The image as the dataset opens it."""
+        return _loader_of(dataset)(self.item(dataset, index)[0])
+
+
+_COMPONENTS = (1, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelArrays:
+    """A class whose samples are levels in memory, (height, width, 3)."""
+
+    item: Callable[[Any, Any], Item]
+
+    def begin(self, dataset: Any, index: Any, chain: Chain) -> Item:
+        """Start of the chain, and the target."""
+        levels, target = self.item(dataset, index)
+        if not (isinstance(levels, np.ndarray) and levels.dtype == np.uint8 and levels.ndim == 3):
+            raise RefusedError("not levels")
+        if levels.shape[2] != 3 or not levels.size:
+            raise RefusedError("not an image in RGB")
+        if chain.opens_itself:
+            return Image.fromarray(np.ascontiguousarray(levels)), target
+        return Frame(levels, levels.shape[1], levels.shape[0]), target
+
+    def original(self, dataset: Any, index: Any) -> Any:
+        """The image as the dataset opens it."""
+        return Image.fromarray(np.ascontiguousarray(self.item(dataset, index)[0]))
+
+
+Known = ImageFiles | LevelArrays
+
+
+class VisionReader:
+    """Samples of a recognized dataset, equal to `dataset[index]`.
+
+    They take the same random numbers from torch's generator. A sample that the kernels refuse is read by the dataset
+    itself, with the generator as it was before. The first sample is read both ways; if the results differ, `disabled`
+    says so and all others are left to the dataset.
+    """
+
+    def __init__(self, dataset: Any, known: Known) -> None:
+        self._dataset, self._known = dataset, known
+        self.disabled: str | None = None
+        self._compile()
+
+    @property
+    def findings(self) -> list[StepFinding]:
+        return self._chain.findings
+
+    @property
+    def uses_kernels(self) -> bool:
+        return self._chain.uses_kernels and self.disabled is None
+
+    def refresh(self) -> None:
+        """Follow changes of the transforms; called before each batch."""
+        if not self._chain.is_current(self._dataset.transform):
+            self._compile()
+
+    def _compile(self) -> None:
+        self._chain = chain = Chain(self._dataset.transform)
+        self._checked = self._proven = False
+        # A sample that may be refused after random numbers were drawn needs the state before them.
+        self._may_refuse = isinstance(self._known, ImageFiles) or chain.resizes
+
+    def read(self, index: Any, rows: RowBuffer | None) -> Any:
+        """Sample `index`; its image may be the next of `rows`."""
+        dataset, chain = self._dataset, self._chain
+        if not (self._proven or self._is_proven(index)):
+            return self._original(index, rows)
+        drawn = torch.get_rng_state() if self._may_refuse else None
+        taken = 0 if rows is None else rows.taken
+        try:
+            value, target = self._known.begin(dataset, index, chain)
+            image = chain(value, rows)
+        except RefusedError:
+            if drawn is not None:
+                torch.set_rng_state(drawn)
+            if rows is not None:
+                rows.give_back(taken)
+            return self._original(index, rows)
+        if dataset.target_transform is not None:
+            target = dataset.target_transform(target)
+        return image, target
+
+    def _original(self, index: Any, rows: RowBuffer | None) -> Any:
+        sample = self._dataset[index]
+        if rows is None or type(sample) is not tuple or not sample:
+            return sample
+        return rows.copied(sample[0]), *sample[1:]
+
+    def _is_proven(self, index: Any) -> bool:
+        """True if the first readable sample equaled the library's own."""
+        if not self._checked and self.uses_kernels:
+            self._check(index)
+        self._proven = self._checked and self.uses_kernels
+        return self._proven
+
+    def _check(self, index: Any) -> None:
+        """Compare a sample with the library's own.
+
+        The generators stay as they were.
+        """
+        chain = self._chain
+        if not chain.is_repeatable:
+            self._checked = True
+            return
+        try:
+            with restored_globals():
+                ours = chain(self._known.begin(self._dataset, index, chain)[0], None)
+                after = torch.get_rng_state()
+            with restored_globals():
+                theirs = chain.transform(self._known.original(self._dataset, index))
+                same = _equal(ours, theirs) and torch.equal(after, torch.get_rng_state())
+        except Exception:  # noqa: BLE001 - a bad sample: the dataset raises the error itself
+            return
+        self._checked = True
+        if not same:
+            self._disable()
+
+    def _disable(self) -> None:
+        versions = f"{PACKAGE} {_version(PACKAGE)}, Pillow {_version('PIL')}, torch {torch.__version__}"
+        self.disabled = f"its samples differ from the library's own with {versions}"
+        warnings.warn(
+            f"{type(self._dataset).__name__} is read by its own code, several times slower: {self.disabled}. Pass"
+            " accelerate=False to the loader to silence this, and report it to feedline.",
+            SlowKernelsWarning,
+            stacklevel=2,
+        )
+
+
+def _version(package: str) -> str:
+    return str(getattr(sys.modules.get(package), "__version__", "of an unknown version"))
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    if type(ours) is not type(theirs):
+        return False
+    if isinstance(ours, torch.Tensor):
+        same = ours.dtype == theirs.dtype and ours.stride() == theirs.stride() and ours.shape == theirs.shape
+        return same and torch.equal(ours, theirs)
+    return bool(ours == theirs)
+
+
+def why_not(dataset: Any, known: Known) -> str | None:
+    """Reason why a dataset of a known class runs as it is.
+
+    None if it can be read.
+    """
+    if not can_place():
+        return "feedline was installed without its native kernels"
+    reason = why_modified(dataset, PACKAGE)
+    return reason or (_why_own_loader(dataset) if isinstance(known, ImageFiles) else None)
+
+
+def _why_own_loader(dataset: Any) -> str | None:
+    loader = getattr(dataset, "loader", None)
+    if loader is None:  # such a class opens images itself, as `_open_rgb`
+        return None
+    module = sys.modules[f"{PACKAGE}.datasets.folder"]
+    if loader is module.default_loader and sys.modules[PACKAGE].get_image_backend() != "PIL":
+        return f"{PACKAGE}'s image backend is not PIL"
+    ours = loader is module.default_loader or loader is module.pil_loader
+    if not ours or not is_from(loader, PACKAGE) or not is_from(module.pil_loader, PACKAGE):
+        return "its loader is not torchvision's default_loader"
+    return None
+
+
+def _open_rgb(path: str) -> Any:
+    return Image.open(path).convert("RGB")
+
+
+def _loader_of(dataset: Any) -> Open:
+    return getattr(dataset, "loader", _open_rgb)
+
+
+def _listed(dataset: Any, index: Any) -> Item:
+    path, target = dataset.samples[index]
+    return path, target
+
+
+def _pairs(dataset: Any, index: Any) -> Item:
+    path, target = dataset._samples[index]
+    return path, target
+
+
+def _columns(dataset: Any, index: Any) -> Item:
+    return dataset._image_files[index], dataset._labels[index]
+
+
+def _cifar(dataset: Any, index: Any) -> Item:
+    return dataset.data[index], dataset.targets[index]
+
+
+def _svhn(dataset: Any, index: Any) -> Item:
+    return np.transpose(dataset.data[index], (1, 2, 0)), int(dataset.labels[index])
+
+
+def _stl10(dataset: Any, index: Any) -> Item:
+    target = int(dataset.labels[index]) if dataset.labels is not None else None
+    return np.transpose(dataset.data[index], (1, 2, 0)), target
+
+
+_FOLDER, _PAIRS, _COLUMNS, _CIFAR = ImageFiles(_listed), ImageFiles(_pairs), ImageFiles(_columns), LevelArrays(_cifar)
+
+_DATASETS = f"{PACKAGE}.datasets."
+
+
+VISION: dict[str, Known] = {
+    _DATASETS + "folder.DatasetFolder": _FOLDER,
+    _DATASETS + "folder.ImageFolder": _FOLDER,
+    _DATASETS + "imagenet.ImageNet": _FOLDER,
+    _DATASETS + "eurosat.EuroSAT": _FOLDER,
+    _DATASETS + "country211.Country211": _FOLDER,
+    _DATASETS + "cifar.CIFAR10": _CIFAR,
+    _DATASETS + "cifar.CIFAR100": _CIFAR,
+    _DATASETS + "svhn.SVHN": LevelArrays(_svhn),
+    _DATASETS + "stl10.STL10": LevelArrays(_stl10),
+    _DATASETS + "food101.Food101": _COLUMNS,
+    _DATASETS + "dtd.DTD": _COLUMNS,
+    _DATASETS + "fgvc_aircraft.FGVCAircraft": _COLUMNS,
+    _DATASETS + "flowers102.Flowers102": _COLUMNS,
+    _DATASETS + "sun397.SUN397": _COLUMNS,
+    _DATASETS + "gtsrb.GTSRB": _PAIRS,
+    _DATASETS + "rendered_sst2.RenderedSST2": _PAIRS,
+    _DATASETS + "stanford_cars.StanfordCars": _PAIRS,
+    _DATASETS + "imagenette.Imagenette": _PAIRS,
+}
+"""Classes whose samples are `(transform(image), target_transform(target))`, by name."""

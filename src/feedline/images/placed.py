@@ -1,0 +1,72 @@
+"""Rows whose crop, size and flips are decided by the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.images import native
+from feedline.images.pillow import Source
+
+Table = NDArray[np.float32]
+"""Number of each level in each channel, (3, 256)."""
+
+
+PLACEMENT = 10
+"""Integers of a placement: see `PlacedReader.read`."""
+
+
+_LEVELS, _FLOATS = 0, 1
+_WHOLE = 2
+
+
+class PlacedReader:
+    """Kernels that write rows at given places, with every pixel decoded.
+
+    Rows are uint8 levels, or float32 numbers from `table`. `planar` rows are (3, height, width), others (height,
+    width, 3). `mean` and `std` let the kernels compute the table where that gives its bits.
+    """
+
+    def __init__(
+        self,
+        table: Table | None = None,
+        *,
+        planar: bool = False,
+        bicubic: bool = False,
+        mean: Sequence[float] = (0, 0, 0),
+        std: Sequence[float] = (1, 1, 1),
+    ) -> None:
+        self._plan = native.native.ImagePlan(
+            (1, 1), _WHOLE, (0, 0, 0, 0), flip=0.0, bicubic=bicubic, planar=planar,
+            number=_LEVELS if table is None else _FLOATS,
+            values=np.zeros((3, 256), np.float32) if table is None else np.ascontiguousarray(table),
+            mean=mean, std=std, oriented=False, scaled=False,
+        )  # fmt: skip
+
+    def read(
+        self, sources: Sequence[Source], out: NDArray[Any], placements: NDArray[np.int64], limit: int = 0
+    ) -> list[tuple[int, int, int, str]] | None:
+        """Write row i of `out` from `sources[i]`, without the GIL.
+
+        A placement holds x, y, width and height of the box; flip and upended (mirrored left to right, top to bottom);
+        height and width of the resized box; left and top of the window, which has the size of a row. Pixels of the
+        window outside of the resized box are black. Images of more than `limit` pixels are refused; 0 is no limit.
+        Returns None if all rows were written, else the row and reason of each that was not.
+        """
+        unwritten: list[tuple[int, int, int, str]] | None = self._plan.read_placed(sources, out, placements, limit, 1)
+        return unwritten
+
+
+@lru_cache(maxsize=2)
+def level_reader(bicubic: bool) -> PlacedReader:
+    """Reader of levels, (height, width, 3)."""
+    return PlacedReader(bicubic=bicubic)
+
+
+def can_place() -> bool:
+    """True if the kernels for placed rows were built."""
+    return native.native is not None

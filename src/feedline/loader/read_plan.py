@@ -1,0 +1,65 @@
+"""Plan of how a loader reads its dataset, for `DataLoader.plan()`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from feedline.collate.batch_reads import reader_of
+from feedline.datasets.recognized.recognition import Recognition, recognize
+from feedline.loader.builder import BatchBuilder
+from feedline.loader.pools import builder_of
+
+_WHOLE_BATCHES = "whole batches are read without Python per sample"
+_INTO_BATCH = "the kernels write samples into the batch"
+_SINGLE = "the kernels make samples, which are then collated"
+_ORIGINAL = "samples are read by the dataset's own code"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingPlan:
+    """Plan of how a loader reads its dataset.
+
+    `print(loader.plan())` shows it. `accelerated` is True if feedline reads data in place of the dataset's own code.
+    `summary` says how batches are made. `recognition` has the name of the dataset, the reason why it runs as it is, its
+    transforms with theirs, and the same for the parts of torch's wrappers.
+    """
+
+    accelerated: bool
+    summary: str
+    recognition: Recognition
+
+    def __str__(self) -> str:
+        return "\n".join([*_describe(self.recognition, ""), f"batches: {self.summary}"])
+
+
+def read_plan(loader: Any) -> ReadingPlan:
+    """The plan of a loader, for the present state of its dataset."""
+    dataset = loader.dataset
+    name = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        return ReadingPlan(False, _ORIGINAL, Recognition(name, None, "an iterable dataset has an iterator of its own"))
+    builder = builder_of(loader)
+    if builder.vectorized:
+        return ReadingPlan(True, _WHOLE_BATCHES, Recognition(name, None))
+    if not loader.accelerate:
+        return ReadingPlan(False, _ORIGINAL, Recognition(name, None, "accelerate=False"))
+    found = recognize(dataset)
+    if found.reader is not None and isinstance(builder, BatchBuilder) and builder.accelerated:
+        is_direct = builder.collate_fn is None and builder.batched and builder.action == "raise"
+        return ReadingPlan(True, _INTO_BATCH if is_direct else _SINGLE, found)
+    if reader_of(dataset) is not None:
+        reason = "whole batches need the default collate_fn, and a batch_size"
+        return ReadingPlan(False, _ORIGINAL, Recognition(name, None, reason))
+    return ReadingPlan(False, _ORIGINAL, found)
+
+
+def _describe(found: Recognition, indent: str) -> Iterator[str]:
+    verdict = "read by its own code" if found.reason else "read by feedline"
+    yield f"{indent}{found.name}: {verdict}{f' ({found.reason})' * bool(found.reason)}"
+    yield from (f"{indent}  {finding}" for finding in found.findings)
+    for part in found.parts:
+        yield from _describe(part, indent + "  ")

@@ -1,0 +1,1 @@
+"""Transforms of torchvision, executed by feedline's kernels."""

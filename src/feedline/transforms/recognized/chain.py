@@ -1,0 +1,308 @@
+"""Sequence of a user's transforms, with the known ones executed by kernels."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+
+from feedline.transforms.recognized import steps as known
+from feedline.transforms.recognized.frame import Frame
+from feedline.transforms.recognized.numbers import Numbers, numbers_of
+from feedline.transforms.recognized.origin import is_from, qualified_name, replaced_function, why_modified
+
+PACKAGE = "torchvision"
+
+
+class Rows(Protocol):
+    """Memory of the batch, of which each sample takes the next row."""
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None: ...
+
+    def defer(self, write: Callable[[list[Any]], None], item: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinding:
+    """One step of a user's code, and what feedline makes of it.
+
+    `reason` is empty for a step that the kernels execute.
+    """
+
+    step: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.step}: {self.reason or 'executed by the kernels'}"
+
+
+class Node(Protocol):
+    """Executable step.
+
+    `run(value, rows)` takes and returns a frame, a Pillow image, a tensor or anything else.
+    """
+
+    def run(self, value: Any, rows: Rows | None) -> Any: ...
+
+
+class Chain:
+    """A transform as a list of nodes.
+
+    `chain(value, rows)` gives what the transform gives for `value`, which is a frame, or whatever the user's own code
+    opens. With `rows`, a tensor may lie in the batch. Random numbers come from torch's global generator, as many as the
+    transform draws, in its order. RefusedError if the kernels cannot read the source; then random numbers may have been
+    drawn.
+    """
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+        self.findings: list[StepFinding] = []
+        flat = list(_flatten(transform)) if transform is not None else []
+        self._flat = [step for step, _ in flat]
+        self._dtype = torch.get_default_dtype()
+        self.nodes = _compile(flat, self.findings)
+        self._seen = self._snapshot()
+
+    @property
+    def uses_kernels(self) -> bool:
+        """True if a step runs on a frame."""
+        return any(isinstance(node, (_OnFrame, _Convert)) for node in self.nodes)
+
+    @property
+    def resizes(self) -> bool:
+        """True if a step resizes a frame."""
+        nodes = (node for node in _all_nodes(self.nodes) if isinstance(node, _OnFrame))
+        return any(node.apply in (known.resize, known.random_resized_crop) for node in nodes)
+
+    @property
+    def opens_itself(self) -> bool:
+        """True if the first step needs the user's own image."""
+        return bool(self.nodes) and isinstance(self.nodes[0], _Call) and not self.nodes[0].is_known
+
+    @property
+    def is_repeatable(self) -> bool:
+        """True if all steps run the library's own code only."""
+        return not any(isinstance(node, _Call) and not node.is_known for node in _all_nodes(self.nodes))
+
+    def __call__(self, value: Any, rows: Rows | None) -> Any:
+        for node in self.nodes:
+            value = node.run(value, rows)
+        return value.pillow(with_info=True) if isinstance(value, Frame) else value
+
+    def is_current(self, transform: Any) -> bool:
+        """False if the transform or its steps have changed since."""
+        if transform is not self.transform or torch.get_default_dtype() is not self._dtype:
+            return False
+        try:
+            return bool(self._snapshot() == self._seen)
+        except (RuntimeError, ValueError):  # tensors or arrays were exchanged, and have no single truth value
+            return False
+
+    def _snapshot(self) -> list[dict[str, Any]]:
+        # Lists of steps are compared item by item, and steps by identity.
+        return [_attributes(step) for step in (self.transform, *self._flat)]
+
+
+def _all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
+    for node in nodes:
+        yield node
+        if isinstance(node, _Perhaps):
+            yield from _all_nodes(node.nodes)
+
+
+def _attributes(step: Any) -> dict[str, Any]:
+    values = getattr(step, "__dict__", {})
+    return {name: list(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def _flatten(step: Any) -> Iterator[tuple[Any, str | None]]:
+    """Steps in order, without the sequences that hold them.
+
+    With each comes the reason why it is not known, or None.
+    """
+    name = qualified_name(type(step))
+    if name in known.SEQUENCES:
+        reason = why_modified(step, name.partition(".")[0])
+        if reason is None:
+            for part in step.transforms if hasattr(step, "transforms") else step:
+                yield from _flatten(part)
+            return
+        yield step, reason
+        return
+    yield step, _why_unknown(step, name)
+
+
+def _why_unknown(step: Any, name: str) -> str | None:
+    if name.partition(".")[0] != PACKAGE:
+        return f"not a class of {PACKAGE}"
+    reason = why_modified(step, PACKAGE)
+    if reason is not None:
+        return reason
+    entry = known.FRAME_STEPS.get(name)
+    if entry is not None and (replaced := _replaced(entry.functions)):
+        return f"{PACKAGE}'s function {replaced} was replaced"
+    is_known = entry is not None or name in known.CONVERSIONS or name in known.CHANCES or name in known.ERASERS
+    return None if is_known else _NO_KERNEL
+
+
+_NO_KERNEL = "there is no kernel for it"
+
+
+def _replaced(functions: tuple[str, ...]) -> str | None:
+    module = sys.modules.get(f"{PACKAGE}.transforms.functional")
+    return replaced_function(module, PACKAGE, functions) if module is not None and functions else None
+
+
+def _compile(flat: Sequence[tuple[Any, str | None]], findings: list[StepFinding]) -> list[Node]:
+    nodes: list[Node] = []
+    at = 0
+    while at < len(flat):
+        numbers, count = _conversion(flat[at:])
+        if numbers is not None:
+            steps = [step for step, _ in flat[at : at + count]]
+            is_last = all(_name(step) in known.ERASERS and reason is None for step, reason in flat[at + count :])
+            nodes.append(_Convert(numbers, steps, is_last, is_last and at + count == len(flat)))
+            findings += [StepFinding(describe(step)) for step in steps]
+            at += count
+            continue
+        nodes.append(_node(*flat[at], findings))
+        at += 1
+    return nodes
+
+
+def _name(step: Any) -> str:
+    return qualified_name(type(step))
+
+
+def _conversion(flat: Sequence[tuple[Any, str | None]]) -> tuple[Numbers | None, int]:
+    """The longest beginning that is one conversion, and its length."""
+    count = 0
+    while count < len(flat) and flat[count][1] is None and _name(flat[count][0]) in known.CONVERSIONS:
+        count += 1
+    for length in range(count, 0, -1):
+        numbers = numbers_of([step for step, _ in flat[:length]])
+        if numbers is not None:
+            return numbers, length
+    return None, 0
+
+
+def _node(step: Any, reason: str | None, findings: list[StepFinding]) -> Node:
+    name = _name(step)
+    if reason is None and name in known.FRAME_STEPS:
+        findings.append(StepFinding(describe(step)))
+        return _OnFrame(step, known.FRAME_STEPS[name].apply)
+    if reason is None and name in known.CHANCES:
+        inner = [each for part in step.transforms for each in _flatten(part)]
+        findings.append(StepFinding(f"{type(step).__name__}(p={step.p})", "draws; then its steps, which follow"))
+        return _Perhaps(step, known.CHANCES[name], [_node(*each, findings) for each in inner])
+    if reason is None and name in known.ERASERS:
+        findings.append(StepFinding(describe(step), "runs as it is, on the tensor"))
+        return _Erase(step)
+    findings.append(StepFinding(describe(step), f"runs as it is ({reason or _NO_KERNEL})"))
+    return _Call(step, reason == _NO_KERNEL and name in known.LIBRARY_STEPS)
+
+
+def describe(step: Any) -> str:
+    """One line about a transform."""
+    if is_from(step, PACKAGE) or not hasattr(step, "__dict__") or hasattr(step, "__code__"):
+        return getattr(step, "__qualname__", type(step).__name__)
+    text = " ".join(repr(step).split())
+    return text if len(text) <= _WIDTH else type(step).__name__
+
+
+_WIDTH = 76
+
+
+def as_frame(value: Any) -> Frame | None:
+    """Frame of a Pillow image in RGB, or the frame itself.
+
+    None for other values.
+    """
+    if isinstance(value, Frame):
+        return value
+    if type(value) is not Image.Image or value.mode != "RGB":
+        return None
+    frame = Frame(np.asarray(value), value.width, value.height)
+    frame.opened = lambda: value
+    return frame
+
+
+@dataclass(slots=True)
+class _OnFrame:
+    step: Any
+    apply: known.Apply
+
+    def run(self, value: Any, rows: Rows | None) -> Any:  # noqa: ARG002 - makes no tensor
+        frame = as_frame(value)
+        if frame is None:
+            return self.step(value)
+        return frame if self.apply(self.step, frame) else self.step(frame.pillow(with_info=False))
+
+
+@dataclass(slots=True)
+class _Convert:
+    numbers: Numbers
+    steps: list[Any]
+    goes_to_batch: bool
+    is_last: bool
+
+    def run(self, value: Any, rows: Rows | None) -> Any:
+        frame = as_frame(value)
+        if frame is None:
+            for step in self.steps:
+                value = step(value)
+            return value
+        if rows is None or not self.goes_to_batch:
+            return self.numbers.fresh(frame)
+        numbers = self.numbers
+        row = rows.take((3, frame.height, frame.width), numbers.dtype)
+        if row is None:
+            return numbers.fresh(frame)
+        if self.is_last and isinstance(frame.source, np.ndarray):
+            # Levels in memory cannot be refused any more: all such rows are written by one call.
+            rows.defer(numbers.deferred(frame.bicubic), (frame.source, frame.placement(), row))
+        else:
+            numbers.write(frame, row)
+        return row
+
+
+@dataclass(slots=True)
+class _Perhaps:
+    step: Any
+    at_equality: bool
+    nodes: list[Node]
+
+    def run(self, value: Any, rows: Rows | None) -> Any:  # noqa: ARG002 - what may not happen has no row
+        drawn, p = torch.rand(1), self.step.p
+        if not (drawn <= p if self.at_equality else drawn < p):
+            return value
+        for node in self.nodes:
+            value = node.run(value, None)
+        return value
+
+
+@dataclass(slots=True)
+class _Erase:
+    step: Any
+
+    def run(self, value: Any, rows: Rows | None) -> Any:
+        frame = as_frame(value)
+        given = value if frame is None else frame.pillow(with_info=False)
+        changed = self.step(given)
+        if rows is None or changed is given or not isinstance(given, torch.Tensor):
+            return changed
+        return changed if changed.shape != given.shape or changed.dtype != given.dtype else given.copy_(changed)
+
+
+@dataclass(slots=True)
+class _Call:
+    step: Any
+    is_known: bool
+
+    def run(self, value: Any, rows: Rows | None) -> Any:  # noqa: ARG002 - the step knows nothing of rows
+        return self.step(value.pillow(with_info=not self.is_known) if isinstance(value, Frame) else value)

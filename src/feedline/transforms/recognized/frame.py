@@ -1,0 +1,163 @@
+"""Images whose crops, resizes and flips become one call."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import PIL
+from numpy.typing import NDArray
+from PIL import Image
+
+from feedline import images
+from feedline.images.placed import PlacedReader, level_reader
+
+_MOST = 1 << 16
+"""Pixels along one side of a resized image; larger ones are left to Pillow."""
+
+
+_ORDERS_PASSES = int(PIL.__version__.partition(".")[0]) >= 13
+"""Pillow since 13 shrinks tall images by lines first, as the kernels do."""
+
+
+Box = tuple[int, int, int, int]
+"""x, y, width, height."""
+
+
+class RefusedError(Exception):
+    """The kernels cannot read a source, or not with Pillow's pixels."""
+
+
+class Frame:
+    """Image of which crops, resizes and flips are collected.
+
+    The pixels of `box` are resized to `full`, of which `window` shows a part, mirrored. Coordinates of `crop` are those
+    of the image as it appears, after all steps so far. What cannot be one call is executed at once, and the steps go on
+    from its levels. All pixels equal those of Pillow's `crop`, `resize` and `transpose` in the same order.
+    """
+
+    __slots__ = ("bicubic", "box", "flip", "full", "limit", "opened", "source", "upended", "window")
+
+    def __init__(self, source: images.Source, width: int, height: int, limit: int = 0) -> None:
+        self.limit = limit
+        self.opened: Callable[[], Image.Image] | None = None
+        self._begin(source, width, height)
+
+    def _begin(self, source: images.Source, width: int, height: int) -> None:
+        self.source = source
+        self.box: Box = (0, 0, width, height)
+        self.full = (height, width)
+        self.window: Box = (0, 0, width, height)
+        self.flip = self.upended = self.bicubic = False
+
+    @property
+    def width(self) -> int:
+        return self.window[2]
+
+    @property
+    def height(self) -> int:
+        return self.window[3]
+
+    @property
+    def is_plain(self) -> bool:
+        """True if nothing was done to an array of levels."""
+        height, width = self.full
+        moved = self.flip or self.upended or self.window != (0, 0, width, height) or self.box != self.window
+        return isinstance(self.source, np.ndarray) and not moved
+
+    def mirror(self) -> None:
+        self.flip = not self.flip
+
+    def upend(self) -> None:
+        self.upended = not self.upended
+
+    def crop(self, left: int, top: int, width: int, height: int) -> None:
+        """Take a part; black where it leaves the image."""
+        if not self._reaches(left, top, width, height):
+            self.settle()
+        x, y, before_width, before_height = self.window
+        if self.flip:
+            left = before_width - left - width
+        if self.upended:
+            top = before_height - top - height
+        self.window = (x + left, y + top, width, height)
+        if not self._shows_something():
+            raise RefusedError("a crop shows nothing of the image")
+
+    def _reaches(self, left: int, top: int, width: int, height: int) -> bool:
+        """True if a crop shows no pixels that earlier crops removed."""
+        x, y, shown_width, shown_height = self.window
+        full_height, full_width = self.full
+        within = left >= 0 and top >= 0 and left + width <= shown_width and top + height <= shown_height
+        whole = x <= 0 and y <= 0 and x + shown_width >= full_width and y + shown_height >= full_height
+        return within or whole
+
+    def _shows_something(self) -> bool:
+        x, y, width, height = self.window
+        across = min(self.full[1], x + width) - max(0, x)
+        down = min(self.full[0], y + height) - max(0, y)
+        return width > 0 and height > 0 and across > 0 and down > 0
+
+    def resize(self, height: int, width: int, bicubic: bool) -> None:
+        """Resize as Pillow does, antialiased."""
+        if (height, width) == (self.height, self.width):
+            return
+        if not (0 < height <= _MOST and 0 < width <= _MOST):
+            raise RefusedError("the size is for Pillow to judge")
+        if not self._is_box():
+            self.settle()
+        x, y, w, h = self.window
+        shrinks = h - height
+        if not _ORDERS_PASSES and shrinks > 0 and shrinks > 2 * (w - width):
+            raise RefusedError("this Pillow rounds such a resize in another order")
+        self.box = (self.box[0] + x, self.box[1] + y, w, h)
+        self.full, self.window, self.bicubic = (height, width), (0, 0, width, height), bicubic
+
+    def _is_box(self) -> bool:
+        """True if the image is a plain part of its source."""
+        x, y, width, height = self.window
+        resized = self.full != (self.box[3], self.box[2])
+        padded = x < 0 or y < 0 or x + width > self.full[1] or y + height > self.full[0]
+        return not (resized or padded or self.flip or self.upended)
+
+    def placement(self) -> list[int]:
+        """Integers for `PlacedReader.read`."""
+        return [*self.box, self.flip, self.upended, *self.full, self.window[0], self.window[1]]
+
+    def write(self, reader: PlacedReader, out: NDArray[Any]) -> None:
+        """Write the row `out`, of shape (1, ...).
+
+        RefusedError if the kernels cannot.
+        """
+        unwritten = reader.read((self.source,), out, np.array([self.placement()], np.int64), self.limit)
+        if unwritten:
+            raise RefusedError(unwritten[0][3])
+
+    def settle(self) -> NDArray[np.uint8]:
+        """Execute all steps so far, and go on from the result.
+
+        Returns the levels, (height, width, 3).
+        """
+        if not self.is_plain:
+            out = np.empty((1, self.height, self.width, 3), np.uint8)
+            self.write(level_reader(self.bicubic), out)
+            self._begin(out[0], self.width, self.height)
+        assert isinstance(self.source, np.ndarray)
+        return self.source
+
+    def pillow(self, *, with_info: bool) -> Image.Image:
+        """The image for a step that takes Pillow's.
+
+        `with_info` adds the attributes that Pillow reads from its file.
+        """
+        image = Image.fromarray(np.ascontiguousarray(self.settle()))
+        if with_info and self.opened is not None:
+            image.info = self.opened().info
+        return image
+
+
+def open_encoded(encoded: bytes) -> Callable[[], Image.Image]:
+    """Function that opens an image file in memory, without decoding it."""
+    return lambda: Image.open(io.BytesIO(encoded))

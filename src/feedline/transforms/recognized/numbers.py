@@ -1,0 +1,174 @@
+"""Conversion of levels to numbers, found by trying the user's own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from feedline.core.tensors import numpy_view
+from feedline.images.placed import PlacedReader, Table
+from feedline.transforms.recognized.frame import Frame
+
+Step = Callable[[Any], Any]
+
+
+Scale = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and std."""
+
+
+Item = tuple[NDArray[np.uint8], list[int], torch.Tensor]
+"""Levels, their placement, and the row for them."""
+
+
+class Numbers:
+    """Steps such as ToTensor and Normalize, as one table.
+
+    They map each level of a channel to one number. The table of all levels comes from the steps themselves, so every
+    bit is theirs. `kind` is the class of the resulting tensor; `interleaved` is True if its memory is ordered (height,
+    width, channels).
+    """
+
+    def __init__(self, table: Table | None, interleaved: bool, kind: type, scale: Scale) -> None:
+        self.dtype = torch.uint8 if table is None else torch.float32
+        self.interleaved, self.kind = interleaved, kind
+        self._table, self._scale = table, scale
+        self._readers: dict[tuple[bool, bool], PlacedReader] = {}
+        self._deferred: dict[bool, Callable[[list[Item]], None]] = {}
+
+    def reader(self, planar: bool, bicubic: bool) -> PlacedReader:
+        reader = self._readers.get((planar, bicubic))
+        if reader is None:
+            mean, std = self._scale
+            reader = PlacedReader(self._table, planar=planar, bicubic=bicubic, mean=mean, std=std)
+            self._readers[planar, bicubic] = reader
+        return reader
+
+    def fresh(self, frame: Frame) -> torch.Tensor:
+        """New tensor with the class and strides that the steps give."""
+        tensor = empty_row((3, frame.height, frame.width), self.dtype, self.interleaved)
+        self.write(frame, tensor)
+        return tensor if self.kind is torch.Tensor else tensor.as_subclass(self.kind)
+
+    def write(self, frame: Frame, row: torch.Tensor) -> None:
+        """Write a row of either memory order."""
+        planar = row.is_contiguous()
+        memory = numpy_view(row if planar else row.permute(1, 2, 0))
+        frame.write(self.reader(planar, frame.bicubic), memory[None])
+
+    def deferred(self, bicubic: bool) -> Callable[[list[Item]], None]:
+        """Function that writes many rows at once; the same object each time."""
+        write = self._deferred.get(bicubic)
+        if write is None:
+            write = self._deferred[bicubic] = partial(self._write_all, bicubic)
+        return write
+
+    def _write_all(self, bicubic: bool, items: list[Item]) -> None:
+        first, last = items[0][2], items[-1][2]
+        step = first.nbytes
+        planar = first.is_contiguous()
+        sources, placements, rows = zip(*items, strict=True)
+        lines = np.array(placements, np.int64)
+        if last.data_ptr() - first.data_ptr() == step * (len(items) - 1):  # neighbors, in order
+            shape = (len(items), *((first if planar else first.permute(1, 2, 0)).shape))
+            plain = first.as_strided(shape, (first.numel(), *_strides(shape[1:])))
+            self._check(self.reader(planar, bicubic).read(sources, numpy_view(plain), lines))
+            return
+        for at, row in enumerate(rows):
+            memory = numpy_view(row if planar else row.permute(1, 2, 0))[None]
+            self._check(self.reader(planar, bicubic).read(sources[at : at + 1], memory, lines[at : at + 1]))
+
+    def _check(self, unwritten: object) -> None:
+        if unwritten:
+            raise RuntimeError(f"the image kernels refused levels in memory: {unwritten}; this is a bug in feedline")
+
+
+def empty_row(shape: tuple[int, ...], dtype: torch.dtype, interleaved: bool) -> torch.Tensor:
+    """Uninitialized image, (channels, height, width)."""
+    if not interleaved:
+        return torch.empty(shape, dtype=dtype)
+    channels, height, width = shape
+    return torch.empty((height, width, channels), dtype=dtype).permute(2, 0, 1)
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[1] * shape[2], shape[2], 1)
+
+
+def numbers_of(steps: Sequence[Step]) -> Numbers | None:
+    """The steps as one conversion.
+
+    None if the kernels do not have it.
+    """
+    try:
+        given, other = (_apply(steps, _specimen(turn)) for turn in (0, 1))
+    except Exception:  # noqa: BLE001 - the steps raise it again, for each sample
+        return None
+    if not (_is_known(given) and _is_known(other)):
+        return None
+    plain = given.as_subclass(torch.Tensor)
+    table = plain[:, 0].contiguous()
+    # Each number must depend on its level and channel only, in any place and order.
+    if not all(torch.equal(plain[:, line], table) for line in range(_LINES)):
+        return None
+    if not torch.equal(other.as_subclass(torch.Tensor)[:, 0], table.flip(1)):
+        return None
+    interleaved = not given.is_contiguous()
+    if given.dtype == torch.uint8:
+        levels = torch.arange(256, dtype=torch.uint8).expand(3, 256)
+        return Numbers(None, interleaved, type(given), _NO_SCALE) if torch.equal(table, levels) else None
+    return Numbers(table.numpy(), interleaved, type(given), _scale_of(steps))
+
+
+_LINES = 2
+
+
+_NO_SCALE = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+
+@lru_cache(maxsize=2)
+def _levels(turn: int) -> bytes:
+    line = np.arange(256, dtype=np.uint8)[:: -1 if turn else 1]
+    return np.broadcast_to(line[None, :, None], (_LINES, 256, 3)).tobytes()
+
+
+def _specimen(turn: int) -> Image.Image:
+    """Image of all levels in each channel, up or down."""
+    return Image.frombytes("RGB", (256, _LINES), _levels(turn))
+
+
+def _apply(steps: Sequence[Step], value: Any) -> Any:
+    for step in steps:
+        value = step(value)
+    return value
+
+
+def _is_known(tensor: Any) -> bool:
+    """True for a tensor that the kernels can write."""
+    if not isinstance(tensor, torch.Tensor) or tensor.shape != (3, _LINES, 256) or tensor.requires_grad:
+        return False
+    if tensor.dtype not in (torch.uint8, torch.float32) or tensor.device.type != "cpu":
+        return False
+    return tensor.is_contiguous() or tensor.permute(1, 2, 0).is_contiguous()
+
+
+def _scale_of(steps: Sequence[Any]) -> Scale:
+    """Mean and std by which the kernels may compute the table.
+
+    They check that the bits are equal.
+    """
+    for step in steps:
+        mean, std = (_triple(getattr(step, name, None)) for name in ("mean", "std"))
+        if mean and std:
+            return mean, std
+    return _NO_SCALE
+
+
+def _triple(values: Any) -> tuple[float, ...] | None:
+    is_known = isinstance(values, (list, tuple)) and len(values) == 3 and all(type(each) is float for each in values)
+    return tuple(values) if is_known else None
