@@ -70,7 +70,8 @@ def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
     """
     collate_fn = None if loader.collate_fn in (default_collate, default_convert) else loader.collate_fn
     if isinstance(loader.dataset, IterableDataset):
-        return PartitionBuilder(loader.dataset, collate_fn, loader.batch_size, loader.drop_last)
+        arguments = loader.dataset, collate_fn, loader.batch_size, loader.drop_last
+        return PartitionBuilder(*arguments, accelerate=loader.accelerate)
     batched = loader.batch_sampler is not None
     return BatchBuilder(loader.dataset, collate_fn, batched, loader._policy.action, accelerate=loader.accelerate)
 
@@ -102,7 +103,6 @@ class LoaderPools:
         if pool is None:
             builder = builder_of(loader)
             self._kind = kind = _hosting(kind_of(loader, builder), builder, plan)
-            builder.accelerate = loader.accelerate
             # Threads share the generators: seeding them would change the draws of another thread's sample.
             builder.reseeds = loader.worker_init_fn is None and not kind.shares_rng and builder.draws
             self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)
