@@ -20,7 +20,7 @@ import torch
 import torch.utils.data._utils.worker as torch_worker
 
 from feedline.core import store_metrics, telemetry
-from feedline.core.rng_globals import global_states, restore_globals
+from feedline.core.rng_globals import GlobalStateChanges, restore_globals
 from feedline.workers.process import channels, exceptions
 from feedline.workers.process.channels import STOP, RequestReader, StatusRow, StatusTable
 from feedline.workers.transport import Arena, Message
@@ -104,15 +104,14 @@ def _answer_all(
     reports_generators: bool,
 ) -> None:
     arena = Arena()
-    reported = b""
+    generators = GlobalStateChanges()
     while (request := reader.take()) is not None:
         if request.task == STOP:
             answers.send(HEADER.pack(STOPPED, STOP, 0, 0, 0))
             return
         status_row.begin(request.task)
         kind, message, began_ns = _answer(build, request.payload, arena)
-        states = global_states() if reports_generators else b""
-        changed, reported = (b"" if states == reported else states), states
+        changed = generators.take() if reports_generators else b""
         header = HEADER.pack(kind, request.task, began_ns, monotonic_ns(), len(changed))
         channels.send(answers, [header, changed, message.payload], message.fds)
         message.sent()
