@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 import threading
+from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.core.rng import SampleRng, addressed, derive, derive_each, permuted, sample_rng
+from feedline.core.rng_globals import GlobalStateChanges, global_states, restored_globals
 
 keys = st.integers(0, (1 << 64) - 1)
 
@@ -196,3 +200,39 @@ def test_without_an_address_torch_decides() -> None:
 def test_keys_of_many_places_are_those_of_each(parts: list[int | str], more: list[str]) -> None:
     places = np.array([0, 1, 5, 2**40, 2**64 - 1], np.uint64)
     assert derive_each(parts, places, *more).tolist() == [derive(*parts, int(place), *more) for place in places]
+
+
+DRAWS: dict[str, Callable[[], object]] = {
+    "nothing": lambda: None,
+    "random": random.random,
+    "gauss": lambda: random.gauss(0, 1),
+    "numpy": np.random.random,
+    "numpy normal": np.random.standard_normal,
+    "numpy seed": lambda: np.random.seed(3),  # noqa: NPY002
+    "torch": lambda: torch.rand(1),
+    "torch normal": lambda: torch.randn(1),
+    "seed": lambda: random.seed(2),
+}
+
+
+@given(st.lists(st.lists(st.sampled_from(sorted(DRAWS)), max_size=4), max_size=12))
+def test_changes_of_the_global_generators_are_all_noticed(batches: list[list[str]]) -> None:
+    """The states that are kept are those of the moment, after whatever draws."""
+    with restored_globals():
+        changes = GlobalStateChanges()
+        kept = changes.take()
+        assert kept == global_states()
+        for draws in batches:
+            for draw in draws:
+                DRAWS[draw]()
+            kept = changes.take() or kept
+            assert kept == global_states()
+
+
+def test_generators_that_have_not_moved_are_not_packed(monkeypatch: Any) -> None:
+    with restored_globals():
+        np.random.seed(1)  # noqa: NPY002
+        changes = GlobalStateChanges()
+        changes.take()
+        monkeypatch.setattr("feedline.core.rng_globals.global_states", None)
+        assert changes.take() == b""

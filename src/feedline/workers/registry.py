@@ -36,9 +36,9 @@ class LauncherCache:
     def get(self, builder: Any, init_fn: Callable[[int], object] | None, context: Any) -> Launcher:
         """Launcher for a builder: where torch would fork, a snapshot.
 
-        Else the user's context, or without one a zygote. A builder that cannot be pickled for the zygote can still be
-        inherited: workers are then forked from this process, with a warning, unless the user has chosen another start
-        method. Raises NotPicklableError then.
+        Else the user's context, or without one a zygote. A builder that cannot be pickled for a zygote may still reach
+        workers that multiprocessing starts by the method that the user has chosen. Without such a choice they are
+        forked from this process, with a warning. Raises NotPicklableError where the system cannot fork.
         """
         if _start_method(context) == "fork":
             return self._forking(builder, init_fn) if self._inherits else self._fresh(builder, init_fn)
@@ -48,7 +48,11 @@ class LauncherCache:
             return self._fresh(builder, init_fn)
         except NotPicklableError as error:
             chosen: str | None = multiprocessing.get_start_method(allow_none=True)
-            if chosen is not None or "fork" not in multiprocessing.get_all_start_methods():
+            if chosen is not None:
+                return ContextLauncher(
+                    builder, init_fn, context=multiprocessing.get_context(), note=f"feedline: {error}"
+                )
+            if "fork" not in multiprocessing.get_all_start_methods():
                 raise
             if not self._has_warned:
                 self._has_warned = True

@@ -19,11 +19,16 @@ _EXIT_CODE_S = 2.0
 
 
 class ContextLauncher:
-    """Launcher that starts a `multiprocessing.Process` of `context` per worker."""
+    """Launcher that starts a `multiprocessing.Process` of `context` per worker.
 
-    def __init__(self, builder: Any, init_fn: Callable[[int], object] | None = None, *, context: BaseContext) -> None:
+    `note` is added to an error of a start.
+    """
+
+    def __init__(
+        self, builder: Any, init_fn: Callable[[int], object] | None = None, *, context: BaseContext, note: str = ""
+    ) -> None:
         self.builder = builder
-        self._init_fn, self._context = init_fn, context
+        self._init_fn, self._context, self._note = init_fn, context, note
 
     def matches(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> bool:
         """True for the very same objects; a new launcher costs nothing."""
@@ -31,7 +36,7 @@ class ContextLauncher:
 
     def new_group(self) -> ContextProcessGroup:
         """Create an empty process group."""
-        return ContextProcessGroup(self._context, self.builder, self._init_fn)
+        return ContextProcessGroup(self._context, self.builder, self._init_fn, self._note)
 
     def without_inheritance(self) -> ContextLauncher:
         """See `Launcher`: the context is the user's choice."""
@@ -46,8 +51,8 @@ class ContextProcessGroup:
 
     lost = False
 
-    def __init__(self, context: BaseContext, builder: Any, init_fn: Callable[[int], object] | None) -> None:
-        self._context, self._builder, self._init_fn = context, builder, init_fn
+    def __init__(self, context: BaseContext, builder: Any, init_fn: Callable[[int], object] | None, note: str) -> None:
+        self._context, self._builder, self._init_fn, self._note = context, builder, init_fn, note
         self._poll = select.epoll()
         self._watched: dict[int, BaseProcess] = {}
 
@@ -63,7 +68,12 @@ class ContextProcessGroup:
             name=f"feedline-{setup.worker_id}",
             daemon=True,
         )
-        process.start()
+        try:
+            process.start()
+        except Exception as error:
+            if self._note:
+                error.add_note(self._note)
+            raise
         descriptor = _exit_descriptor(process)
         self._watched[descriptor] = process
         self._poll.register(descriptor, select.EPOLLIN)

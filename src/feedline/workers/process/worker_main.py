@@ -22,7 +22,7 @@ import torch.utils.data._utils.worker as torch_worker
 
 from feedline.core import store_metrics, telemetry
 from feedline.core.optional import after_import
-from feedline.core.rng_globals import global_states, restore_globals
+from feedline.core.rng_globals import GlobalStateChanges, restore_globals
 from feedline.workers.process import channels, exceptions
 from feedline.workers.process.channels import STOP, RequestReader, StatusRow, StatusTable
 from feedline.workers.transport import Arena, Message
@@ -90,8 +90,22 @@ def run_worker(
     answers = socket.socket(fileno=os.dup(worker_channels.answers))
     # ConnectionError: the pool was closed while a batch was being built
     with answers, RequestReader(worker_channels.queue) as reader, suppress(ConnectionError):
-        capture = getattr(builder, "capture", global_states) if setup.reports_generators else bytes
-        _answer_all(build, status_row, reader, answers, capture)
+        _answer_all(build, status_row, reader, answers, _changes_of(builder) if setup.reports_generators else bytes)
+
+
+def _changes_of(builder: Any) -> Callable[[], bytes]:
+    """A function that returns the state to report after a batch; b"" if it is as it was."""
+    if not getattr(builder, "is_stateful", False):
+        return GlobalStateChanges().take
+    reported = b""
+
+    def take() -> bytes:
+        nonlocal reported
+        captured: bytes = builder.capture()
+        changed, reported = (b"" if captured == reported else captured), captured
+        return changed
+
+    return take
 
 
 def name_process(name: str) -> None:
@@ -109,18 +123,16 @@ def _answer_all(
     status_row: StatusRow,
     reader: RequestReader,
     answers: socket.socket,
-    capture: Callable[[], bytes],
+    take_changes: Callable[[], bytes],
 ) -> None:
     arena = Arena()
-    reported = b""
     while (request := reader.take()) is not None:
         if request.task == STOP:
             answers.send(HEADER.pack(STOPPED, STOP, 0, 0, 0))
             return
         status_row.begin(request.task)
         kind, message, began_ns = _answer(build, request.payload, arena)
-        states = capture()
-        changed, reported = (b"" if states == reported else states), states
+        changed = take_changes()
         header = HEADER.pack(kind, request.task, began_ns, monotonic_ns(), len(changed))
         channels.send(answers, [header, changed, message.payload], message.fds)
         message.sent()

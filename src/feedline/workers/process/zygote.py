@@ -16,12 +16,14 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from typing import Any
 
 from feedline.errors import WorkerError
 from feedline.workers.process import channels, exceptions, fork_server
 from feedline.workers.process.environment import ProcessEnvironment
 from feedline.workers.process.launch import ExitedProcess, InheritedLocks, WorkerProcess
+from feedline.workers.process.settings import LibrarySettings, registered_collates
 from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup
 from feedline.workers.process.zygote_main import (
     Exited,
@@ -252,7 +254,7 @@ class ZygoteLauncher:
 
     def __init__(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> None:
         self.builder = builder
-        self._dumped = dump_builder(SharedWork(builder, init_fn), "loader")
+        self._dumped = dump_builder(SharedWork(builder, init_fn, registered_collates()), "loader")
         self._zygote: ZygoteClient | None = None
         self._groups: weakref.WeakSet[ZygoteProcessGroup] = weakref.WeakSet()
         self._closed = False
@@ -260,7 +262,7 @@ class ZygoteLauncher:
 
     def matches(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> bool:
         """See `Launcher`. Compares every byte of the pickled builder."""
-        return self._dumped.matches(SharedWork(builder, init_fn))
+        return self._dumped.matches(SharedWork(builder, init_fn, registered_collates()))
 
     def new_group(self) -> ZygoteProcessGroup:
         """Create an empty process group; does not wait for the zygote."""
@@ -296,8 +298,12 @@ class ZygoteClient:
     def __init__(self, dumped: SharedBuilder) -> None:
         self._owner = os.getpid()
         self._control, theirs = channels.pair()
-        start_fd = channels.spill(pickle.dumps(ZygoteStart(ProcessEnvironment.capture(), dumped.skeleton)))
-        own = [start_fd, _dup_standard_stream(1), _dup_standard_stream(2)]
+        tracker = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
+        start = ZygoteStart(
+            ProcessEnvironment.capture(), LibrarySettings.capture(), dumped.skeleton, has_tracker=tracker is not None
+        )
+        start_fd = channels.spill(pickle.dumps(start))
+        own = [start_fd, _dup_or_null(1), _dup_or_null(2), _dup_or_null(-1 if tracker is None else tracker)]
         try:
             self._fork_server, self._number = fork_server.fork([theirs.fileno(), *own, *dumped.fds])
         finally:
@@ -332,8 +338,8 @@ class ZygoteClient:
         self._control.close()
 
 
-def _dup_standard_stream(fd: int) -> int:
-    """Duplicate standard output or error; /dev/null if this process has closed it."""
+def _dup_or_null(fd: int) -> int:
+    """Duplicate a descriptor; /dev/null if this process has closed it."""
     try:
         return os.dup(fd)
     except OSError:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from multiprocessing import popen_fork
+from multiprocessing import popen_fork, resource_tracker
 from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 from time import monotonic
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from feedline.workers.process import channels, exceptions
 from feedline.workers.process.environment import ProcessEnvironment, die_with_parent
+from feedline.workers.process.settings import LibrarySettings, register_collates
 from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup, name_process, run_worker
 from feedline.workers.transport import load_builder
 
@@ -55,13 +56,18 @@ class SharedWork(NamedTuple):
 
     builder: Any
     worker_init_fn: Callable[[int], object] | None
+    collates: dict[Any, Callable[..., Any]] = {}  # noqa: RUF012 - never written
+    """Functions registered with torch's `default_collate`, for processes that do not inherit them."""
 
 
 class ZygoteStart(NamedTuple):
     """Initial state of a zygote; arrays of the builder come as descriptors."""
 
     environment: ProcessEnvironment
+    settings: LibrarySettings
     skeleton: bytes
+    has_tracker: bool
+    """Whether a descriptor leads to the resource tracker of the training process."""
 
 
 class Launch(NamedTuple):
@@ -107,10 +113,10 @@ def main(fork_server: int, fds: Sequence[int]) -> None:
     """Serve until the launcher and all pools have closed their sockets.
 
     Runs in a fresh child of the fork server. `fds` are the launcher's socket, the pickled `ZygoteStart`, standard
-    output and error, and the files with the arrays of the builder, if any.
+    output and error, the resource tracker, and the files with the arrays of the builder, if any.
     """
     die_with_parent(fork_server)
-    control, start_fd, stdout, stderr, *arrays = fds
+    control, start_fd, stdout, stderr, tracker, *arrays = fds
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     channels.close_all([stdout, stderr])
@@ -118,6 +124,12 @@ def main(fork_server: int, fds: Sequence[int]) -> None:
     name_process("feedline-zygote")
     start: ZygoteStart = pickle.loads(channels.read_all(start_fd))
     start.environment.apply()
+    start.settings.apply()
+    if start.has_tracker:
+        # Its own tracker would remove the shared memory of the training process when this process ends.
+        resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
+    else:
+        os.close(tracker)
     # Threads in this process belong to libraries that the dataset imports: the user cannot change that.
     warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
     zygote = WorkerForker(_load_target(arrays, start.skeleton))
@@ -134,6 +146,7 @@ def _load_target(arrays: Sequence[int], skeleton: bytes) -> Callable[..., None] 
     """Unpickle the builder; return a worker's program, or the error."""
     try:
         work: SharedWork = load_builder(arrays, skeleton)
+        register_collates(work.collates)
     except BaseException as error:  # noqa: BLE001 - it is raised again in the training process
         error.add_note("feedline: raised while the dataset was unpickled for the worker processes")
         return exceptions.pack(error)

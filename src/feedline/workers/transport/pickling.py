@@ -168,9 +168,10 @@ class OutOfBandPickle:
         return self._add(StorageView(storage.nbytes()), storage.data_ptr(), storage.nbytes(), storage)
 
     def _take_typed_storage(self, storage: TypedStorage) -> Any:
-        if storage.device.type != "cpu":
+        untyped = storage._untyped_storage  # public methods of a typed storage warn that it is deprecated
+        if untyped.device.type != "cpu":
             return NotImplemented
-        return typed_storage, (storage._untyped_storage, str(storage.dtype))
+        return typed_storage, (untyped, str(storage.dtype))
 
     def _add(self, view: View, start: int, nbytes: int, owner: object) -> Any:
         self.views.append(view)

@@ -236,6 +236,9 @@ class _BuilderPickler(ValuePickler):
         if isinstance(obj, np.ndarray) and (reduced := reduce_file(obj)) is not None:
             return reduced
         check_not_shared(obj)
+        if isinstance(obj, io.TextIOWrapper) and all(obj is not own for own in (sys.stdin, sys.stdout, sys.stderr)):
+            # cloudpickle would copy the text of the whole file, and lose its encoding and position.
+            raise pickle.PicklingError("it is an open file, which a worker can only inherit (fork)")
         if isinstance(obj, (type, types.FunctionType)) and obj.__module__ in _MAIN_MODULES:
             self._note_definition(obj)
         return super().reducer_override(obj)

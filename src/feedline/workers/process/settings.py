@@ -1,0 +1,98 @@
+"""Settings of Python and common libraries that fresh processes take over."""
+
+from __future__ import annotations
+
+import decimal
+import importlib
+import locale
+import logging
+import multiprocessing
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.utils.data._utils.collate as torchs_collate
+
+_REGISTRY: dict[Any, Callable[..., Any]] = torchs_collate.default_collate_fn_map
+
+
+class LibrarySettings(NamedTuple):
+    """Settings that a script makes once for its whole process.
+
+    Pickles with types of Python's own library only: it is unpickled before the user's modules can be imported.
+    """
+
+    recursion_limit: int
+    locale: str
+    decimal: decimal.Context
+    log_levels: dict[str, int]
+    numpy_errors: dict[str, Any]
+    deterministic: bool
+    deterministic_warns: bool
+    grad: bool
+    authkey: bytes
+    pillow: dict[str, Any]
+
+    @classmethod
+    def capture(cls) -> LibrarySettings:
+        """Capture the settings of this process and thread."""
+        loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+        levels = {logger.name: logger.level for logger in loggers if isinstance(logger, logging.Logger)}
+        return cls(
+            recursion_limit=sys.getrecursionlimit(),
+            locale=locale.setlocale(locale.LC_ALL),
+            decimal=decimal.getcontext().copy(),
+            log_levels={name: level for name, level in levels.items() if level != logging.NOTSET},
+            numpy_errors=dict(np.geterr()),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            deterministic_warns=torch.is_deterministic_algorithms_warn_only_enabled(),
+            grad=torch.is_grad_enabled(),
+            authkey=bytes(multiprocessing.current_process().authkey),
+            pillow=_pillow_settings(),
+        )
+
+    def apply(self) -> None:
+        """Make these the settings of the calling process."""
+        with suppress(RecursionError):  # the limit is below the current depth
+            sys.setrecursionlimit(self.recursion_limit)
+        with suppress(locale.Error):
+            locale.setlocale(locale.LC_ALL, self.locale)
+        decimal.setcontext(self.decimal)
+        for name, level in self.log_levels.items():
+            logging.getLogger(None if name == "root" else name).setLevel(level)
+        np.seterr(**self.numpy_errors)
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.deterministic_warns)
+        torch.set_grad_enabled(self.grad)
+        multiprocessing.current_process().authkey = self.authkey
+        for place, value in self.pillow.items():
+            module, _, name = place.rpartition(".")
+            with suppress(ImportError):
+                setattr(importlib.import_module(module), name, value)
+
+
+_PILLOW_DEFAULTS = {"PIL.ImageFile.LOAD_TRUNCATED_IMAGES": False, "PIL.Image.MAX_IMAGE_PIXELS": 89478485}
+
+
+def _pillow_settings() -> dict[str, Any]:
+    """Changed settings of Pillow, if it is imported."""
+    found = {}
+    for place, default in _PILLOW_DEFAULTS.items():
+        module, _, name = place.rpartition(".")
+        value = getattr(sys.modules.get(module), name, default)
+        if value != default:
+            found[place] = value
+    return found
+
+
+def registered_collates() -> dict[Any, Callable[..., Any]]:
+    """Functions that users have registered with torch's `default_collate`, by type."""
+    own = torchs_collate.__name__
+    return {kind: function for kind, function in _REGISTRY.items() if getattr(function, "__module__", None) != own}
+
+
+def register_collates(functions: dict[Any, Callable[..., Any]]) -> None:
+    """Register collate functions with torch's `default_collate`."""
+    _REGISTRY.update(functions)
