@@ -2,7 +2,7 @@ r"""A file format for named integer arrays that can be memory-mapped.
 
     b"feedline arrays\n" · version, length and CRC-32 of the table (each uint32) · the table · padding · the arrays
 
-Numbers are little endian. The table is JSON: `{"told": {…}, "arrays": {name: [dtype, shape, offset, CRC-32]}}`.
+Numbers are little endian. The table is JSON: `{"metadata": {…}, "arrays": {name: [dtype, shape, offset, CRC-32]}}`.
 Offsets count from the first 64-byte boundary after the table, and each array is aligned to 64 bytes. Reading a file
 never runs code: there is no pickle in it. The table is checked on every read, so that many files open fast. Arrays are
 checked when a process maps them for the first time.
@@ -38,7 +38,7 @@ _MAGIC = b"feedline arrays\n"
 _PREFACE = struct.Struct("<16sIII")
 
 
-_VERSION = 2
+_VERSION = 3
 
 
 _ALIGNMENT = 64
@@ -107,7 +107,7 @@ def pack(metadata: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> lis
         padding = -flat.nbytes % _ALIGNMENT
         pieces += [data, bytes(padding)]
         offset += flat.nbytes + padding
-    table = json.dumps({"told": metadata, "arrays": places}, separators=(",", ":")).encode()
+    table = json.dumps({"metadata": metadata, "arrays": places}, separators=(",", ":")).encode()
     preface = _PREFACE.pack(_MAGIC, _VERSION, len(table), crc32(memoryview(table))) + table
     return [preface.ljust(_aligned(len(preface)), b"\0"), *pieces]
 
@@ -197,7 +197,7 @@ def _parse_table(begin: bytes, more: Any, path: str) -> ArrayTable:
     try:
         table = json.loads(text)
         arrays = {name: _place(*place) for name, place in table["arrays"].items()}
-        return ArrayTable(table["told"], arrays, _aligned(stop))
+        return ArrayTable(table["metadata"], arrays, _aligned(stop))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise SampleError(f"{path} is damaged: its table cannot be read ({error})") from error
 

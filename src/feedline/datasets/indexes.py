@@ -130,7 +130,7 @@ class SideCar:
     def _repair(self, damage: SampleError) -> Columns:
         """Rebuild a damaged side-car; StateError without `build`."""
         if self._build is None:
-            raise StateError(f"the index {damage}; remove it, and re-create the dataset") from damage
+            raise StateError(f"the index {damage}; remove it, and create the dataset again") from damage
         _log_rebuild(self._path, damage)
         before = self.shapes
         self.renew()
@@ -140,7 +140,7 @@ class SideCar:
 
     def _lost_error(self) -> StateError:
         return StateError(
-            f"the index {self._path} was removed or replaced while a dataset used it; re-create the dataset"
+            f"the index {self._path} was removed or replaced while a dataset used it; create the dataset again"
         )
 
     def __getstate__(self) -> dict[str, Any]:

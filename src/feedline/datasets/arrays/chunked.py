@@ -482,5 +482,5 @@ def check_unchanged(path: str, was: Shape, length: int, row_shape: tuple[int, ..
     if (length, row_shape) != (was.length, was.row_shape):
         raise StateError(
             f"{was.name!r} in {path} had {was.length} rows of {was.row_shape} when this dataset was created,"
-            f" and has {length} of {row_shape} now; re-create the dataset"
+            f" and has {length} of {row_shape} now; create the dataset again"
         )

@@ -32,8 +32,8 @@ IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tif
 
 
 _GONE = (
-    "it was moved or deleted since the folder was listed, or is a broken link: restore it, re-create the dataset, or "
-    "pass on_error='skip' to the loader"
+    "it was moved or deleted since the folder was listed, or is a broken link: restore it, create the dataset again, "
+    "or pass on_error='skip' to the loader"
 )
 
 

@@ -239,7 +239,7 @@ class _OpenEnvironment:
             raise StateError(
                 f"{self.name} was enlarged by another process, and cannot be mapped again, because a transaction of"
                 f" this process did not end within {_REMAP_TIMEOUT_S:g} s: do not read a dataset within its own decode="
-                " function, or re-create the dataset"
+                " function, or create the dataset again"
             ) from error
         # Another thread may have remapped the file while this one waited.
         if self._mappings == before:

@@ -164,7 +164,7 @@ class TFRecord(ShardedFields):
         if decode is not None and columns is not None:
             raise ArgumentError("columns= is for examples, and with decode= records are not; drop one of the two")
         self._chosen = None if columns is None else ChosenFeatures(columns, by_feature)
-        # A picture is decoded and transformed in one step.
+        # An image is decoded and transformed in one step.
         self._decoding: Decodes = EveryFeature() if decode is None else Decoding(decode, whole)
         blobs = find(paths, FORMATS["tfrecord"].pattern, cache=cache, options=options)
         self.paths = blobs.names

@@ -214,7 +214,7 @@ def compute_index(
         "fingerprint": fingerprint(source, starts, sizes),
         "blake2b": checksum_of(source) if checksum else None,
         "cut": walk.cut,
-        "pictured": image_columns,
+        "images": image_columns,
     }
     arrays = {
         **_keys(table.rows),

@@ -93,7 +93,7 @@ def changed_error(tar: str) -> ShardError:
     """The error for a tar that no longer matches its index."""
     return ShardError(
         f"the index of {tar} does not match: the tar was changed or replaced while it was in use. Restore "
-        f"the tar, or re-create the dataset"
+        f"the tar, or create the dataset again"
     )
 
 
@@ -340,6 +340,6 @@ class ShardCache:
         if index.head.fingerprint != self._fingerprints[number]:
             raise ShardError(
                 f"{index.tar} is not the tar that was indexed when this dataset was created. Restore that tar, or "
-                f"re-create the dataset"
+                f"create the dataset again"
             )
         return self._tars.shard(number, index)
