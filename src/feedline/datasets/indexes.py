@@ -272,8 +272,23 @@ _INDEXED_AT_ONCE = 8
 """Each holds a few parts of its object in memory."""
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of the arrays of an index."""
+
+
+def _count_starts(shapes: Shapes) -> int:
+    return shapes["starts"][0]
+
+
+def _start_to_stop(arrays: Columns, row: int) -> tuple[int, int]:
+    return int(arrays["starts"][row]), int(arrays["stops"][row])
+
+
 class IndexRecipe(NamedTuple):
-    """The way in which the files of one format are indexed."""
+    """A format of files of records, found by one scan of each file.
+
+    By default the arrays "starts" and "stops" of an index have the byte range of each record.
+    """
 
     name: Callable[[str], str]
     """Maps a file name to the name of its side-car."""
@@ -281,6 +296,10 @@ class IndexRecipe(NamedTuple):
     """Computes the arrays from the content."""
     fits: Callable[[Blob, Columns], bool]
     """Checks, by a few reads, that arrays of another origin match the content."""
+    count: Callable[[Shapes], int] = _count_starts
+    """The number of records of a file."""
+    span: Callable[[Columns, int], tuple[int, int]] = _start_to_stop
+    """The byte range of a record."""
 
 
 def indexes_of(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None) -> list[SideCar]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from feedline.core import kernels
 from feedline.core.caches import LoadingCache, PerProcess
-from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches
+from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches, digest_of
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, numpy_view, one_within, torch_dtype, within
 from feedline.core.threads import DaemonPool
@@ -288,6 +288,11 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
     def shard_sizes(self) -> NDArray[np.int64]:
         """Rows of each chunk, for `ShardShuffled`; one shard per file without chunks."""
         return np.concatenate([_shard_sizes(shapes) for shapes in self._shapes])
+
+    @property
+    def listing_fingerprint(self) -> str:
+        """Digest of file names and lengths, checked by saved loader states."""
+        return digest_of(self.paths, self._offsets.sizes)
 
     def __len__(self) -> int:
         return len(self._offsets)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import kernels
-from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches
+from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches, digest_of
 from feedline.core.rng import sample_rng, takes_rng
 from feedline.core.tensors import (
     Allocator,
@@ -257,6 +257,11 @@ class ArrayFile(AlignedArrays):
         Local files are one run, because any row costs the same.
         """
         return np.array([len(self)]) if self._files.is_local else RangeColumns(self._files).run_sizes
+
+    @property
+    def listing_fingerprint(self) -> str:
+        """Digest of file names and lengths, checked by saved loader states."""
+        return digest_of(self._files.paths, self._files.lengths)
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch into a cache for these samples."""
