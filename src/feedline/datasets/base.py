@@ -71,7 +71,7 @@ class DecodedRecords(Records):
             uses_keys=self._decoding.draws,
         )
 
-    def _batch(self, places: NDArray[np.int64], empty: Allocator, keys: Keys | None) -> torch.Tensor:
+    def _batch(self, places: NDArray[np.int64], allocate: Allocator, keys: Keys | None) -> torch.Tensor:
         """Decode the records of checked indices as one batch."""
         raise NotImplementedError
 
@@ -175,11 +175,11 @@ def _keys_of(keys: Keys | None, count: int, names: Sequence[str]) -> dict[str, K
     return {name: np.ascontiguousarray(drawn[:, number]) for number, name in enumerate(names)}
 
 
-def _column(fields: Sequence[Field], keys: Keys | None, empty: Allocator) -> Any:
+def _column(fields: Sequence[Field], keys: Keys | None, allocate: Allocator) -> Any:
     decoding = fields[0].decoding
     if isinstance(decoding, Decoding) and decoding.batchable:
-        return decoding.batch([field.source for field in fields], keys, empty, lambda row: fields[row].where())
-    return collate.default([field.decoding(field.source, None, field.where) for field in fields], empty=empty)
+        return decoding.batch([field.source for field in fields], keys, allocate, lambda row: fields[row].where())
+    return collate.default([field.decoding(field.source, None, field.where) for field in fields], allocate=allocate)
 
 
 class Content(Protocol):

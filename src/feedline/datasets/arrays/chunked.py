@@ -331,12 +331,12 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
         samples = map(self._structure.sample, zip(*columns, strict=True))
         return [self._step(sample, row) for sample, row in zip(samples, rows, strict=True)]
 
-    def _read(self, places: NDArray[np.int64], empty: Allocator) -> list[Any]:
+    def _read(self, places: NDArray[np.int64], allocate: Allocator) -> list[Any]:
         """Rows of each array, in the order of `places`.
 
-        Numbers are one tensor in memory from `empty`, other values a list.
+        Numbers are one tensor in memory from `allocate`, other values a list.
         """
-        outs = [_out(shape, len(places), empty) for shape in self._shapes[0]]
+        outs = [_out(shape, len(places), allocate) for shape in self._shapes[0]]
         parts = [
             (rows, local, at, out)
             for file, at, local in self._visits(places)
@@ -435,12 +435,12 @@ def _as_slice(rows: NDArray[np.int64]) -> RowSelection:
     return slice(first, last + 1) if last - first + 1 == len(rows) else rows
 
 
-def _out(shape: Shape, count: int, empty: Allocator) -> torch.Tensor | list[Any]:
+def _out(shape: Shape, count: int, allocate: Allocator) -> torch.Tensor | list[Any]:
     if shape.dtype is None:
         return [None] * count
     dtype = torch_dtype(shape.dtype)
     assert dtype is not None
-    return empty((count, *shape.row_shape), dtype)
+    return allocate((count, *shape.row_shape), dtype)
 
 
 def _fill(part: tuple[ArrayRows | ChunkedRows, NDArray[np.int64], RowSelection, torch.Tensor | list[Any]]) -> None:

@@ -218,7 +218,7 @@ class ChunkCache:
             return self._chunks.locate(int(which[at]), int(rows[at]))
 
         with note_shape_mismatch(lambda: samples, locate):
-            return collate.default(samples, empty=empty)
+            return collate.default(samples, allocate=empty)
 
     def _runs(self, which: Int64s) -> Iterator[tuple[Int64s, ChunkRows, Int64s]]:
         """Split a read into runs whose chunks fit into memory.
