@@ -113,7 +113,7 @@ def pack(metadata: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> lis
 
 
 def write(path: str, metadata: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write a file atomically, in a folder that is made where it is missing.
+    """Write a file atomically, and its folder if it is missing.
 
     Processes that have mapped an older file keep it.
     """

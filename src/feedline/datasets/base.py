@@ -270,7 +270,7 @@ class RecordFiles(ShardedRecords):
 
     @property
     def listing_fingerprint(self) -> str:
-        """Digest of file names and numbers of records, checked by saved loader states."""
+        """Digest of file names and record counts, checked by saved loader states."""
         return digest_of(self.paths, self.shard_sizes)
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:

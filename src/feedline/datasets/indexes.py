@@ -48,9 +48,10 @@ class SideCarWarning(RuntimeWarning):
 
 
 def index_path(address: str, name: str, index_dir: Pathlike | None) -> str:
-    """Path of the index of one file or object, in `index_dir` or the user's cache folder.
+    """Path of the index of a file or object, by its address.
 
-    Files of one name may come from several folders, so a digest of the address is part of the name.
+    It lies in `index_dir`, or in the user's cache folder. Files of one name may come from several folders, so a digest
+    of the address is part of the name.
     """
     key = hashlib.blake2b(address.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     folder = user_cache("indexes") if index_dir is None else index_dir
@@ -285,7 +286,7 @@ def _start_to_stop(arrays: Columns, row: int) -> tuple[int, int]:
 
 
 class IndexRecipe(NamedTuple):
-    """A format of files of records, found by one scan of each file.
+    """A format of record files, indexed by one scan of each.
 
     By default the arrays "starts" and "stops" of an index have the byte range of each record.
     """
@@ -350,7 +351,7 @@ def _of_object(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:
 
 
 def _adjacent_arrays(blob: RemoteBlob, name: str) -> Columns | None:
-    """The arrays in a side-car next to an object, if it is there and of this size."""
+    """The arrays in a side-car next to an object, or None."""
     try:
         stored = read_adjacent(blob, name)
     except (ObjectNotFoundError, SampleError):

@@ -144,7 +144,7 @@ class LMDB(DecodedRecords):
 
 
 class _Location(NamedTuple):
-    """An environment: a path of this machine, or an object that is fetched whole."""
+    """Local environment, or an object that is fetched whole."""
 
     name: str
     blobs: FileSet | None

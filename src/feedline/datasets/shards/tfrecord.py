@@ -43,7 +43,7 @@ _CHECKED = "checked"
 
 
 def _recipe(check: bool) -> IndexRecipe:
-    """The index of a file: where each record starts, and the end of the last one."""
+    """The recipe of an index: starts of records, and the last end."""
     # The name begins with a dot, so that globs for the records do not match it.
     return IndexRecipe(
         lambda name: f".{name}.index", partial(_scan, check), partial(_is_valid_index, check), _count, _payload

@@ -295,11 +295,11 @@ def _missing(heads: Mapping[int, Head | None]) -> list[int]:
 
 
 def _each(index_of: Callable[[int], TarIndex | None], numbers: Sequence[int], at_once: int) -> dict[int, Head | None]:
-    """The heads of these tars; the indexes themselves would be too many open files."""
+    """The heads of the indexes of these tars."""
 
     def head(number: int) -> Head | None:
         index = index_of(number)
-        return None if index is None else index.head
+        return None if index is None else index.head  # not the index itself: each is an open file
 
     if not numbers:
         return {}
