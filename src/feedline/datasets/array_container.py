@@ -17,7 +17,6 @@ import json
 import mmap
 import os
 import struct
-import threading
 from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
@@ -30,6 +29,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from feedline.core.kernels import crc32
+from feedline.core.paths import replacing
 from feedline.errors import SampleError, note
 
 _MAGIC = b"feedline arrays\n"
@@ -113,20 +113,10 @@ def pack(metadata: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> lis
 
 
 def write(path: str, metadata: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write a file atomically, and its folder if it is missing.
-
-    Processes that have mapped an older file keep it.
-    """
+    """Write a file atomically, and its folder if it is missing."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    partial = f"{path}.partial-{threading.get_native_id()}"  # two threads may repair one damaged file
-    try:
-        # No fsync: after a power cut the checksums find a torn file, which is then built again.
-        with open(partial, "wb") as file:
-            file.writelines(pack(metadata, arrays))
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        file.writelines(pack(metadata, arrays))
 
 
 def read_table(path: str) -> ArrayTable:

@@ -119,6 +119,7 @@ class SideCar:
             raise self._lost_error() from error
         except SampleError as error:
             return self._repair(error)
+        # Another process may have replaced it: its rows would not be those that this dataset counted.
         if stored.metadata.get("stamp") != self._stamp:
             raise self._lost_error()
         return stored.arrays

@@ -154,6 +154,7 @@ class _OpenEnvironments:
         """
         if self._pid == os.getpid():
             return
+        # LMDB does not support an environment that was opened before a fork.
         for environment in list(self._by_path.values()):
             environment.close()
         self._by_path.clear()
@@ -282,6 +283,7 @@ def _open_lmdb(library: Any, path: str, name: str, readahead: bool) -> Any:
             path,
             subdir=Path(path).is_dir(),
             readonly=True,
+            # A lock file would have to be written, on a disk that may be read-only.
             lock=False,
             readahead=readahead,
             meminit=False,

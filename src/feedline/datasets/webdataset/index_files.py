@@ -205,6 +205,7 @@ def kept(index: TarIndex, version: FileVersion, where: Sequence[str]) -> TarInde
 
     Without a writable place it stays in memory.
     """
+    # The folder of the data is often read-only, the user's cache hardly ever.
     for place in where:
         try:
             index.write(place, version)

@@ -120,6 +120,7 @@ class LocalShard:
         with open(self.tar, "rb", buffering=0) as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._memory = memoryview(self._map)
+        # Taken after the file was mapped: a tar that is replaced in between fails the check below, or the next one.
         self._version = version_of(self.tar)
         if not index.fits(FileSource(self.tar)):
             raise changed_error(self.tar)
@@ -141,6 +142,7 @@ class LocalShard:
         They lie far apart, so its own read-ahead does not help.
         """
         for cell in cells:
+            # For a few pages, the system call takes longer than the read that it saves.
             if len(cell.data) >= _MIN_PREFETCH_NBYTES:
                 first = cell.start - cell.start % mmap.PAGESIZE
                 self._map.madvise(mmap.MADV_WILLNEED, first, cell.start + len(cell.data) - first)
