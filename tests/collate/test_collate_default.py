@@ -60,7 +60,7 @@ def notes(error: BaseException) -> str:
 )
 def test_every_tensor_of_the_batch_lies_in_the_memory_given(sample: Any) -> None:
     empty = Recorder()
-    batch = collate.default([sample] * 3, empty=empty)
+    batch = collate.default([sample] * 3, allocate=empty)
     assert empty.holds(batch)
     assert str(batch) == str(default_collate([sample] * 3))
 
@@ -76,12 +76,12 @@ def test_numbers_beyond_64_bits_raise_as_in_torch(number: int) -> None:
 def test_mixed_dtypes_are_promoted_with_and_without_an_allocator() -> None:
     batch = [torch.ones(2), torch.ones(2, dtype=torch.float64)]
     assert collate.default(batch).dtype == torch.float64
-    assert collate.default(batch, empty=Recorder()).dtype == torch.float64
+    assert collate.default(batch, allocate=Recorder()).dtype == torch.float64
 
 
 def test_gradients_flow_through_the_batch() -> None:
     samples = [torch.ones(2, requires_grad=True) for _ in range(3)]
-    collate.default(samples, empty=Recorder()).sum().backward()
+    collate.default(samples, allocate=Recorder()).sum().backward()
     assert samples[1].grad is not None
     assert samples[1].grad.tolist() == [1, 1]
 
@@ -91,8 +91,8 @@ def test_tensor_subclasses_stack_as_they_define_it() -> None:
         pass
 
     samples = [torch.ones(2).as_subclass(Tagged) for _ in range(2)]
-    assert type(collate.default(samples, empty=Recorder())) is type(default_collate(samples)) is Tagged
-    assert type(collate.default([torch.ones(2), samples[0]], empty=Recorder())) is Tagged
+    assert type(collate.default(samples, allocate=Recorder())) is type(default_collate(samples)) is Tagged
+    assert type(collate.default([torch.ones(2), samples[0]], allocate=Recorder())) is Tagged
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
@@ -100,7 +100,7 @@ def test_tensor_subclasses_stack_as_they_define_it() -> None:
 def test_sparse_tensors_are_refused_in_torchs_words(layout: torch.layout) -> None:
     odd = torch.eye(2).to_sparse(layout=layout)
     with pytest.raises(RuntimeError, match="sparse tensors are not currently supported"):
-        collate.default([odd, odd], empty=Recorder())
+        collate.default([odd, odd], allocate=Recorder())
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -155,7 +155,7 @@ class TestErrorsNameThePlace:
     def test_ragged_tensors(self) -> None:
         samples = [{"image": (torch.ones(3, 4), 1)}] * 2 + [{"image": (torch.ones(3, 5), 1)}]
         with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size") as caught:
-            collate.default(samples, empty=Recorder())
+            collate.default(samples, allocate=Recorder())
         assert "batch['image'][0]: sample 0 of the batch has shape (3, 4), sample 2 has (3, 5)" in notes(caught.value)
         assert "feedline.collate.pad()" in notes(caught.value)
 
@@ -206,7 +206,7 @@ class TestRegisteredTypes:
 
         registry[Pair] = collate_pairs
         empty = Recorder()
-        pair = collate.default([{"pair": Pair(torch.ones(2), i)} for i in range(3)], empty=empty)["pair"]
+        pair = collate.default([{"pair": Pair(torch.ones(2), i)} for i in range(3)], allocate=empty)["pair"]
         assert pair.left.shape == (3, 2)
         assert pair.right.tolist() == [0, 1, 2]
         assert empty.holds([pair.left, pair.right])

@@ -109,7 +109,7 @@ class TestPad:
 
     def test_memory_comes_from_the_allocator(self) -> None:
         empty = Recorder()
-        assert empty.holds(collate.pad()([(tokens, 1, 2.0) for tokens in ranges(1, 2)], empty=empty))
+        assert empty.holds(collate.pad()([(tokens, 1, 2.0) for tokens in ranges(1, 2)], allocate=empty))
 
     def test_a_gradient_is_not_dropped_silently(self) -> None:
         with pytest.raises(RuntimeError, match="requires grad"):
@@ -143,7 +143,7 @@ class TestRagged:
     def test_a_named_field_is_kept_with_all_it_holds(self) -> None:
         empty = Recorder()
         samples = [(torch.ones(3, 4, 4), {"boxes": torch.ones(i, 4), "labels": torch.ones(i)}) for i in (2, 1)]
-        images, targets = collate.ragged([1])(samples, empty=empty)
+        images, targets = collate.ragged([1])(samples, allocate=empty)
         assert empty.holds(images)
         assert [sorted(target) for target in targets] == [["boxes", "labels"]] * 2
 
@@ -190,7 +190,7 @@ class TestTokenBudget:
 
     def test_memory_comes_from_the_allocator(self) -> None:
         empty = Recorder()
-        packed = collate.token_budget(4)(ranges(2, 3), empty=empty)
+        packed = collate.token_budget(4)(ranges(2, 3), allocate=empty)
         assert empty.holds([packed.values, packed.positions, packed.segments])
 
     def test_the_budget_is_checked(self) -> None:

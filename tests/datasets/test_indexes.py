@@ -78,7 +78,7 @@ class TestArrays:
         data = bytearray(path.read_bytes())
         data[16] = 1
         path.write_bytes(data)
-        with pytest.raises(SampleError, match=r"version 1 of the format; this feedline reads 2") as told:
+        with pytest.raises(SampleError, match=r"version 1 of the format; this feedline reads 3") as told:
             array_container.read_table(str(path))
         assert told.value.__notes__ == ["Remove the file, and it is built again."]
 
@@ -120,7 +120,7 @@ class TestSideCar:
         replace(path, good[:-60] + b"\xff" + good[-59:])
         with pytest.raises(
             StateError,
-            match=r"index .*side is damaged: the checksum of its array 'names' .*; remove it, and re-create the",
+            match=r"index .*side is damaged: the checksum of its array 'names' .*; remove it, and create the",
         ):
             opened.open_arrays()
 

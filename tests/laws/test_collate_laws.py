@@ -200,7 +200,7 @@ def test_equals_torchs_default_collate(batch: list[Any]) -> None:
 @given(batches)
 def test_the_allocator_changes_nothing(batch: list[Any]) -> None:
     ours, theirs = (
-        Ran(lambda samples: collate.default(samples, empty=uninitialized), batch),
+        Ran(lambda samples: collate.default(samples, allocate=uninitialized), batch),
         Ran(default_collate, batch),
     )
     assert ours.error is theirs.error

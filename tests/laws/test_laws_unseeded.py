@@ -131,19 +131,6 @@ class Deadly(Drawing):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("at", [0, 4, 10, 22])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_killed_worker_changes_nothing(tmp_path: Path, at: int, persistent: bool) -> None:
-    arguments = {"num_workers": 2, "shuffle": True, "persistent_workers": persistent}
-    once = tmp_path / "once"
-    once.touch()
-    whole = run(fl.DataLoader, lambda: Deadly(once, at), **arguments)
-    once.unlink()
-    killed = run(fl.DataLoader, lambda: Deadly(once, at), **arguments)
-    assert once.exists()
-    assert same(killed, whole)
-
-
 class DeadlyStream(Stream):
     """Shuffles through a buffer, and kills its worker at one sample, the first time only."""
 
@@ -162,14 +149,22 @@ class DeadlyStream(Stream):
         yield from buffer
 
 
-@pytest.mark.parametrize("at", [0, 4, 7])
+@pytest.mark.parametrize(
+    ("deadly", "at", "arguments"),
+    [
+        *((Deadly, at, {"shuffle": True}) for at in (0, 4, 10, 22)),
+        *((DeadlyStream, at, {"collate_fn": drawing_collate}) for at in (0, 4, 7)),
+    ],
+)
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_killed_worker_of_a_stream_changes_nothing(tmp_path: Path, at: int, persistent: bool) -> None:
-    arguments = {"num_workers": 2, "collate_fn": drawing_collate, "persistent_workers": persistent}
+def test_a_killed_worker_changes_nothing(
+    tmp_path: Path, deadly: Any, at: int, arguments: dict[str, Any], persistent: bool
+) -> None:
+    arguments = {"num_workers": 2, "persistent_workers": persistent, **arguments}
     once = tmp_path / "once"
     once.touch()
-    whole = run(fl.DataLoader, lambda: DeadlyStream(once, at), **arguments)
+    whole = run(fl.DataLoader, lambda: deadly(once, at), **arguments)
     once.unlink()
-    killed = run(fl.DataLoader, lambda: DeadlyStream(once, at), **arguments)
+    killed = run(fl.DataLoader, lambda: deadly(once, at), **arguments)
     assert once.exists()
     assert same(killed, whole)

@@ -18,27 +18,9 @@ from transform_cases import first_geometry, first_recipe, ordinary, picture, png
 
 import feedline as fl
 from feedline import SampleRng, images
+from feedline import transforms as T
 from feedline.core.rng import Draws, derive
-from feedline.transforms import (
-    CenterCrop,
-    ColorJitter,
-    Compose,
-    GaussianBlur,
-    Grayscale,
-    Normalize,
-    RandomApply,
-    RandomChoice,
-    RandomCrop,
-    RandomErasing,
-    RandomGrayscale,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    RandomVerticalFlip,
-    Resize,
-    ToTensor,
-    Transform,
-    imagenet_train,
-)
+from feedline.transforms import imagenet_train
 
 Floats = NDArray[np.float64]
 
@@ -84,7 +66,7 @@ def documented_box(
 @pytest.mark.parametrize("shape", [(90, 120), (400, 60)])
 @pytest.mark.parametrize(("scale", "ratio"), [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.3, 0.9), (0.5, 1.0))])
 def test_boxes_are_torchvisions(shape: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]) -> None:
-    transform = Compose([RandomResizedCrop(8, scale, ratio), RandomHorizontalFlip()])
+    transform = T.Compose([T.RandomResizedCrop(8, scale, ratio), T.RandomHorizontalFlip()])
     array, rng = np.zeros((*shape, 3), np.uint8), np.random.default_rng(1)
     boxes = np.array([first_geometry(transform, key, array).box for key in range(DRAWN)])
     expected = np.array([documented_box(rng, *shape, scale, ratio) for _ in range(DRAWN)])[:, [1, 0, 3, 2]]
@@ -103,19 +85,19 @@ def test_boxes_are_torchvisions(shape: tuple[int, int], scale: tuple[float, floa
 def test_probabilities_are_kept(p: float) -> None:
     array = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     for transform in (
-        RandomHorizontalFlip(p),
-        RandomVerticalFlip(p),
-        RandomGrayscale(p),
-        RandomApply([RandomVerticalFlip(1.0)], p),
-        RandomErasing(p, scale=(0.3, 0.3), ratio=(1.0, 1.0), value=77),
-        Compose([Resize((2, 2)), RandomHorizontalFlip(p)]),
+        T.RandomHorizontalFlip(p),
+        T.RandomVerticalFlip(p),
+        T.RandomGrayscale(p),
+        T.RandomApply([T.RandomVerticalFlip(1.0)], p),
+        T.RandomErasing(p, scale=(0.3, 0.3), ratio=(1.0, 1.0), value=77),
+        T.Compose([T.Resize((2, 2)), T.RandomHorizontalFlip(p)]),
     ):
         changed = sum(bool((transform(array, SampleRng(key)) != array).any()) for key in range(DRAWN))
         assert even([changed, DRAWN - changed], [p, 1 - p]), transform
 
 
 def test_flips_after_a_random_crop_are_fair_and_know_nothing_of_the_box() -> None:
-    transform = Compose([RandomResizedCrop(8), RandomHorizontalFlip(0.5)])
+    transform = T.Compose([T.RandomResizedCrop(8), T.RandomHorizontalFlip(0.5)])
     array = np.zeros((90, 120, 3), np.uint8)
     drawn = [first_geometry(transform, key, array) for key in range(DRAWN)]
     wide = np.median([each.box[2] for each in drawn])
@@ -131,14 +113,14 @@ FOUR = [(flip, large) for flip in (False, True) for large in (False, True)]
 def test_random_crops_begin_anywhere() -> None:
     rows, columns = np.meshgrid(np.arange(9, dtype=np.uint8), np.arange(7, dtype=np.uint8), indexing="ij")
     array = np.stack([rows, columns, rows], axis=2)
-    corners = [RandomCrop((4, 3), padding=None)(array, SampleRng(key))[0, 0, :2] for key in range(DRAWN)]
+    corners = [T.RandomCrop((4, 3), padding=None)(array, SampleRng(key))[0, 0, :2] for key in range(DRAWN)]
     counts = np.zeros((6, 5), int)
     np.add.at(counts, tuple(np.array(corners).T), 1)
     assert even(counts.ravel().tolist())
 
 
 def test_color_jitter_draws_torchvisions_factors_in_any_order() -> None:
-    jitter = ColorJitter(0.4, (0.5, 3.0), 0.9, 0.2)
+    jitter = T.ColorJitter(0.4, (0.5, 3.0), 0.9, 0.2)
     drawn = [jitter.adjustments(Draws(key)) for key in range(DRAWN)]
     orders = [tuple(which for which, _ in each) for each in drawn]
     assert even([orders.count(order) for order in sorted(set(orders))])
@@ -149,12 +131,12 @@ def test_color_jitter_draws_torchvisions_factors_in_any_order() -> None:
 
 
 def test_brightness_above_one_begins_at_zero() -> None:
-    assert ColorJitter(brightness=2.5).brightness == (0.0, 3.5)
+    assert T.ColorJitter(brightness=2.5).brightness == (0.0, 3.5)
 
 
 def test_what_would_change_nothing_is_left_out() -> None:
-    assert ColorJitter().adjustments(Draws(0)) == []
-    assert [which for which, _ in ColorJitter(hue=0.1).adjustments(Draws(0))] == [3]
+    assert T.ColorJitter().adjustments(Draws(0)) == []
+    assert [which for which, _ in T.ColorJitter(hue=0.1).adjustments(Draws(0))] == [3]
 
 
 def documented_erasing(rng: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int] | None:
@@ -171,7 +153,7 @@ def documented_erasing(rng: np.random.Generator, height: int, width: int) -> tup
 @pytest.mark.parametrize("shape", [(40, 60), (12, 90)])
 def test_erased_parts_are_torchvisions(shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(3)
-    parts = [RandomErasing(1.0)._choose_part(Draws(key), *shape) for key in range(DRAWN)]
+    parts = [T.RandomErasing(1.0)._choose_part(Draws(key), *shape) for key in range(DRAWN)]
     found = [(y.start, x.start, y.stop - y.start, x.stop - x.start) for y, x in filter(None, parts)]
     expected = [part for part in (documented_erasing(rng, *shape) for _ in range(DRAWN)) if part is not None]
     assert abs(len(found) - len(expected)) < 6 * (1 + DRAWN - len(expected)) ** 0.5
@@ -181,9 +163,9 @@ def test_erased_parts_are_torchvisions(shape: tuple[int, int]) -> None:
 
 def test_choices_follow_their_weights() -> None:
     array = np.zeros((1, 1, 3), np.uint8)
-    parts = [Resize((1, 1 + place)) for place in range(3)]
+    parts = [T.Resize((1, 1 + place)) for place in range(3)]
     for weights in (None, [1.0, 2.0, 5.0]):
-        choice = RandomChoice(parts, weights)
+        choice = T.RandomChoice(parts, weights)
         chosen = [choice(array, SampleRng(key)).shape[1] - 1 for key in range(DRAWN)]
         assert even([chosen.count(place) for place in range(3)], weights)
 
@@ -191,7 +173,7 @@ def test_choices_follow_their_weights() -> None:
 def test_blurs_draw_any_sigma_of_their_interval() -> None:
     array = np.zeros((9, 9, 3), np.uint8)
     array[4, 4] = 255
-    peaks = [int(GaussianBlur(9, (0.5, 2.0))(array, SampleRng(key))[4, 4, 0]) for key in range(DRAWN)]
+    peaks = [int(T.GaussianBlur(9, (0.5, 2.0))(array, SampleRng(key))[4, 4, 0]) for key in range(DRAWN)]
     rng = np.random.default_rng(4)
     places = np.arange(-4, 5)
     expected = []
@@ -225,30 +207,30 @@ def test_what_has_no_weight_is_never_chosen(key: int, weights: list[float]) -> N
 
 geometries = st.sampled_from(
     [
-        RandomResizedCrop(12),
-        RandomResizedCrop((9, 14), interpolation="bicubic"),
-        Resize((15, 11)),
-        RandomCrop(10, padding=3),
-        RandomCrop(13, pad_if_needed=True, padding_mode="edge"),
-        CenterCrop((10, 30)),
-        Compose([Resize(14), CenterCrop(12)]),
-        Compose([Resize(14), RandomCrop(12)]),
+        T.RandomResizedCrop(12),
+        T.RandomResizedCrop((9, 14), interpolation="bicubic"),
+        T.Resize((15, 11)),
+        T.RandomCrop(10, padding=3),
+        T.RandomCrop(13, pad_if_needed=True, padding_mode="edge"),
+        T.CenterCrop((10, 30)),
+        T.Compose([T.Resize(14), T.CenterCrop(12)]),
+        T.Compose([T.Resize(14), T.RandomCrop(12)]),
     ]
 )
 changes = st.lists(
     st.sampled_from(
         [
-            RandomHorizontalFlip(),
-            RandomVerticalFlip(0.3),
-            ColorJitter(0.3, 0.3, 0.3, 0.1),
-            ColorJitter(hue=0.5),
-            RandomGrayscale(0.4),
-            GaussianBlur(3),
-            RandomErasing(0.6, value="random"),
-            RandomApply([RandomHorizontalFlip(), ColorJitter(0.2)], 0.6),
-            RandomChoice([RandomVerticalFlip(), RandomHorizontalFlip()]),
-            RandomResizedCrop((10, 8)),
-            Grayscale(3),
+            T.RandomHorizontalFlip(),
+            T.RandomVerticalFlip(0.3),
+            T.ColorJitter(0.3, 0.3, 0.3, 0.1),
+            T.ColorJitter(hue=0.5),
+            T.RandomGrayscale(0.4),
+            T.GaussianBlur(3),
+            T.RandomErasing(0.6, value="random"),
+            T.RandomApply([T.RandomHorizontalFlip(), T.ColorJitter(0.2)], 0.6),
+            T.RandomChoice([T.RandomVerticalFlip(), T.RandomHorizontalFlip()]),
+            T.RandomResizedCrop((10, 8)),
+            T.Grayscale(3),
         ]
     ),
     max_size=4,
@@ -256,14 +238,14 @@ changes = st.lists(
 ends = st.sampled_from(
     [
         [],
-        [ToTensor()],
-        [ToTensor(torch.uint8)],
-        [ToTensor(torch.uint8), RandomErasing(0.5, value="random")],
-        [Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4])],
-        [ToTensor(layout="HWC"), Normalize([0.5], [0.2], torch.bfloat16)],
-        [Normalize([0.5], [0.2]), RandomErasing(0.5, value="random")],
-        [Grayscale(), Normalize([0.5], [0.2])],
-        [Grayscale()],
+        [T.ToTensor()],
+        [T.ToTensor(torch.uint8)],
+        [T.ToTensor(torch.uint8), T.RandomErasing(0.5, value="random")],
+        [T.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4])],
+        [T.ToTensor(layout="HWC"), T.Normalize([0.5], [0.2], torch.bfloat16)],
+        [T.Normalize([0.5], [0.2]), T.RandomErasing(0.5, value="random")],
+        [T.Grayscale(), T.Normalize([0.5], [0.2])],
+        [T.Grayscale()],
     ]
 )
 sources = st.lists(
@@ -273,9 +255,9 @@ sources = st.lists(
 
 @given(geometries, changes, ends, sources, keys)
 def test_a_batch_is_its_samples_and_a_sample_is_a_call(
-    geometry: Transform, between: list[Transform], end: list[Transform], pictures: list[Any], key: int
+    geometry: T.Transform, between: list[T.Transform], end: list[T.Transform], pictures: list[Any], key: int
 ) -> None:
-    transform = Compose([geometry, *between, *end])
+    transform = T.Compose([geometry, *between, *end])
     own = np.arange(len(pictures), dtype=np.uint64) ^ np.uint64(key)
     samples = [transform.plan.sample(image, SampleRng(int(k))) for image, k in zip(pictures, own, strict=True)]
     batch = transform.plan.batch(pictures, own, ordinary)
@@ -286,18 +268,18 @@ def test_a_batch_is_its_samples_and_a_sample_is_a_call(
 
 
 @given(geometries, changes, keys)
-def test_fusing_changes_nothing(geometry: Transform, between: list[Transform], key: int) -> None:
+def test_fusing_changes_nothing(geometry: T.Transform, between: list[T.Transform], key: int) -> None:
     """The steps one by one, each with the key of its place; a flip right after a random box, with the box's key."""
     steps = [geometry, *between]
     image, flips = picture(40, 33), False
-    expected = Compose(steps)(image, SampleRng(key))
+    expected = T.Compose(steps)(image, SampleRng(key))
     for place, step in enumerate(steps):
         before = steps[place - 1] if place else None
-        if isinstance(step, RandomHorizontalFlip) and isinstance(before, RandomResizedCrop):
+        if isinstance(step, T.RandomHorizontalFlip) and isinstance(before, T.RandomResizedCrop):
             image = image[:, ::-1] if flips else image
             continue
         own = derive(key, place)
-        if isinstance(step, RandomResizedCrop):
+        if isinstance(step, T.RandomResizedCrop):
             recipe = replace(first_recipe(step), flip=0.5)
             flips = images.geometry(recipe, own, image.shape[1], image.shape[0]).flip
         image = step.plan.run(image, own)
@@ -320,9 +302,9 @@ class Pictures(Dataset[Any]):
 
 
 @pytest.mark.parametrize(
-    "transform", [imagenet_train(16), Compose([RandomResizedCrop(16), ColorJitter(0.4), RandomErasing()])]
+    "transform", [imagenet_train(16), T.Compose([T.RandomResizedCrop(16), T.ColorJitter(0.4), T.RandomErasing()])]
 )
-def test_inline_threads_and_processes_agree(transform: Transform, no_debris: Any) -> None:
+def test_inline_threads_and_processes_agree(transform: T.Transform, no_debris: Any) -> None:
     epochs = []
     for arguments in ({"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"}, {"num_workers": 2}):
         with fl.DataLoader(Pictures(transform), batch_size=8, shuffle=True, seed=5, **arguments) as loader:

@@ -13,38 +13,14 @@ from torch.utils.data import default_collate
 from transform_cases import difference, first_recipe, jpeg, ordinary, picture, png
 
 from feedline import SampleRng, images
+from feedline import transforms as T
 from feedline.core.rng import derive, torch_keys
 from feedline.errors import ArgumentError, SampleError
 from feedline.images import CenterBox, RandomBox, Recipe, WholeBox
-from feedline.transforms import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    CenterCrop,
-    ColorJitter,
-    Compose,
-    GaussianBlur,
-    Grayscale,
-    ImagePlan,
-    Normalize,
-    OnArray,
-    RandomApply,
-    RandomChoice,
-    RandomCrop,
-    RandomErasing,
-    RandomGrayscale,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    RandomVerticalFlip,
-    Resize,
-    ToTensor,
-    Transform,
-    imagenet_eval,
-    imagenet_train,
-    plan,
-)
+from feedline.transforms import IMAGENET_MEAN, IMAGENET_STD, imagenet_eval, imagenet_train, plan
 from feedline.transforms.native_steps import Window
 
-NORMALIZE = Normalize(IMAGENET_MEAN, IMAGENET_STD)
+NORMALIZE = T.Normalize(IMAGENET_MEAN, IMAGENET_STD)
 NUMBERS = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "layout": "CHW"}
 
 SOURCES: Sequence[Any] = [
@@ -57,43 +33,43 @@ SOURCES: Sequence[Any] = [
 def test_a_foreign_callable_has_no_plan() -> None:
     assert plan(lambda image: image) is None
     assert plan(None) is None
-    assert isinstance(plan(Resize(8)), ImagePlan)
+    assert isinstance(plan(T.Resize(8)), T.ImagePlan)
 
 
 @pytest.mark.parametrize(
     ("transforms", "recipe"),
     [
-        ([RandomResizedCrop(32)], Recipe((32, 32), RandomBox())),
+        ([T.RandomResizedCrop(32)], Recipe((32, 32), RandomBox())),
         (
-            [RandomResizedCrop((32, 24), (0.5, 1), (1, 2), "bicubic"), RandomHorizontalFlip(0.3)],
+            [T.RandomResizedCrop((32, 24), (0.5, 1), (1, 2), "bicubic"), T.RandomHorizontalFlip(0.3)],
             Recipe((32, 24), RandomBox((0.5, 1), (1, 2)), flip=0.3, interpolation="bicubic"),
         ),
         (
-            [RandomResizedCrop(32), RandomHorizontalFlip(), NORMALIZE],
+            [T.RandomResizedCrop(32), T.RandomHorizontalFlip(), NORMALIZE],
             Recipe((32, 32), RandomBox(), flip=0.5, dtype=torch.float32, **NUMBERS),
         ),
         (
-            [Resize(40), CenterCrop(32), ToTensor(), Normalize(IMAGENET_MEAN, IMAGENET_STD, torch.bfloat16)],
+            [T.Resize(40), T.CenterCrop(32), T.ToTensor(), T.Normalize(IMAGENET_MEAN, IMAGENET_STD, torch.bfloat16)],
             Recipe((32, 32), CenterBox(40), dtype=torch.bfloat16, **NUMBERS),
         ),
-        ([Resize(40, "bicubic"), CenterCrop(48)], Recipe((48, 48), CenterBox(40), interpolation="bicubic")),
+        ([T.Resize(40, "bicubic"), T.CenterCrop(48)], Recipe((48, 48), CenterBox(40), interpolation="bicubic")),
         (
-            [Resize((30, 20)), RandomHorizontalFlip(), ToTensor()],
+            [T.Resize((30, 20)), T.RandomHorizontalFlip(), T.ToTensor()],
             Recipe((30, 20), WholeBox(), flip=0.5, dtype=torch.float32, layout="CHW"),
         ),
-        ([RandomResizedCrop(32), ToTensor(torch.uint8)], Recipe((32, 32), RandomBox(), layout="CHW")),
+        ([T.RandomResizedCrop(32), T.ToTensor(torch.uint8)], Recipe((32, 32), RandomBox(), layout="CHW")),
         (
-            [RandomResizedCrop(32), ToTensor(torch.uint8, "HWC"), NORMALIZE],
+            [T.RandomResizedCrop(32), T.ToTensor(torch.uint8, "HWC"), NORMALIZE],
             Recipe((32, 32), RandomBox(), dtype=torch.float32, mean=IMAGENET_MEAN, std=IMAGENET_STD),
         ),
         (
-            [RandomResizedCrop(32), Normalize([0.5], [0.25])],
+            [T.RandomResizedCrop(32), T.Normalize([0.5], [0.25])],
             Recipe((32, 32), RandomBox(), dtype=torch.float32, layout="CHW", mean=(0.5,) * 3, std=(0.25,) * 3),
         ),
     ],
 )
-def test_what_the_kernels_can_do_at_once_is_one_call(transforms: list[Transform], recipe: Recipe) -> None:
-    for pipeline in (Compose(transforms), Compose([Compose(transforms[:1]), Compose(transforms[1:])])):
+def test_what_the_kernels_can_do_at_once_is_one_call(transforms: list[T.Transform], recipe: Recipe) -> None:
+    for pipeline in (T.Compose(transforms), T.Compose([T.Compose(transforms[:1]), T.Compose(transforms[1:])])):
         assert len(pipeline.plan.steps) == 1
         assert first_recipe(pipeline) == recipe
         assert pipeline.plan.batchable
@@ -102,57 +78,59 @@ def test_what_the_kernels_can_do_at_once_is_one_call(transforms: list[Transform]
 @pytest.mark.parametrize(
     ("transforms", "count"),
     [
-        ([RandomResizedCrop(32), RandomHorizontalFlip(), RandomHorizontalFlip()], 2),
-        ([RandomResizedCrop(32), ColorJitter(0.1), NORMALIZE], 3),
-        ([RandomResizedCrop(32), NORMALIZE, Normalize([0.5], [0.5])], 2),
-        ([Resize(40), RandomHorizontalFlip(), CenterCrop(32)], 3),
-        ([ColorJitter(0.1), RandomResizedCrop(32), RandomHorizontalFlip(), NORMALIZE], 2),
-        ([Resize((40, 40)), CenterCrop(32)], 2),
-        ([RandomCrop(32), RandomHorizontalFlip(), ToTensor(), NORMALIZE], 3),
+        ([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.RandomHorizontalFlip()], 2),
+        ([T.RandomResizedCrop(32), T.ColorJitter(0.1), NORMALIZE], 3),
+        ([T.RandomResizedCrop(32), NORMALIZE, T.Normalize([0.5], [0.5])], 2),
+        ([T.Resize(40), T.RandomHorizontalFlip(), T.CenterCrop(32)], 3),
+        ([T.ColorJitter(0.1), T.RandomResizedCrop(32), T.RandomHorizontalFlip(), NORMALIZE], 2),
+        ([T.Resize((40, 40)), T.CenterCrop(32)], 2),
+        ([T.RandomCrop(32), T.RandomHorizontalFlip(), T.ToTensor(), NORMALIZE], 3),
     ],
 )
-def test_what_cannot_be_fused_stays_apart(transforms: list[Transform], count: int) -> None:
-    assert len(Compose(transforms).plan.steps) == count
+def test_what_cannot_be_fused_stays_apart(transforms: list[T.Transform], count: int) -> None:
+    assert len(T.Compose(transforms).plan.steps) == count
 
 
 def test_a_fused_flip_takes_the_number_after_the_box_and_else_its_own() -> None:
     array = picture()
-    crop, both = RandomResizedCrop(16), Compose([RandomResizedCrop(16), RandomHorizontalFlip(1.0)])
+    crop, both = T.RandomResizedCrop(16), T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip(1.0)])
     for key in range(20):
         assert difference(both(array, SampleRng(key)), crop(array, SampleRng(derive(key, 0)))[:, ::-1]) == 0
-    alone, after = RandomHorizontalFlip(), Compose([Resize((90, 120)), RandomHorizontalFlip()])
+    alone, after = T.RandomHorizontalFlip(), T.Compose([T.Resize((90, 120)), T.RandomHorizontalFlip()])
     for key in range(20):
         assert difference(after(array, SampleRng(key)), alone(array, SampleRng(derive(key, 1)))) == 0
 
 
-PIPELINES: list[Transform] = [
-    RandomResizedCrop(16),
-    RandomCrop(24, padding=2, padding_mode="reflect"),
+PIPELINES: list[T.Transform] = [
+    T.RandomResizedCrop(16),
+    T.RandomCrop(24, padding=2, padding_mode="reflect"),
     imagenet_train(16),
     imagenet_eval(16, 20),
     imagenet_train(16, torch.bfloat16),
-    Resize((12, 18)),
-    Compose([RandomResizedCrop(16), ToTensor(torch.uint8)]),
-    Compose([RandomResizedCrop(16), RandomHorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE]),
-    Compose([RandomResizedCrop(16), RandomVerticalFlip(), RandomGrayscale(), GaussianBlur(3)]),
-    Compose([RandomResizedCrop(16), NORMALIZE, RandomErasing(0.7, value="random")]),
-    Compose([RandomResizedCrop(16), ToTensor(), RandomErasing(0.7), Normalize([0.5], [0.5], torch.bfloat16)]),
-    Compose([RandomResizedCrop(16), ToTensor(torch.uint8), RandomErasing(0.7, value="random")]),
-    Compose([RandomCrop(16), ToTensor(torch.uint8), RandomApply([RandomErasing(0.7, value=(1, 2, 3))])]),
-    Compose([RandomCrop(16), NORMALIZE, RandomApply([RandomErasing(0.7, value=-1)]), RandomApply([])]),
-    Compose([Resize(40), RandomCrop(32), RandomHorizontalFlip(), ToTensor()]),
-    Compose([Resize((40, 40)), CenterCrop(16), NORMALIZE]),
-    Compose([ColorJitter(0.4), RandomResizedCrop(16), RandomHorizontalFlip(), NORMALIZE]),
-    Compose([RandomCrop(16), Grayscale(), Normalize([0.5], [0.25])]),
-    Compose([RandomResizedCrop(16), Grayscale()]),
-    Compose([RandomResizedCrop(16), Grayscale(3), RandomErasing(0.8, value=(9, 8, 7))]),
-    Compose([RandomResizedCrop(16), RandomApply([ColorJitter(0.5)], 0.8), RandomApply([RandomVerticalFlip()])]),
-    Compose([RandomChoice([RandomResizedCrop(16), RandomCrop(16)]), RandomApply([NORMALIZE], 1.0)]),
+    T.Resize((12, 18)),
+    T.Compose([T.RandomResizedCrop(16), T.ToTensor(torch.uint8)]),
+    T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE]),
+    T.Compose([T.RandomResizedCrop(16), T.RandomVerticalFlip(), T.RandomGrayscale(), T.GaussianBlur(3)]),
+    T.Compose([T.RandomResizedCrop(16), NORMALIZE, T.RandomErasing(0.7, value="random")]),
+    T.Compose([T.RandomResizedCrop(16), T.ToTensor(), T.RandomErasing(0.7), T.Normalize([0.5], [0.5], torch.bfloat16)]),
+    T.Compose([T.RandomResizedCrop(16), T.ToTensor(torch.uint8), T.RandomErasing(0.7, value="random")]),
+    T.Compose([T.RandomCrop(16), T.ToTensor(torch.uint8), T.RandomApply([T.RandomErasing(0.7, value=(1, 2, 3))])]),
+    T.Compose([T.RandomCrop(16), NORMALIZE, T.RandomApply([T.RandomErasing(0.7, value=-1)]), T.RandomApply([])]),
+    T.Compose([T.Resize(40), T.RandomCrop(32), T.RandomHorizontalFlip(), T.ToTensor()]),
+    T.Compose([T.Resize((40, 40)), T.CenterCrop(16), NORMALIZE]),
+    T.Compose([T.ColorJitter(0.4), T.RandomResizedCrop(16), T.RandomHorizontalFlip(), NORMALIZE]),
+    T.Compose([T.RandomCrop(16), T.Grayscale(), T.Normalize([0.5], [0.25])]),
+    T.Compose([T.RandomResizedCrop(16), T.Grayscale()]),
+    T.Compose([T.RandomResizedCrop(16), T.Grayscale(3), T.RandomErasing(0.8, value=(9, 8, 7))]),
+    T.Compose(
+        [T.RandomResizedCrop(16), T.RandomApply([T.ColorJitter(0.5)], 0.8), T.RandomApply([T.RandomVerticalFlip()])]
+    ),
+    T.Compose([T.RandomChoice([T.RandomResizedCrop(16), T.RandomCrop(16)]), T.RandomApply([NORMALIZE], 1.0)]),
 ]
 
 
 @pytest.mark.parametrize("transform", PIPELINES, ids=repr)
-def test_a_batch_is_its_samples_bit_for_bit(transform: Transform) -> None:
+def test_a_batch_is_its_samples_bit_for_bit(transform: T.Transform) -> None:
     found = transform.plan
     if not found.batchable:
         with pytest.raises(ArgumentError, match=r"make them one by one with sample\(\), or crop or resize"):
@@ -170,9 +148,10 @@ def test_a_batch_is_its_samples_bit_for_bit(transform: Transform) -> None:
 
 
 @pytest.mark.parametrize(
-    "transform", [imagenet_train(16), Compose([Resize(40), RandomCrop(24)]), Compose([RandomCrop(24), NORMALIZE])]
+    "transform",
+    [imagenet_train(16), T.Compose([T.Resize(40), T.RandomCrop(24)]), T.Compose([T.RandomCrop(24), NORMALIZE])],
 )
-def test_grids_reach_the_decoder_and_change_nothing(transform: Transform, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grids_reach_the_decoder_and_change_nothing(transform: T.Transform, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [jpeg(picture(64, 96, seed=i)) for i in range(3)]
     grids = [np.full(5 + i, 9, np.uint16) for i in range(3)]  # these fit no file, so that the plain way is taken
     seen: list[Any] = []
@@ -197,26 +176,26 @@ def test_grids_reach_the_decoder_and_change_nothing(transform: Transform, monkey
     seen.clear()
     sample = transform.plan.sample(files[1], SampleRng(1), grids[1])
     assert torch.equal(torch.as_tensor(sample), expected[1])
-    if not isinstance(transform.plan.steps[0].step, RandomCrop):
+    if not isinstance(transform.plan.steps[0].step, T.RandomCrop):
         assert seen[0] is grids[1]
 
 
 def test_only_samples_of_known_shape_are_batchable() -> None:
-    assert not Resize(40).plan.batchable
-    assert not ToTensor().plan.batchable
-    assert not Compose([]).plan.batchable
-    assert not Compose([RandomResizedCrop(8), OnArray(np.asarray)]).plan.batchable
-    assert not Compose([RandomResizedCrop(8), RandomApply([Grayscale()])]).plan.batchable
-    assert not Compose([RandomResizedCrop(8), RandomChoice([Resize(4), Resize((4, 5))])]).plan.batchable
-    assert Compose([RandomResizedCrop(8), RandomChoice([Resize(4), CenterCrop(4)])]).plan.batchable
-    assert Compose([ToTensor(), Normalize([0.5], [0.5])]).plan.spec is not None
+    assert not T.Resize(40).plan.batchable
+    assert not T.ToTensor().plan.batchable
+    assert not T.Compose([]).plan.batchable
+    assert not T.Compose([T.RandomResizedCrop(8), T.OnArray(np.asarray)]).plan.batchable
+    assert not T.Compose([T.RandomResizedCrop(8), T.RandomApply([T.Grayscale()])]).plan.batchable
+    assert not T.Compose([T.RandomResizedCrop(8), T.RandomChoice([T.Resize(4), T.Resize((4, 5))])]).plan.batchable
+    assert T.Compose([T.RandomResizedCrop(8), T.RandomChoice([T.Resize(4), T.CenterCrop(4)])]).plan.batchable
+    assert T.Compose([T.ToTensor(), T.Normalize([0.5], [0.5])]).plan.spec is not None
 
 
 def test_plans_know_whether_they_draw() -> None:
     assert imagenet_train().plan.is_random
     assert not imagenet_eval().plan.is_random
-    assert not Compose([Resize(4), Grayscale(), OnArray(np.asarray), ToTensor()]).plan.is_random
-    assert Compose([Resize(4), RandomVerticalFlip()]).plan.is_random
+    assert not T.Compose([T.Resize(4), T.Grayscale(), T.OnArray(np.asarray), T.ToTensor()]).plan.is_random
+    assert T.Compose([T.Resize(4), T.RandomVerticalFlip()]).plan.is_random
 
 
 def test_without_keys_torch_decides_as_one_by_one() -> None:
@@ -230,7 +209,7 @@ def test_without_keys_torch_decides_as_one_by_one() -> None:
 
 
 def test_no_rows_make_an_empty_batch() -> None:
-    for transform in (imagenet_train(16), Compose([RandomCrop(16), ColorJitter(0.1), NORMALIZE])):
+    for transform in (imagenet_train(16), T.Compose([T.RandomCrop(16), T.ColorJitter(0.1), NORMALIZE])):
         assert transform.plan.batch([], None, ordinary).shape == (0, 3, 16, 16)
 
 
@@ -250,15 +229,15 @@ def test_the_batch_lies_in_the_memory_that_was_given() -> None:
     "transform",
     [
         imagenet_train(16),
-        Compose([RandomResizedCrop(16), ColorJitter(0.1)]),
-        Compose([RandomResizedCrop(16), ColorJitter(0.1), NORMALIZE]),
-        Compose([RandomCrop(16), NORMALIZE]),
-        Compose([Resize(20), RandomCrop(16)]),
+        T.Compose([T.RandomResizedCrop(16), T.ColorJitter(0.1)]),
+        T.Compose([T.RandomResizedCrop(16), T.ColorJitter(0.1), NORMALIZE]),
+        T.Compose([T.RandomCrop(16), NORMALIZE]),
+        T.Compose([T.Resize(20), T.RandomCrop(16)]),
     ],
     ids=repr,
 )
 @pytest.mark.parametrize("row", [0, 5, 37])
-def test_a_bad_image_is_told_with_its_row_and_path(transform: Transform, row: int, tmp_path: Path) -> None:
+def test_a_bad_image_is_told_with_its_row_and_path(transform: T.Transform, row: int, tmp_path: Path) -> None:
     sources: list[Any] = [picture()] * 40
     sources[row] = b"no image"
     with pytest.raises(images.ImageError, match=r"could not be read") as caught:
@@ -277,7 +256,7 @@ def test_a_picture_that_does_not_fit_is_told_with_its_row(row: int) -> None:
     sources = [picture()] * 30
     sources[row] = picture(8, 8)
     with pytest.raises(SampleError, match=rf"the image in row {row}: RandomCrop.* of 8 × 8 pixels") as caught:
-        RandomCrop(16).plan.batch(sources, None, ordinary)
+        T.RandomCrop(16).plan.batch(sources, None, ordinary)
     assert isinstance(caught.value, images.ImageError)
     assert caught.value.row == row
 
@@ -285,4 +264,4 @@ def test_a_picture_that_does_not_fit_is_told_with_its_row(row: int) -> None:
 def test_pictures_of_different_sizes_cannot_slip_into_one_batch() -> None:
     """A callable of torch's collate would refuse them, too; the plan does so before anything is read."""
     with pytest.raises(ArgumentError, match=r"shape is not known beforehand"):
-        Resize(16).plan.batch([picture(), picture(40, 90)], None, ordinary)
+        T.Resize(16).plan.batch([picture(), picture(40, 90)], None, ordinary)

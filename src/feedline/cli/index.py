@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TarTarget:
-    """A tar shard and the folder of its index, by default next to a file or in the user's cache folder."""
+    """A tar shard and the folder of its index.
+
+    Without a folder, indexes of files lie next to them, those of objects in the user's cache folder.
+    """
 
     source: TarSource
     folder: Path | None

@@ -25,12 +25,12 @@ Fill = float | Mapping[Key, float]
 class Collator:
     """A picklable, comparable collate function.
 
-    `collator(samples, empty=...)` takes its memory from `empty`, as `default` does.
+    `collator(samples, allocate=...)` takes its memory from `allocate`, as `default` does.
     """
 
     __slots__ = ()
 
-    def __call__(self, samples: Sequence[Any], *, empty: Allocator | None = None) -> Any:
+    def __call__(self, samples: Sequence[Any], *, allocate: Allocator | None = None) -> Any:
         raise NotImplementedError
 
 
@@ -43,8 +43,8 @@ class FieldWalk(BatchWalk):
 
     __slots__ = ("_keys", "_matched", "_seen")
 
-    def __init__(self, keys: frozenset[Key] | None, empty: Allocator | None) -> None:
-        super().__init__(empty)
+    def __init__(self, keys: frozenset[Key] | None, allocate: Allocator | None) -> None:
+        super().__init__(allocate)
         self._keys = keys
         self._matched: set[Key] = set()
         self._seen: list[Key] = []

@@ -157,7 +157,7 @@ def _of_concat(dataset: ConcatDataset[Any]) -> BatchReader | None:
         ]
         if _are_alike(batches):
             return _interleave(batches, places, request.allocate)
-        return collate.default(_one_by_one(dataset, request.indices, keys), empty=request.allocate)
+        return collate.default(_one_by_one(dataset, request.indices, keys), allocate=request.allocate)
 
     return BatchReader(read, *_needs(readers))
 

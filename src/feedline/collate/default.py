@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch.utils.data._utils import collate as torchs
 from torch.utils.data._utils.collate import collate_numpy_array_fn, collate_tensor_fn
 
-from feedline.core.tensors import Allocator, allocate_tensor, torch_dtype, wants
+from feedline.core.tensors import Allocator, allocate_tensor, torch_dtype, uses_allocator
 
 _dtype_of = attrgetter("dtype")
 
@@ -39,17 +39,17 @@ _SCALAR_TYPES = {
 }
 
 
-def stack_tensors(batch: Sequence[torch.Tensor], empty: Allocator | None) -> torch.Tensor:
-    """`torch.stack`, into memory from `empty` where possible.
+def stack_tensors(batch: Sequence[torch.Tensor], allocate: Allocator | None) -> torch.Tensor:
+    """`torch.stack`, into memory from `allocate` where possible.
 
     Possible for plain CPU data without a gradient.
     """
     elem = batch[0]
     if elem.is_nested or elem.layout is not torch.strided:
         return collate_tensor_fn(batch)  # type: ignore[no-any-return]  # raises
-    if wants(empty, elem.nbytes * len(batch)) and _is_plain(batch):
-        assert empty is not None
-        out = empty((len(batch), *elem.shape), elem.dtype)
+    if uses_allocator(allocate, elem.nbytes * len(batch)) and _is_plain(batch):
+        assert allocate is not None
+        out = allocate((len(batch), *elem.shape), elem.dtype)
         try:
             return torch.stack(batch, out=out)  # type: ignore[arg-type]
         except RuntimeError:  # unequal shapes, or a gradient: torch decides below
@@ -67,15 +67,15 @@ def _is_plain(batch: Sequence[torch.Tensor]) -> bool:
     )
 
 
-def stack_arrays(batch: Sequence[NDArray[Any]], empty: Allocator | None) -> torch.Tensor:
+def stack_arrays(batch: Sequence[NDArray[Any]], allocate: Allocator | None) -> torch.Tensor:
     """One tensor of equal arrays, as torch stacks tensors made from them."""
     elem = batch[0]
     dtype = torch_dtype(elem.dtype)
     if dtype is None and elem.dtype.kind in "SUO":
         return collate_numpy_array_fn(batch)  # type: ignore[no-any-return]  # raises
     if dtype is None or not _are_alike(batch):
-        return stack_tensors([torch.as_tensor(array) for array in batch], empty)
-    out = (empty or allocate_tensor)((len(batch), *elem.shape), dtype)
+        return stack_tensors([torch.as_tensor(array) for array in batch], allocate)
+    out = (allocate or allocate_tensor)((len(batch), *elem.shape), dtype)
     # Joining along the first dimension fills the same memory as stacking does, and saves one view per sample.
     np.concatenate(batch, out=out.numpy().reshape(len(batch) * elem.shape[0], *elem.shape[1:]))
     return out
@@ -92,7 +92,7 @@ def _are_alike(batch: Sequence[NDArray[Any]]) -> bool:
     )
 
 
-def stack_ints(batch: Sequence[int], empty: Allocator | None) -> torch.Tensor:
+def stack_ints(batch: Sequence[int], allocate: Allocator | None) -> torch.Tensor:
     """int64, or bool if all are bool.
 
     Subclasses of int and mixtures give what torch infers.
@@ -100,31 +100,31 @@ def stack_ints(batch: Sequence[int], empty: Allocator | None) -> torch.Tensor:
     if set(map(type, batch)) in ({int}, {bool}):
         numbers = np.array(batch)
         if numbers.dtype.kind in "bi":  # otherwise a number exceeds 64 bits, and torch raises below
-            return _store(numbers, empty)
+            return _store(numbers, allocate)
     return torch.tensor(batch)
 
 
-def stack_floats(batch: Sequence[float], empty: Allocator | None) -> torch.Tensor:
+def stack_floats(batch: Sequence[float], allocate: Allocator | None) -> torch.Tensor:
     """float64, whatever the other samples are."""
     if set(map(type, batch)) == {float}:
-        return _store(np.array(batch), empty)
+        return _store(np.array(batch), allocate)
     return torch.tensor(batch, dtype=torch.float64)
 
 
-def stack_scalars(batch: Sequence[np.generic], empty: Allocator | None) -> torch.Tensor:
+def stack_scalars(batch: Sequence[np.generic], allocate: Allocator | None) -> torch.Tensor:
     """NumPy scalars, with their dtype."""
     kind = type(batch[0])
     if kind in _SCALAR_TYPES and set(map(type, batch)) == {kind}:
-        return _store(np.array(batch), empty)
+        return _store(np.array(batch), allocate)
     return torch.as_tensor(batch)
 
 
-def _store(numbers: NDArray[Any], empty: Allocator | None) -> torch.Tensor:
-    if empty is None or not wants(empty, numbers.nbytes):
+def _store(numbers: NDArray[Any], allocate: Allocator | None) -> torch.Tensor:
+    if allocate is None or not uses_allocator(allocate, numbers.nbytes):
         return torch.from_numpy(numbers)
     dtype = torch_dtype(numbers.dtype)
     assert dtype is not None
-    out = empty(numbers.shape, dtype)
+    out = allocate(numbers.shape, dtype)
     out.numpy()[...] = numbers
     return out
 
@@ -143,14 +143,14 @@ Leaf = Callable[[Any, Allocator | None], Any]
 Handler = Callable[["BatchWalk", Any, Path], Any]
 
 
-def default(samples: Sequence[Any], *, empty: Allocator | None = None) -> Any:
+def default(samples: Sequence[Any], *, allocate: Allocator | None = None) -> Any:
     """Collate as `torch.utils.data.default_collate` does.
 
     The containers, values, dtypes and types of exceptions are the same. Tensors, arrays and numbers are written into
-    memory from `empty`, if given. Types registered in torch's `default_collate_fn_map` are collated by the functions
+    memory from `allocate`, if given. Types registered in torch's `default_collate_fn_map` are collated by the functions
     registered for them. Errors carry a note with the place in the sample, such as `batch[0]['image']`.
     """
-    return BatchWalk(empty)(samples)
+    return BatchWalk(allocate)(samples)
 
 
 def is_standard() -> bool:
@@ -168,8 +168,8 @@ class BatchWalk:
 
     __slots__ = ("_registry", "empty", "standard")
 
-    def __init__(self, empty: Allocator | None) -> None:
-        self.empty = empty
+    def __init__(self, allocate: Allocator | None) -> None:
+        self.empty = allocate
         self._registry = torchs.default_collate_fn_map
         self.standard = is_standard()
 

@@ -76,9 +76,9 @@ class PadCollator(Collator):
     keys: frozenset[Key] | None
     mask: bool
 
-    def __call__(self, samples: Sequence[Any], *, empty: Allocator | None = None) -> Any:
+    def __call__(self, samples: Sequence[Any], *, allocate: Allocator | None = None) -> Any:
         """The batch, with a `Padded` for every padded field."""
-        return _PadWalk(self, empty)(samples)
+        return _PadWalk(self, allocate)(samples)
 
     def padded_length(self, longest: int) -> int:
         """The length of the rows if the longest sequence has this length."""
@@ -88,8 +88,8 @@ class PadCollator(Collator):
 class _PadWalk(FieldWalk):
     __slots__ = ("_recipe",)
 
-    def __init__(self, recipe: PadCollator, empty: Allocator | None) -> None:
-        super().__init__(recipe.keys, empty)
+    def __init__(self, recipe: PadCollator, allocate: Allocator | None) -> None:
+        super().__init__(recipe.keys, allocate)
         self._recipe = recipe
 
     def is_field(self, batch: Sequence[Any]) -> bool:
@@ -108,9 +108,9 @@ class _PadWalk(FieldWalk):
         return Padded(values, lengths, mask if recipe.mask else None)
 
 
-def _mask(lengths: torch.Tensor, longest: int, side: Side, empty: Allocator) -> torch.Tensor:
+def _mask(lengths: torch.Tensor, longest: int, side: Side, allocate: Allocator) -> torch.Tensor:
     places = torch.arange(longest)
-    out = empty((len(lengths), longest), torch.bool)
+    out = allocate((len(lengths), longest), torch.bool)
     if side == "right":
         return torch.lt(places, lengths[:, None], out=out)
     return torch.ge(places, longest - lengths[:, None], out=out)

@@ -32,9 +32,9 @@ class RaggedCollator(Collator):
 
     keys: frozenset[Key] | None
 
-    def __call__(self, samples: Sequence[Any], *, empty: Allocator | None = None) -> Any:
+    def __call__(self, samples: Sequence[Any], *, allocate: Allocator | None = None) -> Any:
         """The batch, with a list for every ragged field."""
-        return _RaggedWalk(self.keys, empty)(samples)
+        return _RaggedWalk(self.keys, allocate)(samples)
 
 
 class _RaggedWalk(FieldWalk):

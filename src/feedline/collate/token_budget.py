@@ -60,10 +60,10 @@ class PackCollator(Collator):
     value: Fill
     cut: bool
 
-    def __call__(self, samples: Sequence[Any], *, empty: Allocator | None = None) -> Packed:
+    def __call__(self, samples: Sequence[Any], *, allocate: Allocator | None = None) -> Packed:
         """All samples, in as few rows as best fit finds."""
         fields = {path: self._fit(column, path) for path, column in _fields(samples).items()}
-        plan = _PackPlan(_common_lengths(fields), self.max_tokens, empty or allocate_tensor)
+        plan = _PackPlan(_common_lengths(fields), self.max_tokens, allocate or allocate_tensor)
         values = {path: plan.pack(rows, path, fill_for(self.value, path)) for path, rows in fields.items()}
         packed = values[()] if () in values else {path[-1]: value for path, value in values.items()}
         return Packed(packed, plan.positions(), plan.segments(), plan.bounds(), plan.order)
@@ -132,9 +132,9 @@ class _PackPlan:
     Rows are filled from the left, without gaps.
     """
 
-    def __init__(self, lengths: Sequence[int], width: int, empty: Allocator) -> None:
+    def __init__(self, lengths: Sequence[int], width: int, allocate: Allocator) -> None:
         rows = best_fit(lengths, width)
-        self._empty = empty
+        self._allocate = allocate
         self._shape = (len(rows), width)
         self._segment_of = np.array([i + 1 for row in rows for i in range(len(row))], np.int64)
         order = np.array([sample for row in rows for sample in row], np.int64)
@@ -145,7 +145,7 @@ class _PackPlan:
 
     def pack(self, sequences: Sequence[torch.Tensor], path: Path, fill: float) -> torch.Tensor:
         flat = joined([sequences[sample] for sample in self.order.tolist()], path)
-        values = self._empty(self._shape, flat.dtype).fill_(fill)
+        values = self._allocate(self._shape, flat.dtype).fill_(fill)
         numpy_view(values)[self._mask] = numpy_view(flat)
         return values
 
@@ -157,7 +157,7 @@ class _PackPlan:
         return self._lay_out(np.repeat(self._segment_of, self._lengths))
 
     def _lay_out(self, numbers: NDArray[np.int64]) -> torch.Tensor:
-        out = self._empty(self._shape, torch.int64).zero_()
+        out = self._allocate(self._shape, torch.int64).zero_()
         out.numpy()[self._mask] = numbers
         return out
 

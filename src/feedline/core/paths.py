@@ -9,9 +9,12 @@ import difflib
 import os
 import re
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
 
 from feedline.errors import ArgumentError, ObjectNotFoundError
 
@@ -115,3 +118,21 @@ def user_cache(*names: str) -> str:
     """
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - for thousands of shards
     return os.path.join(root, "feedline", *names)  # noqa: PTH118 - as above
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Write a file that replaces `path` when the block ends without error.
+
+    Processes that have the older file mapped keep it.
+    """
+    # Random, not a process or thread id: hosts that share the folder may have the same ones at the same time.
+    partial = Path(f"{os.fspath(path)}.partial-{uuid4().hex[:12]}")
+    try:
+        with open(partial, "wb") as file:
+            yield file
+        # No fsync: these files can be recreated, and carry checksums or lengths by which a torn one is found.
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

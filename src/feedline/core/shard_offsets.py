@@ -25,7 +25,7 @@ class ShardRows(NamedTuple):
 
 
 class ShardOffsets:
-    """Shard and row of each sample, given the number of samples per shard.
+    """Shard and row of each sample, from the sizes of the shards.
 
     Indices are checked ones: from 0 up to, not including, `len()`. Shards may be empty.
     """

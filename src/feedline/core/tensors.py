@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from feedline.errors import SampleIndexError
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
-"""`empty(shape, dtype)` returns an uninitialized, contiguous CPU tensor."""
+"""`allocate(shape, dtype)` returns an uninitialized, contiguous CPU tensor."""
 
 
-def wants(empty: Allocator | None, nbytes: int) -> bool:
+def uses_allocator(allocate: Allocator | None, nbytes: int) -> bool:
     """Check that a tensor of `nbytes` should come from the allocator.
 
     An allocator may set a lower bound, `smallest_nbytes`.
     """
-    return empty is not None and nbytes >= getattr(empty, "smallest_nbytes", 0)
+    return allocate is not None and nbytes >= getattr(allocate, "smallest_nbytes", 0)
 
 
 _STAND_INS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}

@@ -2,7 +2,7 @@ r"""A file format for named integer arrays that can be memory-mapped.
 
     b"feedline arrays\n" · version, length and CRC-32 of the table (each uint32) · the table · padding · the arrays
 
-Numbers are little endian. The table is JSON: `{"told": {…}, "arrays": {name: [dtype, shape, offset, CRC-32]}}`.
+Numbers are little endian. The table is JSON: `{"metadata": {…}, "arrays": {name: [dtype, shape, offset, CRC-32]}}`.
 Offsets count from the first 64-byte boundary after the table, and each array is aligned to 64 bytes. Reading a file
 never runs code: there is no pickle in it. The table is checked on every read, so that many files open fast. Arrays are
 checked when a process maps them for the first time.
@@ -17,7 +17,6 @@ import json
 import mmap
 import os
 import struct
-import threading
 from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
@@ -30,6 +29,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from feedline.core.kernels import crc32
+from feedline.core.paths import replacing
 from feedline.errors import SampleError, note
 
 _MAGIC = b"feedline arrays\n"
@@ -38,7 +38,7 @@ _MAGIC = b"feedline arrays\n"
 _PREFACE = struct.Struct("<16sIII")
 
 
-_VERSION = 2
+_VERSION = 3
 
 
 _ALIGNMENT = 64
@@ -107,26 +107,16 @@ def pack(metadata: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> lis
         padding = -flat.nbytes % _ALIGNMENT
         pieces += [data, bytes(padding)]
         offset += flat.nbytes + padding
-    table = json.dumps({"told": metadata, "arrays": places}, separators=(",", ":")).encode()
+    table = json.dumps({"metadata": metadata, "arrays": places}, separators=(",", ":")).encode()
     preface = _PREFACE.pack(_MAGIC, _VERSION, len(table), crc32(memoryview(table))) + table
     return [preface.ljust(_aligned(len(preface)), b"\0"), *pieces]
 
 
 def write(path: str, metadata: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write a file atomically, in a folder that is made where it is missing.
-
-    Processes that have mapped an older file keep it.
-    """
+    """Write a file atomically, and its folder if it is missing."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    partial = f"{path}.partial-{threading.get_native_id()}"  # two threads may repair one damaged file
-    try:
-        # No fsync: after a power cut the checksums find a torn file, which is then built again.
-        with open(partial, "wb") as file:
-            file.writelines(pack(metadata, arrays))
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        file.writelines(pack(metadata, arrays))
 
 
 def read_table(path: str) -> ArrayTable:
@@ -197,7 +187,7 @@ def _parse_table(begin: bytes, more: Any, path: str) -> ArrayTable:
     try:
         table = json.loads(text)
         arrays = {name: _place(*place) for name, place in table["arrays"].items()}
-        return ArrayTable(table["told"], arrays, _aligned(stop))
+        return ArrayTable(table["metadata"], arrays, _aligned(stop))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise SampleError(f"{path} is damaged: its table cannot be read ({error})") from error
 

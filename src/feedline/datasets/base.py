@@ -1,12 +1,14 @@
 """Base classes of datasets that read single records.
 
 `Records` checks indices. `DecodedRecords` decodes records of one value, `FieldRecords` records of several fields.
-`ShardedRecords` reads the records of a batch from files or objects in one request.
+`ShardedRecords` reads the records of a batch from files or objects in one request, and `RecordFiles` finds them by a
+scan of each file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,14 +16,16 @@ import torch
 from numpy.typing import NDArray
 
 from feedline import collate
-from feedline.core.dataset import READS_SAMPLES, Batch, BatchRead, Keys, Traits, check_reads_batches
+from feedline.core.dataset import READS_SAMPLES, Batch, BatchRead, Keys, Traits, check_reads_batches, digest_of
 from feedline.core.rng import torch_keys
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.arrays.npy import Transform
+from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Decoding, SampleTransform, Where
+from feedline.datasets.indexes import Columns, IndexRecipe, SideCar, indexes_of
 from feedline.stores import CachedStore, ObjectRange
-from feedline.stores.files import Extent
+from feedline.stores.files import Extent, FileSet, LazyList
 
 
 class Records(torch.utils.data.Dataset[Any]):
@@ -67,7 +71,7 @@ class DecodedRecords(Records):
             uses_keys=self._decoding.draws,
         )
 
-    def _batch(self, places: NDArray[np.int64], empty: Allocator, keys: Keys | None) -> torch.Tensor:
+    def _batch(self, places: NDArray[np.int64], allocate: Allocator, keys: Keys | None) -> torch.Tensor:
         """Decode the records of checked indices as one batch."""
         raise NotImplementedError
 
@@ -171,11 +175,11 @@ def _keys_of(keys: Keys | None, count: int, names: Sequence[str]) -> dict[str, K
     return {name: np.ascontiguousarray(drawn[:, number]) for number, name in enumerate(names)}
 
 
-def _column(fields: Sequence[Field], keys: Keys | None, empty: Allocator) -> Any:
+def _column(fields: Sequence[Field], keys: Keys | None, allocate: Allocator) -> Any:
     decoding = fields[0].decoding
     if isinstance(decoding, Decoding) and decoding.batchable:
-        return decoding.batch([field.source for field in fields], keys, empty, lambda row: fields[row].where())
-    return collate.default([field.decoding(field.source, None, field.where) for field in fields], empty=empty)
+        return decoding.batch([field.source for field in fields], keys, allocate, lambda row: fields[row].where())
+    return collate.default([field.decoding(field.source, None, field.where) for field in fields], allocate=allocate)
 
 
 class Content(Protocol):
@@ -247,6 +251,34 @@ class ShardedRecords(Records):
         shard, place = self._at(at)
         (view,) = self._content.read([Extent(shard, *self._span(shard, place))])
         return self._decoded(Record(shard, place, view), row)
+
+
+class RecordFiles(ShardedRecords):
+    """Records of files that are scanned once, as a recipe says.
+
+    Where the records lie is kept in a side-car of each file.
+    """
+
+    def __init__(self, blobs: FileSet, recipe: IndexRecipe, index_dir: Pathlike | None) -> None:
+        self.paths = blobs.names
+        """Paths or addresses of the files."""
+        self._blobs = blobs
+        self._indexes = tuple(indexes_of(blobs, recipe, index_dir))
+        super().__init__((recipe.count(index.shapes) for index in self._indexes), blobs)
+        self._bounds = LazyList(partial(_open_arrays, self._indexes), len(self._indexes))
+        self._record_span = recipe.span
+
+    @property
+    def listing_fingerprint(self) -> str:
+        """Digest of file names and record counts, checked by saved loader states."""
+        return digest_of(self.paths, self.shard_sizes)
+
+    def _span(self, shard: int, row: int) -> tuple[int, int]:
+        return self._record_span(self._bounds[shard], row)
+
+
+def _open_arrays(indexes: Sequence[SideCar], number: int) -> Columns:
+    return indexes[number].open_arrays()
 
 
 class ShardedFields(ShardedRecords, FieldRecords):

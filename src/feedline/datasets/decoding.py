@@ -160,12 +160,12 @@ class Decoding:
         return self.step(value, row)
 
     def batch(
-        self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, empty: Allocator, where: Callable[[int], str]
+        self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, allocate: Allocator, where: Callable[[int], str]
     ) -> torch.Tensor:
         """The values as one tensor; `where(row)` describes an unreadable one."""
         assert self._plan is not None
         try:
-            return self._plan.batch(sources, keys, empty)
+            return self._plan.batch(sources, keys, allocate)
         except ImageError as error:
             raise SampleError(f"{where(error.row or 0)}: {error}") from error
 
@@ -270,7 +270,7 @@ class ImageDecoding:
         self,
         sources: Sequence[Any],
         keys: NDArray[np.uint64] | None,
-        empty: Allocator,
+        allocate: Allocator,
         grids: Sequence[Grid | None] | None = None,
         threads: int = 1,
     ) -> torch.Tensor:
@@ -280,7 +280,7 @@ class ImageDecoding:
             keys = np.zeros(len(sources), np.uint64)
         if self._turns:
             sources, grids = [self._turn(source, row) for row, source in enumerate(sources)], None
-        return self._plan.batch(sources, keys, empty, grids, threads)
+        return self._plan.batch(sources, keys, allocate, grids, threads)
 
     def _turn(self, source: Any, row: int | None = None) -> Any:
         if not self._turns:

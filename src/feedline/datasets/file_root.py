@@ -125,7 +125,7 @@ class FileDecoding(Decoding):
         return super().__call__(read, row, where)
 
     def batch(
-        self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, empty: Allocator, where: Callable[[int], str]
+        self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, allocate: Allocator, where: Callable[[int], str]
     ) -> torch.Tensor:
         """The values of files as one tensor."""
         read = []
@@ -134,7 +134,7 @@ class FileDecoding(Decoding):
                 with _naming(partial(where, row)):
                     read.append(self._source(each))
         try:
-            return super().batch(read, keys, empty, where)
+            return super().batch(read, keys, allocate, where)
         except OSError as error:
             if error.filename not in read:
                 raise

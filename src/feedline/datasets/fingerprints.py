@@ -219,7 +219,7 @@ def _array(array: NDArray[Any]) -> Any:
 def _own_fingerprint(dataset: Any) -> Any:
     own = getattr(dataset, "fingerprint", None)
     own = getattr(dataset, "_fingerprint", None) if own is None else own
-    return None if own is None else ("told", type(dataset).__qualname__, str(own))
+    return None if own is None else ("own", type(dataset).__qualname__, str(own))
 
 
 def _with_content(dataset: Any) -> Any:

@@ -112,12 +112,12 @@ IMAGE_EXTENSIONS = frozenset(
 
 FORMATS: dict[str, Format] = {
     "imagefolder": Format(
-        "pictures",
+        "images",
         ("feedline.datasets.imagefolder.dataset:ImageFolder",),
-        "pictures in one folder per class",
+        "images in one folder per class",
         ("ImageFolder(root)",),
         names=tuple(f"*.{extension}" for extension in sorted(IMAGE_EXTENSIONS)),
-        precedence=1,  # lists of labels may lie with pictures
+        precedence=1,  # lists of labels may lie with images
         lists_samples=True,
     ),
     "tar": Format(

@@ -48,9 +48,10 @@ class SideCarWarning(RuntimeWarning):
 
 
 def index_path(address: str, name: str, index_dir: Pathlike | None) -> str:
-    """Path of the index of one file or object, in `index_dir` or the user's cache folder.
+    """Path of the index of a file or object, by its address.
 
-    Files of one name may come from several folders, so a digest of the address is part of the name.
+    It lies in `index_dir`, or in the user's cache folder. Files of one name may come from several folders, so a digest
+    of the address is part of the name.
     """
     key = hashlib.blake2b(address.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     folder = user_cache("indexes") if index_dir is None else index_dir
@@ -118,6 +119,7 @@ class SideCar:
             raise self._lost_error() from error
         except SampleError as error:
             return self._repair(error)
+        # Another process may have replaced it: its rows would not be those that this dataset counted.
         if stored.metadata.get("stamp") != self._stamp:
             raise self._lost_error()
         return stored.arrays
@@ -130,7 +132,7 @@ class SideCar:
     def _repair(self, damage: SampleError) -> Columns:
         """Rebuild a damaged side-car; StateError without `build`."""
         if self._build is None:
-            raise StateError(f"the index {damage}; remove it, and re-create the dataset") from damage
+            raise StateError(f"the index {damage}; remove it, and create the dataset again") from damage
         _log_rebuild(self._path, damage)
         before = self.shapes
         self.renew()
@@ -140,7 +142,7 @@ class SideCar:
 
     def _lost_error(self) -> StateError:
         return StateError(
-            f"the index {self._path} was removed or replaced while a dataset used it; re-create the dataset"
+            f"the index {self._path} was removed or replaced while a dataset used it; create the dataset again"
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -272,8 +274,23 @@ _INDEXED_AT_ONCE = 8
 """Each holds a few parts of its object in memory."""
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of the arrays of an index."""
+
+
+def _count_starts(shapes: Shapes) -> int:
+    return shapes["starts"][0]
+
+
+def _start_to_stop(arrays: Columns, row: int) -> tuple[int, int]:
+    return int(arrays["starts"][row]), int(arrays["stops"][row])
+
+
 class IndexRecipe(NamedTuple):
-    """The way in which the files of one format are indexed."""
+    """A format of record files, indexed by one scan of each.
+
+    By default the arrays "starts" and "stops" of an index have the byte range of each record.
+    """
 
     name: Callable[[str], str]
     """Maps a file name to the name of its side-car."""
@@ -281,6 +298,10 @@ class IndexRecipe(NamedTuple):
     """Computes the arrays from the content."""
     fits: Callable[[Blob, Columns], bool]
     """Checks, by a few reads, that arrays of another origin match the content."""
+    count: Callable[[Shapes], int] = _count_starts
+    """The number of records of a file."""
+    span: Callable[[Columns, int], tuple[int, int]] = _start_to_stop
+    """The byte range of a record."""
 
 
 def indexes_of(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None) -> list[SideCar]:
@@ -331,7 +352,7 @@ def _of_object(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:
 
 
 def _adjacent_arrays(blob: RemoteBlob, name: str) -> Columns | None:
-    """The arrays in a side-car next to an object, if it is there and of this size."""
+    """The arrays in a side-car next to an object, or None."""
     try:
         stored = read_adjacent(blob, name)
     except (ObjectNotFoundError, SampleError):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.dataset import READS_SAMPLES
+from feedline.core.paths import replacing
 from feedline.core.tensors import one_within
 from feedline.errors import SampleError
 
@@ -71,16 +72,10 @@ class PackedStrings(Sequence[str]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file for `open`, atomically."""
-        partial = f"{os.fspath(path)}.partial-{os.getpid()}"
-        try:
-            with open(partial, "wb") as file:
-                file.write((_MAGIC + b"%d %d" % (len(self), len(self._buffer))).ljust(_HEADER_NBYTES, b"\n"))
-                file.write(self._offsets.data)
-                file.write(self._buffer.data)
-            Path(partial).replace(path)
-        except BaseException:
-            Path(partial).unlink(missing_ok=True)
-            raise
+        with replacing(path) as file:
+            file.write((_MAGIC + b"%d %d" % (len(self), len(self._buffer))).ljust(_HEADER_NBYTES, b"\n"))
+            file.write(self._offsets.data)
+            file.write(self._buffer.data)
 
     @property
     def nbytes(self) -> int:

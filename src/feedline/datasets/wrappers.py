@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from torch.utils.data import StackDataset
 
 from feedline.collate.batch_reads import READERS, stack_reader, subset_reader
 from feedline.core.dataset import Int64s, Ranges, Traits, listing_fingerprint_of, ranges_of, traits_of
+from feedline.core.paths import replacing
 from feedline.core.rng import SampleRng, derive, sample_rng, takes_rng
 from feedline.core.tensors import as_indices, one_within, within
 from feedline.datasets.arrays.npy import Transform
@@ -208,7 +207,9 @@ def _load_or_find(path: str, find: Callable[[], NDArray[np.int64]]) -> NDArray[n
     if stored is not None:
         return stored
     indices = find()
-    _store(path, indices)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        np.save(file, indices)
     return indices
 
 
@@ -218,20 +219,6 @@ def _load(path: str) -> NDArray[np.int64] | None:
     except (OSError, ValueError, EOFError):  # missing, or truncated
         return None
     return indices
-
-
-def _store(path: str, indices: NDArray[np.int64]) -> None:
-    """Write the indices to a file, atomically."""
-    folder = Path(path).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=folder, prefix=".filter-", suffix=f"-{os.getpid()}", delete=False) as file:
-        try:
-            np.save(file, indices)
-            file.close()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
 
 
 READERS[Zip] = stack_reader

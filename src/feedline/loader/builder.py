@@ -38,7 +38,7 @@ NEIGHBORS = 8
 def run_collate(collate_fn: Callable[[Any], Any], samples: Any, allocate: Allocator) -> Any:
     """`collate_fn(samples)`; feedline's own collators allocate by `allocate`."""
     if isinstance(collate_fn, collate.Collator):
-        return collate_fn(samples, empty=None if allocate is allocate_tensor else allocate)
+        return collate_fn(samples, allocate=None if allocate is allocate_tensor else allocate)
     return collate_fn(samples)
 
 
@@ -370,7 +370,7 @@ class BatchBuilder:
                 return run_collate(self.collate_fn, samples, allocate)
             if not self.batched:
                 return collate.convert(samples)  # type: ignore[no-untyped-call]
-            return collate.default(samples, empty=None if allocate is allocate_tensor else allocate)
+            return collate.default(samples, allocate=None if allocate is allocate_tensor else allocate)
         except Exception as error:
             alone = self.collate_fn is None and self.action == "raise" and self.batched
             self._address(error, request, _uncollatable_row(samples) if alone else None, "collate")

@@ -279,7 +279,7 @@ class PartitionBuilder:
             return run_collate(self.collate_fn, samples, allocate)
         if self.batch_size is None:
             return collate.convert(samples)  # type: ignore[no-untyped-call]
-        return collate.default(samples, empty=None if allocate is allocate_tensor else allocate)
+        return collate.default(samples, allocate=None if allocate is allocate_tensor else allocate)
 
     def _reseed(self, request: PartitionRequest, number: int) -> None:
         if request.seed is not None and self.reseeds:

@@ -32,13 +32,13 @@ class InlineFuture:
 
 
 class InlinePool:
-    """Pool that builds on the calling thread, into memory from `empty`.
+    """Pool that builds on the calling thread, into memory from `allocate`.
 
     `isolate` restores the global random generators after each batch, for builders that reseed them.
     """
 
-    def __init__(self, builder: Builder, *, isolate: bool = False, empty: Allocator = allocate_tensor) -> None:
-        self._builder, self._isolate, self._empty = builder, isolate, empty
+    def __init__(self, builder: Builder, *, isolate: bool = False, allocate: Allocator = allocate_tensor) -> None:
+        self._builder, self._isolate, self._allocate = builder, isolate, allocate
 
     def submit(self, request: Any) -> InlineFuture:
         """Return a future; nothing is built yet."""
@@ -47,9 +47,9 @@ class InlinePool:
     def build(self, request: Any) -> BatchResult:
         """Build the batch of a request on the calling thread."""
         if not self._isolate:
-            return self._builder(request, self._empty)
+            return self._builder(request, self._allocate)
         with restored_globals():
-            return self._builder(request, self._empty)
+            return self._builder(request, self._allocate)
 
     def wait_any(self, futures: Iterable[InlineFuture]) -> InlineFuture:
         """Return the first future."""

@@ -101,12 +101,12 @@ def _describe_fork(dataset: Any, error: NotPicklableError) -> str:
 
 
 def _open_inline(builder: Builder, options: PoolOptions) -> WorkerPool:
-    return InlinePool(builder, isolate=options.restores_rng, empty=options.allocate)
+    return InlinePool(builder, isolate=options.restores_rng, allocate=options.allocate)
 
 
 def _open_threads(builder: Builder, options: PoolOptions) -> WorkerPool:
     return ThreadPool(
-        builder, options.num_workers, empty=options.allocate, pinned=options.partitions,
+        builder, options.num_workers, allocate=options.allocate, pinned=options.partitions,
         timeout_s=options.timeout_s, stall_s=options.recovery.stall_s,
     )  # fmt: skip
 

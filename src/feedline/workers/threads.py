@@ -44,11 +44,11 @@ class ThreadFuture:
         self._error: BaseException | None = None
         self._cancelled = False
 
-    def run(self, builder: Builder, empty: Allocator) -> None:
+    def run(self, builder: Builder, allocate: Allocator) -> None:
         """Build on the calling thread, then release the lock."""
         try:
             if not self._cancelled:
-                self._result = builder(self.request, empty)
+                self._result = builder(self.request, allocate)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the training loop
             self._error = error
         finally:
@@ -78,7 +78,7 @@ class ThreadFuture:
 class ThreadPool:
     """Threads that share one builder; idle ones take the next request.
 
-    `empty` allocates batches and must be thread-safe. With `pinned` every partition belongs to one thread (partition
+    `allocate` allocates batches and must be thread-safe. With `pinned` every partition belongs to one thread (partition
     modulo `num_workers`), which keeps it in order. `timeout_s` (0: no limit) bounds one wait for a batch; after
     `stall_s` seconds the stacks of all threads are logged once.
     """
@@ -88,12 +88,12 @@ class ThreadPool:
         builder: Builder,
         num_workers: int,
         *,
-        empty: Allocator = allocate_tensor,
+        allocate: Allocator = allocate_tensor,
         pinned: bool = False,
         timeout_s: float = 0,
         stall_s: float = 60,
     ) -> None:
-        self._builder, self._empty = builder, empty
+        self._builder, self._allocate = builder, allocate
         self._timeout_s, self._stall_s = timeout_s, stall_s
         self._queues: list[SimpleQueue[ThreadFuture | None]] = [SimpleQueue()]
         self._pinned = pinned
@@ -161,7 +161,7 @@ class ThreadPool:
     def _start(self, number: int) -> None:
         if self._pinned and number > 0:
             self._queues.append(SimpleQueue())
-        arguments = (self._queues[-1], self._finished, self._scope, self._builder, self._empty, number)
+        arguments = (self._queues[-1], self._finished, self._scope, self._builder, self._allocate, number)
         thread = threading.Thread(target=_run_worker, args=arguments, name=f"feedline-{number}", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -209,13 +209,13 @@ def _run_worker(
     finished: threading.Event,
     scope: CancelScope,
     builder: Builder,
-    empty: Allocator,
+    allocate: Allocator,
     number: int,
 ) -> None:
     telemetry.work_as(number)
     with scope.entered():
         while (future := queue.get()) is not None:
-            future.run(builder, empty)
+            future.run(builder, allocate)
             finished.set()
             del future  # frees a dropped result now, not when the next request arrives
 
@@ -247,13 +247,13 @@ class GlobalRngCheck:
         self._builder, self._dataset = builder, dataset
         self._first = threading.Lock()
 
-    def __call__(self, request: Any, empty: Allocator) -> BatchResult:
+    def __call__(self, request: Any, allocate: Allocator) -> BatchResult:
         """Build the batch; only the very first call is checked."""
         # Later calls run at the same time as others: a changed state could not be attributed to one of them.
         if not self._first.acquire(blocking=False):
-            return self._builder(request, empty)
+            return self._builder(request, allocate)
         before = _rng_states()
-        result = self._builder(request, empty)
+        result = self._builder(request, allocate)
         drawn = [name for name, state in _rng_states().items() if state != before[name]]
         if drawn:
             warnings.warn(

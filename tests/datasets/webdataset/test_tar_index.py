@@ -171,7 +171,7 @@ class TestSideCar:
             lambda data: b"x" * len(data),
             lambda data: data.replace(b'"samples":2', b'"samples":9'),
             lambda data: data.replace(b'"samples"', b'"simples"'),
-            lambda data: data.replace(b'"told"', b'"tolx"'),
+            lambda data: data.replace(b'"metadata"', b'"metadatx"'),
             lambda data: data.replace(b"<u2", b"<f2"),
             lambda data: data[:16] + b"\x09" + data[17:],
         ],

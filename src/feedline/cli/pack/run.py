@@ -26,7 +26,7 @@ from feedline.core.threads import WorkAhead
 from feedline.datasets.webdataset import glance, write_index
 from feedline.errors import ArgumentError, SampleError, note
 
-_TEMPORARY = re.compile(r"\..*\.part|shard-\d{6,}\.tar\.index\.partial-\d+")
+_TEMPORARY = re.compile(r"\..*\.part|shard-\d{6,}\.tar\.index\.partial-[0-9a-f]+")
 
 
 _SHARD = re.compile(r"shard-(\d{6,})\.tar(\.index)?")

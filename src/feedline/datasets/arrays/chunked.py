@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from feedline.core import kernels
 from feedline.core.caches import LoadingCache, PerProcess
-from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches
+from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches, digest_of
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, numpy_view, one_within, torch_dtype, within
 from feedline.core.threads import DaemonPool
@@ -289,6 +289,11 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
         """Rows of each chunk, for `ShardShuffled`; one shard per file without chunks."""
         return np.concatenate([_shard_sizes(shapes) for shapes in self._shapes])
 
+    @property
+    def listing_fingerprint(self) -> str:
+        """Digest of file names and lengths, checked by saved loader states."""
+        return digest_of(self.paths, self._offsets.sizes)
+
     def __len__(self) -> int:
         return len(self._offsets)
 
@@ -326,12 +331,12 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
         samples = map(self._structure.sample, zip(*columns, strict=True))
         return [self._step(sample, row) for sample, row in zip(samples, rows, strict=True)]
 
-    def _read(self, places: NDArray[np.int64], empty: Allocator) -> list[Any]:
+    def _read(self, places: NDArray[np.int64], allocate: Allocator) -> list[Any]:
         """Rows of each array, in the order of `places`.
 
-        Numbers are one tensor in memory from `empty`, other values a list.
+        Numbers are one tensor in memory from `allocate`, other values a list.
         """
-        outs = [_out(shape, len(places), empty) for shape in self._shapes[0]]
+        outs = [_out(shape, len(places), allocate) for shape in self._shapes[0]]
         parts = [
             (rows, local, at, out)
             for file, at, local in self._visits(places)
@@ -430,12 +435,12 @@ def _as_slice(rows: NDArray[np.int64]) -> RowSelection:
     return slice(first, last + 1) if last - first + 1 == len(rows) else rows
 
 
-def _out(shape: Shape, count: int, empty: Allocator) -> torch.Tensor | list[Any]:
+def _out(shape: Shape, count: int, allocate: Allocator) -> torch.Tensor | list[Any]:
     if shape.dtype is None:
         return [None] * count
     dtype = torch_dtype(shape.dtype)
     assert dtype is not None
-    return empty((count, *shape.row_shape), dtype)
+    return allocate((count, *shape.row_shape), dtype)
 
 
 def _fill(part: tuple[ArrayRows | ChunkedRows, NDArray[np.int64], RowSelection, torch.Tensor | list[Any]]) -> None:
@@ -482,5 +487,5 @@ def check_unchanged(path: str, was: Shape, length: int, row_shape: tuple[int, ..
     if (length, row_shape) != (was.length, was.row_shape):
         raise StateError(
             f"{was.name!r} in {path} had {was.length} rows of {was.row_shape} when this dataset was created,"
-            f" and has {length} of {row_shape} now; re-create the dataset"
+            f" and has {length} of {row_shape} now; create the dataset again"
         )

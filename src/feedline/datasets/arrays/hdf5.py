@@ -64,7 +64,7 @@ class HDF5(StoredArrays):
 
 
 class _HDF5Source:
-    """HDF5 file of this machine or of a store, by its number in the file set."""
+    """HDF5 file of a file set, local or remote."""
 
     def __init__(self, blobs: FileSet, number: int) -> None:
         self.name = blobs.name(number)
@@ -112,10 +112,10 @@ class _HDF5Source:
 
 
 class _OpenHDF5:
-    """HDF5 file, open in h5py, which reads a remote one from a `device` in blocks.
+    """HDF5 file that is open in h5py.
 
-    It closes with this object, at the latest before Python exits: h5py would crash the process if it closed a remote
-    file later.
+    h5py reads a remote one from a `device` in blocks. It closes with this object, at the latest before Python exits:
+    h5py would crash the process if it closed a remote file later.
     """
 
     def __init__(self, name: str, device: FarFile | None) -> None:
@@ -124,7 +124,7 @@ class _OpenHDF5:
         weakref.finalize(self, self.file.close)
 
     def holding(self, spans: Sequence[Range]) -> AbstractContextManager[None]:
-        """Fetch these bytes of a remote file concurrently, for h5py to read within the block."""
+        """Fetch these bytes of a remote file, for reads within the block."""
         return nullcontext() if self._device is None else self._device.holding(spans)
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import kernels
-from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches
+from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches, digest_of
 from feedline.core.rng import sample_rng, takes_rng
 from feedline.core.tensors import (
     Allocator,
@@ -58,9 +58,9 @@ class ArrayColumn(NamedTuple):
         numpy_view(out)[...] = self.array[index]
         return self._native(out)
 
-    def take(self, indices: NDArray[np.int64], empty: Allocator) -> torch.Tensor:
-        """Rows of `indices`, in memory from `empty`; IndexError names an invalid index."""
-        out = empty((len(indices), *self.array.shape[1:]), self.dtype)
+    def take(self, indices: NDArray[np.int64], allocate: Allocator) -> torch.Tensor:
+        """Rows of `indices`, in memory from `allocate`; IndexError names an invalid index."""
+        out = allocate((len(indices), *self.array.shape[1:]), self.dtype)
         kernels.gather_rows(self.array, indices, out=numpy_view(out))
         return self._native(out)
 
@@ -75,7 +75,7 @@ class _Columns(Protocol):
 
     def __len__(self) -> int: ...
     def row(self, at: int) -> list[torch.Tensor]: ...
-    def take(self, indices: NDArray[np.int64], empty: Allocator) -> list[torch.Tensor]: ...
+    def take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[torch.Tensor]: ...
 
 
 class MemoryColumns:
@@ -91,12 +91,12 @@ class MemoryColumns:
         """Copy row `at` of each array; the index must be valid."""
         return [column.row(at) for column in self._columns]
 
-    def take(self, indices: NDArray[np.int64], empty: Allocator) -> list[torch.Tensor]:
-        """Rows of `indices` of each array, in memory from `empty`.
+    def take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[torch.Tensor]:
+        """Rows of `indices` of each array, in memory from `allocate`.
 
         IndexError names an invalid index.
         """
-        return [column.take(indices, empty) for column in self._columns]
+        return [column.take(indices, allocate) for column in self._columns]
 
 
 class RangeColumns:
@@ -257,6 +257,11 @@ class ArrayFile(AlignedArrays):
         Local files are one run, because any row costs the same.
         """
         return np.array([len(self)]) if self._files.is_local else RangeColumns(self._files).run_sizes
+
+    @property
+    def listing_fingerprint(self) -> str:
+        """Digest of file names and lengths, checked by saved loader states."""
+        return digest_of(self._files.paths, self._files.lengths)
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch into a cache for these samples."""

@@ -1,4 +1,4 @@
-"""Array files by number: mapped on this machine, read in ranges from stores."""
+"""Array files by number: local ones mapped, remote ones read in ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Layouts of array files, from the `.npy` header or from `Raw`, checked against the size of the file."""
+"""Layouts of array files.
+
+A layout comes from the `.npy` header or from `Raw`, and is checked against the size of the file.
+"""
 
 from __future__ import annotations
 

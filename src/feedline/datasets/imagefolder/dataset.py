@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import BatchRead, Traits, check_reads_batches
+from feedline.core.dataset import BatchRead, Traits, check_reads_batches, digest_of
 from feedline.core.paths import expand_user, missing
 from feedline.core.rng import sample_rng, torch_keys
 from feedline.core.tensors import as_indices, numpy_view, one_within, within
@@ -31,9 +31,13 @@ IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tif
 """Torchvision's extensions of image files; the format is detected by content."""
 
 
+_LISTED = 4096
+"""Images of a larger folder whose names are hashed, evenly spread."""
+
+
 _GONE = (
-    "it was moved or deleted since the folder was listed, or is a broken link: restore it, re-create the dataset, or "
-    "pass on_error='skip' to the loader"
+    "it was moved or deleted since the folder was listed, or is a broken link: restore it, create the dataset again, "
+    "or pass on_error='skip' to the loader"
 )
 
 
@@ -181,6 +185,13 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
             return self._images.value(source, sample_rng(row) if self._images.draws else None)
         file = source if isinstance(source, str) else BytesIO(source)
         return self._images.step(self.loader(file), row)
+
+    @property
+    def listing_fingerprint(self) -> str:
+        """Digest of image names and classes, checked by saved loader states."""
+        some = np.arange(0, len(self), max(1, len(self) // _LISTED))
+        targets = self._samples.targets(some).tolist()
+        return digest_of(self._samples.files(some, self._folder), [len(self), *targets])
 
     @property
     def content_fingerprint(self) -> str:

@@ -105,11 +105,11 @@ class LMDB(DecodedRecords):
                 for value, key, row in zip(values, keys, rows, strict=True)
             ]
 
-    def _batch(self, places: NDArray[np.int64], empty: Allocator, keys: Keys | None) -> torch.Tensor:
+    def _batch(self, places: NDArray[np.int64], allocate: Allocator, keys: Keys | None) -> torch.Tensor:
         names = self._keys.many(places)
         with self._environment().reading() as transaction:
             values = self._values(transaction, names)
-            return self._decoding.batch(values, keys, empty, lambda row: self._describe(names[row]))
+            return self._decoding.batch(values, keys, allocate, lambda row: self._describe(names[row]))
 
     def _values(self, transaction: Any, keys: Sequence[bytes]) -> list[memoryview]:
         """Values of these keys, as views that end with the transaction."""
@@ -144,7 +144,7 @@ class LMDB(DecodedRecords):
 
 
 class _Location(NamedTuple):
-    """An environment: a path of this machine, or an object that is fetched whole."""
+    """Local environment, or an object that is fetched whole."""
 
     name: str
     blobs: FileSet | None

@@ -154,6 +154,7 @@ class _OpenEnvironments:
         """
         if self._pid == os.getpid():
             return
+        # LMDB does not support an environment that was opened before a fork.
         for environment in list(self._by_path.values()):
             environment.close()
         self._by_path.clear()
@@ -239,7 +240,7 @@ class _OpenEnvironment:
             raise StateError(
                 f"{self.name} was enlarged by another process, and cannot be mapped again, because a transaction of"
                 f" this process did not end within {_REMAP_TIMEOUT_S:g} s: do not read a dataset within its own decode="
-                " function, or re-create the dataset"
+                " function, or create the dataset again"
             ) from error
         # Another thread may have remapped the file while this one waited.
         if self._mappings == before:
@@ -282,6 +283,7 @@ def _open_lmdb(library: Any, path: str, name: str, readahead: bool) -> Any:
             path,
             subdir=Path(path).is_dir(),
             readonly=True,
+            # A lock file would have to be written, on a disk that may be read-only.
             lock=False,
             readahead=readahead,
             meminit=False,

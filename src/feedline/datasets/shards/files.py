@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.caches import PerProcess
+from feedline.core.dataset import digest_of
 from feedline.core.paths import make_folder, user_cache
 from feedline.core.tensors import within
 from feedline.core.threads import DaemonPool
@@ -308,6 +309,11 @@ class ShardFiles:
         """True if all shards are local files."""
         return self._sources.blobs.is_local
 
+    @property
+    def names(self) -> list[str]:
+        """Paths or addresses of all shards."""
+        return [self.where(number) for number in range(len(self.shards))]
+
     def where(self, number: int) -> str:
         """Path or address of a shard, for messages."""
         return self._sources.where(number)
@@ -403,6 +409,11 @@ class ShardFileFields(ShardedFields):
     def __init__(self, files: ShardFiles) -> None:
         super().__init__((shard.samples for shard in files.shards), files)
         self._files = files
+
+    @property
+    def listing_fingerprint(self) -> str:
+        """Digest of shard names and sizes, checked by saved loader states."""
+        return digest_of(self._files.names, self.shard_sizes)
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch into a cache for these samples."""

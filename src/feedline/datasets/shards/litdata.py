@@ -25,7 +25,7 @@ from feedline.datasets.shard_summaries import StoredShard, stored_nbytes, summar
 from feedline.datasets.shards.files import ShardFileFields, ShardFiles, ShardSource
 from feedline.datasets.shards.folder import IndexedFolder, check_count, check_file_name, check_samples, check_total
 from feedline.datasets.shards.litdata_chunks import ChunkItems, LitDataRows, chunk_ends, open_items
-from feedline.datasets.shards.litdata_types import decoder, is_picture
+from feedline.datasets.shards.litdata_types import decoder, is_image
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
 from feedline.stores.files import Extent, LazyList
@@ -183,7 +183,7 @@ _CACHE_NBYTES = 1 << 26
 class LitData(ShardFileFields):
     """Samples of a LitData folder, structured as they were written.
 
-    Tensors, arrays, numbers, strings and bytes are returned as they were written, pictures as PIL images, other files
+    Tensors, arrays, numbers, strings and bytes are returned as they were written, images as PIL images, other files
     as bytes. `columns` chooses leaves by name, such as "image", or "view.0" for nested ones; samples keep the structure
     around them. Leaves stored as pickle are never read. `transform` is a function of the sample, or a dict of functions
     by leaf. Use `LitDataTokens` for chunks written with a `TokensLoader`.
@@ -319,7 +319,7 @@ def _describe_leaf(name: str, where: Where) -> str:
 
 
 def _build_decoding(name: str, kind: str, transform: Transform | None, path: str) -> Decoding:
-    if is_picture(kind) and transform is not None:
+    if is_image(kind) and transform is not None:
         return Decoding("image", transform)
     try:
         return Decoding(decoder(kind), transform, kind=kind.partition(":")[0])

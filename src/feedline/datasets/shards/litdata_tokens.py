@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import kernels
-from feedline.core.dataset import READS_BATCHES, BatchRead
+from feedline.core.dataset import READS_BATCHES, BatchRead, digest_of
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import allocate_tensor, as_indices, numpy_view, one_within, within
 from feedline.datasets.arrays.npy_layout import Pathlike
@@ -65,6 +65,11 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
     def shard_sizes(self) -> NDArray[np.int64]:
         """Number of windows of each chunk, for `samplers.ShardShuffled`."""
         return self._offsets.sizes
+
+    @property
+    def listing_fingerprint(self) -> str:
+        """Digest of chunk names and sizes, checked by saved loader states."""
+        return digest_of(self._files.names, self.shard_sizes)
 
     def __len__(self) -> int:
         return len(self._offsets)

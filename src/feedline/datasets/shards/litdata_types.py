@@ -1,6 +1,6 @@
 """Decoders of LitData's leaf formats, except pickle.
 
-They turn bytes into tensors, arrays, numbers, strings and pictures. Nested lists and dicts are JSON, or litdata's
+They turn bytes into tensors, arrays, numbers, strings and images. Nested lists and dicts are JSON, or litdata's
 compact binary form: a tag, then the content.
 """
 
@@ -192,7 +192,7 @@ def decoder(name: str) -> Decoder:
         raise ArgumentError(f"{name!r}, which is not known") from None
 
 
-def is_picture(name: str) -> bool:
+def is_image(name: str) -> bool:
     """True if leaves are encoded image files."""
     return name.partition(":")[0] in ("jpeg", "image")
 

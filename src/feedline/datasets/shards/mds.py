@@ -72,7 +72,7 @@ def decoder(encoding: str) -> Decoder:
         raise ArgumentError(f"{encoding!r}, which is not known") from None
 
 
-def is_picture(encoding: str) -> bool:
+def is_image(encoding: str) -> bool:
     """True if values are encoded image files."""
     return encoding in ("jpeg", "png")
 
@@ -133,13 +133,13 @@ def image(data: memoryview) -> PIL.Image.Image:
 def bare_image(data: memoryview) -> PIL.Image.Image:
     width, height, letters = struct.unpack_from("<III", data)
     if width * height > _MAX_PIXELS:
-        raise ValueError(f"a picture of {width} x {height} pixels")
+        raise ValueError(f"an image of {width} x {height} pixels")
     mode, pixels = str(data[12 : 12 + letters], "ascii"), data[12 + letters :]
     return PIL.Image.frombytes(mode, (width, height), bytes(pixels))
 
 
 def images(data: memoryview) -> list[PIL.Image.Image]:
-    """Decode a list of pictures: their number, their sizes, then the files."""
+    """Decode a list of images: their number, their sizes, then the files."""
     return _decode_several(image, data)
 
 
@@ -375,7 +375,7 @@ def _build_layout(
 
 
 def _build_decoding(name: str, encoding: str, transform: Transform | None, path: str) -> Decoding:
-    if is_picture(encoding) and transform is not None:
+    if is_image(encoding) and transform is not None:
         return Decoding("image", transform)
     try:
         return Decoding(decoder(encoding), transform, kind=encoding.partition(":")[0])

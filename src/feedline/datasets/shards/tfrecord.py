@@ -14,22 +14,20 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feedline.core import optional
-from feedline.core.dataset import digest_of
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
-from feedline.datasets.base import Decodes, Field, FieldRecords, Record, ShardedFields
+from feedline.datasets.base import Decodes, Field, FieldRecords, Record, RecordFiles, ShardedFields
 from feedline.datasets.decoding import Decode, Decoding, split_transform
 from feedline.datasets.file_objects import Stream, parts
 from feedline.datasets.formats import FORMATS
-from feedline.datasets.indexes import Columns, IndexRecipe, SideCar, indexes_of
+from feedline.datasets.indexes import Columns, IndexRecipe, Shapes
 from feedline.datasets.paths import Paths, find
 from feedline.datasets.shards.tf_example import ChosenFeatures, EveryFeature, Feature
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
-from feedline.stores.files import Blob, FileSet, LazyList
+from feedline.stores.files import Blob
 
 HEAD_NBYTES, TAIL_NBYTES = 12, 4
 
@@ -44,20 +42,21 @@ _CHECKED = "checked"
 """Name of an empty array in the index: all checksums were verified."""
 
 
-def build_indexes(blobs: FileSet, check: bool, folder: Pathlike | None) -> list[SideCar]:
-    """Index of each file, with the array `starts`.
-
-    It holds the offset of each record, and the end of the last one.
-
-    SampleError names the first damaged record. With `check`, indexes built without checking are built again.
-    """
+def _recipe(check: bool) -> IndexRecipe:
+    """The recipe of an index: starts of records, and the last end."""
     # The name begins with a dot, so that globs for the records do not match it.
-    kind = IndexRecipe(lambda name: f".{name}.index", partial(_scan, check), partial(_is_valid_index, check))
-    indexes = indexes_of(blobs, kind, folder)
-    for index in indexes:
-        if check and _CHECKED not in index.shapes:
-            index.renew()
-    return indexes
+    return IndexRecipe(
+        lambda name: f".{name}.index", partial(_scan, check), partial(_is_valid_index, check), _count, _payload
+    )
+
+
+def _count(shapes: Shapes) -> int:
+    return shapes["starts"][0] - 1
+
+
+def _payload(arrays: Columns, row: int) -> tuple[int, int]:
+    start, stop = arrays["starts"][row : row + 2].tolist()
+    return start + HEAD_NBYTES, stop - TAIL_NBYTES
 
 
 def _scan(check: bool, blob: Blob) -> Columns:
@@ -135,7 +134,7 @@ _WHOLE = ""
 """Name of the single field of records that are not decoded as chosen features."""
 
 
-class TFRecord(ShardedFields):
+class TFRecord(RecordFiles, ShardedFields):
     """Records of TFRecord files, as dicts of their `tf.train.Example` features.
 
     `columns` maps names of features to types: a dtype for a single number; `(dtype, shape)` for a tensor, where one
@@ -164,26 +163,14 @@ class TFRecord(ShardedFields):
         if decode is not None and columns is not None:
             raise ArgumentError("columns= is for examples, and with decode= records are not; drop one of the two")
         self._chosen = None if columns is None else ChosenFeatures(columns, by_feature)
-        # A picture is decoded and transformed in one step.
+        # An image is decoded and transformed in one step.
         self._decoding: Decodes = EveryFeature() if decode is None else Decoding(decode, whole)
         blobs = find(paths, FORMATS["tfrecord"].pattern, cache=cache, options=options)
-        self.paths = blobs.names
-        indexes = build_indexes(blobs, check, index_dir)
-        super().__init__((each.shapes["starts"][0] - 1 for each in indexes), blobs)
+        super().__init__(blobs, _recipe(check), index_dir)
         FieldRecords.__init__(self, whole if decode is None else None)
-        self._starts = LazyList(partial(_read_starts, tuple(indexes)), len(indexes))
-
-    @property
-    def listing_fingerprint(self) -> str:
-        """Digest of the file names, in order, and their numbers of records.
-
-        A loader's state is valid only for an equal one.
-        """
-        return digest_of(self.paths, self.shard_sizes)
-
-    def _span(self, shard: int, row: int) -> tuple[int, int]:
-        start, stop = self._starts[shard][row : row + 2].tolist()
-        return start + HEAD_NBYTES, stop - TAIL_NBYTES
+        for index in self._indexes:
+            if check and _CHECKED not in index.shapes:  # built without checking
+                index.renew()
 
     def _decodings(self) -> Collection[Decodes]:
         return [self._decoding] if self._chosen is None else self._chosen.decodings
@@ -199,7 +186,3 @@ class TFRecord(ShardedFields):
 
     def _where(self, shard: int, row: int) -> str:
         return f"record {row} of {self.paths[shard]}"
-
-
-def _read_starts(indexes: tuple[SideCar, ...], number: int) -> NDArray[np.integer[Any]]:
-    return indexes[number].open_arrays()["starts"]

@@ -243,7 +243,7 @@ class ChunkCache:
             return self._chunks.locate(int(which[at]), int(rows[at]))
 
         with note_shape_mismatch(lambda: samples, locate):
-            return collate.default(samples, empty=empty)
+            return collate.default(samples, allocate=empty)
 
     def locate(self, chunk: int, row: int) -> str:
         """Describe a row for error messages."""

@@ -373,7 +373,7 @@ class ListColumn(RaggedColumn):
         length = int(stops[0] - starts[0]) if len(rows) else 0
         if isinstance(self._child, NumberColumn) and ((stops - starts) == length).all():
             return self._child.windows(which, starts, length, empty)
-        return collate.default(self.samples(which, rows), empty=empty)
+        return collate.default(self.samples(which, rows), allocate=empty)
 
 
 class StructColumn:

@@ -298,7 +298,7 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
         try:
             return self._direct.batch(inside, self._targets, empty)
         except SampleError:  # a null: its value is up to `datasets`
-            batch: dict[str, Any] = collate.default(self._rest.__getitems__(inside.tolist()), empty=empty)
+            batch: dict[str, Any] = collate.default(self._rest.__getitems__(inside.tolist()), allocate=empty)
             return batch
 
     def _read(self, inside: Int64s, rows: Sequence[int | None]) -> list[Any]:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from feedline.core.tensors import one_within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
-from feedline.datasets.base import Record, ShardedRecords
+from feedline.datasets.base import Record, RecordFiles
 from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.formats import FORMATS
-from feedline.datasets.indexes import Columns, IndexRecipe, SideCar, indexes_of
+from feedline.datasets.indexes import IndexRecipe
 from feedline.datasets.paths import Paths, find
 from feedline.datasets.text.line_index import bounds_match, filled_line_bounds, line_bounds, line_encoding
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
-from feedline.stores.files import FileSet, LazyList, LocalFile
+from feedline.stores.files import FileSet, LocalFile
 
 MOST_NBYTES = 1 << 26
 """Default size limit of a record. A longer one suggests a file without lines, or a missing quote."""
@@ -64,7 +63,7 @@ def describe_undecodable(encoding: str, error: UnicodeDecodeError) -> str:
     return f"is not {encoding.upper()} ({error}); if it has another encoding, pass it, such as encoding='cp1252'"
 
 
-class TextRecords(ShardedRecords):
+class TextRecords(RecordFiles):
     """Base of datasets of texts.
 
     A subclass gives the index recipe and converts texts.
@@ -74,13 +73,9 @@ class TextRecords(ShardedRecords):
     """
 
     def __init__(self, blobs: FileSet, recipe: IndexRecipe, options: TextReading, transform: Transform | None) -> None:
-        self.paths = blobs.names
+        super().__init__(blobs, recipe, options.index_dir)
         self._step = SampleTransform(transform)
-        self._blobs = blobs
         self._encoding, self._most_nbytes = options.encoding, options.most_nbytes
-        self._indexes = indexes_of(blobs, recipe, options.index_dir)
-        super().__init__((each.shapes["starts"][0] for each in self._indexes), blobs)
-        self._bounds = LazyList(partial(_bounds, tuple(self._indexes)), len(self._indexes))
 
     def address(self, index: int) -> tuple[str, str]:
         """The file of sample `index`, and its position there: `"line 7"`.
@@ -98,8 +93,7 @@ class TextRecords(ShardedRecords):
         raise NotImplementedError
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
-        bounds = self._bounds[shard]
-        start, stop = int(bounds["starts"][row]), int(bounds["stops"][row])
+        start, stop = super()._span(shard, row)
         if stop - start > self._most_nbytes:
             raise SampleError(
                 f"{self._describe(shard, row)} has {stop - start:,} bytes, and most_nbytes= allows"
@@ -125,10 +119,6 @@ class TextRecords(ShardedRecords):
         counted = range(0, start, _COUNTED_NBYTES)
         ends = sum(bytes(blob.data[begin : min(begin + _COUNTED_NBYTES, start)]).count(b"\n") for begin in counted)
         return f"line {ends + 1}"
-
-
-def _bounds(indexes: tuple[SideCar, ...], number: int) -> Columns:
-    return indexes[number].open_arrays()
 
 
 class Lines(TextRecords):

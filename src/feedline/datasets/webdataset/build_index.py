@@ -110,6 +110,7 @@ def fingerprint(source: TarSource, starts: NDArray[np.int64], sizes: NDArray[np.
     for start, size in zip(starts.reshape(-1)[chosen].tolist(), sizes.reshape(-1)[chosen].tolist(), strict=True):
         last = start + max(0, size - BLOCK)
         spans += [(start - BLOCK, start), (last, last + BLOCK)]
+    # Not the version: a copy of a tar has another one.
     digest.update(b"%d" % source.nbytes)
     for data in source.read_spans(spans):
         digest.update(data)
@@ -214,7 +215,7 @@ def compute_index(
         "fingerprint": fingerprint(source, starts, sizes),
         "blake2b": checksum_of(source) if checksum else None,
         "cut": walk.cut,
-        "pictured": image_columns,
+        "images": image_columns,
     }
     arrays = {
         **_keys(table.rows),

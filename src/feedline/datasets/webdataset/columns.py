@@ -241,15 +241,15 @@ class TarColumn:
         """True if several threads can share the work on a batch."""
         return self._fused and self._images.splits
 
-    def batch(self, places: Sequence[MemberPlace], keys: Keys | None, empty: Allocator, threads: int = 1) -> Any:
-        """The default-collated values at these places, in memory from `empty`."""
+    def batch(self, places: Sequence[MemberPlace], keys: Keys | None, allocate: Allocator, threads: int = 1) -> Any:
+        """The default-collated values at these places, in memory from `allocate`."""
         if self.spec in PSEUDO:
             return tuple(self.value(place, None) for place in places)
         if not self._fused:
-            return collate.default(tuple(map(self._decoded, places)), empty=empty)
+            return collate.default(tuple(map(self._decoded, places)), allocate=allocate)
         grids = _grids(places) if any(place.shard.index.has_grids for place in places) else None
         with _naming(places):
-            return self._images.batch(list(_sources(places)), keys, empty, grids, threads)
+            return self._images.batch(list(_sources(places)), keys, allocate, grids, threads)
 
     def all_places(self, parts: Sequence[ShardPart], count: int) -> list[MemberPlace]:
         """The members of a whole batch, in batch order."""

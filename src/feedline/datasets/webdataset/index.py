@@ -27,7 +27,7 @@ class Head:
     fingerprint: str
     blake2b: str | None
     cut: Cut | None
-    pictured: tuple[int, ...]
+    image_columns: tuple[int, ...]
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], path: str) -> Head:
@@ -40,7 +40,7 @@ class Head:
                 str(metadata["fingerprint"]),
                 metadata["blake2b"],
                 None if metadata["cut"] is None else Cut(*metadata["cut"]),
-                tuple(map(int, metadata["pictured"])),
+                tuple(map(int, metadata["images"])),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise SampleError(f"{path} is not the index of a tar ({error!r})") from error
@@ -120,7 +120,7 @@ class TarIndex:
         They come from the headers, before any EXIF orientation; 0 if a header was unreadable.
         """
         column = self.column(field)
-        return self._dims[:, self.head.pictured.index(column)] if column in self.head.pictured else None
+        return self._dims[:, self.head.image_columns.index(column)] if column in self.head.image_columns else None
 
     def grid(self, row: int, column: int) -> NDArray[np.uint16] | None:
         """Restart interval lengths of a JPEG, or None."""
@@ -184,7 +184,7 @@ def _check_shapes(head: Head, arrays: Mapping[str, NDArray[Any]], tar: str) -> N
         "key_bytes": (ends.get("key_bounds", 0),),
         "blocks": (rows, columns),
         "sizes": (rows, columns),
-        "dims": (rows, len(head.pictured), 2),
+        "dims": (rows, len(head.image_columns), 2),
     }
     if "grids" in arrays or "grid_bounds" in arrays:
         wanted |= {"grid_bounds": (rows * columns + 1,), "grids": (ends.get("grid_bounds", 0),)}
@@ -194,9 +194,9 @@ def _check_shapes(head: Head, arrays: Mapping[str, NDArray[Any]], tar: str) -> N
             raise SampleError(
                 f"the index of {tar} is damaged: {name} is {found.dtype} of shape {found.shape} instead of {shape}"
             )
-    if not set(head.pictured) <= set(range(columns)):
+    if not set(head.image_columns) <= set(range(columns)):
         raise SampleError(
-            f"the index of {tar} is damaged: it has {columns} fields, but images in fields {head.pictured}"
+            f"the index of {tar} is damaged: it has {columns} fields, but images in fields {head.image_columns}"
         )
 
 

@@ -96,7 +96,7 @@ def open_index(
 
 
 def build_and_keep(source: TarSource, index_dir: Pathlike | None, *, allow_truncated: bool) -> TarIndex:
-    """Build the index of a tar, and store it in the first writable place."""
+    """Build the index of a tar, and store it if possible."""
     built = build_index(source, allow_truncated=allow_truncated)
     return kept(built, built.head.version, places(source.name, index_dir))
 
@@ -122,7 +122,7 @@ def find_index(source: TarSource, index_dir: Pathlike | None) -> TarIndex | None
 def glance(
     tar: str, *, version: FileVersion | None = None, index_dir: Pathlike | None = None, allow_truncated: bool = False
 ) -> Head | None:
-    """Head of a valid index on this machine, with one small read; None if unknown.
+    """Head of a valid index, by one small read; None if unknown.
 
     `version` is that of an object; the state of a file is looked up.
     """
@@ -205,6 +205,7 @@ def kept(index: TarIndex, version: FileVersion, where: Sequence[str]) -> TarInde
 
     Without a writable place it stays in memory.
     """
+    # The folder of the data is often read-only, the user's cache hardly ever.
     for place in where:
         try:
             index.write(place, version)

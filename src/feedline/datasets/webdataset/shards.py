@@ -93,7 +93,7 @@ def changed_error(tar: str) -> ShardError:
     """The error for a tar that no longer matches its index."""
     return ShardError(
         f"the index of {tar} does not match: the tar was changed or replaced while it was in use. Restore "
-        f"the tar, or re-create the dataset"
+        f"the tar, or create the dataset again"
     )
 
 
@@ -120,6 +120,7 @@ class LocalShard:
         with open(self.tar, "rb", buffering=0) as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._memory = memoryview(self._map)
+        # Taken after the file was mapped: a tar that is replaced in between fails the check below, or the next one.
         self._version = version_of(self.tar)
         if not index.fits(FileSource(self.tar)):
             raise changed_error(self.tar)
@@ -141,6 +142,7 @@ class LocalShard:
         They lie far apart, so its own read-ahead does not help.
         """
         for cell in cells:
+            # For a few pages, the system call takes longer than the read that it saves.
             if len(cell.data) >= _MIN_PREFETCH_NBYTES:
                 first = cell.start - cell.start % mmap.PAGESIZE
                 self._map.madvise(mmap.MADV_WILLNEED, first, cell.start + len(cell.data) - first)
@@ -295,11 +297,11 @@ def _missing(heads: Mapping[int, Head | None]) -> list[int]:
 
 
 def _each(index_of: Callable[[int], TarIndex | None], numbers: Sequence[int], at_once: int) -> dict[int, Head | None]:
-    """The heads of these tars; the indexes themselves would be too many open files."""
+    """The heads of the indexes of these tars."""
 
     def head(number: int) -> Head | None:
         index = index_of(number)
-        return None if index is None else index.head
+        return None if index is None else index.head  # not the index itself: each is an open file
 
     if not numbers:
         return {}
@@ -340,6 +342,6 @@ class ShardCache:
         if index.head.fingerprint != self._fingerprints[number]:
             raise ShardError(
                 f"{index.tar} is not the tar that was indexed when this dataset was created. Restore that tar, or "
-                f"re-create the dataset"
+                f"create the dataset again"
             )
         return self._tars.shard(number, index)

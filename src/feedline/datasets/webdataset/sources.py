@@ -79,6 +79,7 @@ class FileSource:
         return os.pread(self._file.fileno(), nbytes, start)
 
     def view(self, start: int, nbytes: int) -> memoryview:
+        # Mapped on the first view only: a walk over headers reads a few bytes of each member.
         if self._memory is None:
             self._memory = memoryview(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
         return self._memory[start : start + nbytes]
@@ -134,6 +135,7 @@ class ObjectSource:
         return [bytes(view) for view in self.blob.read_uncached(within)]
 
     def _parts(self, first: int, last: int) -> list[memoryview]:
+        # The walk only goes forward, so earlier parts would be memory for nothing.
         for number in [number for number in self._pending if number < first]:
             self._pending.pop(number).cancel()
         for number in range(first, min(last + 1 + _AHEAD, -(-self.nbytes // _PART_NBYTES))):
@@ -151,6 +153,7 @@ class ObjectSource:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # After an error, the parts that are under way are not waited for.
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
         self._pending.clear()
 

@@ -143,6 +143,7 @@ class TarWalk:
                 return
             kind, size, name = self._header(block, offset)
             start = offset + BLOCK
+            # Checked before anything is yielded: views past the end of a mapping are shorter, not an error.
             if start + size > nbytes:
                 self.cut = Cut(name, start + size, nbytes)
                 return
@@ -166,6 +167,7 @@ class TarWalk:
         return kind, 0 if kind == b"5" else size, name
 
     def _noted_size(self, name: str, size: int) -> int:
+        # pax states a size that does not fit into the header's field; the header then holds a wrong one.
         noted = self._notes.get("size", str(size))
         if not noted.removeprefix("-").isdecimal():
             self._raise(name, f"has the size {noted[:_SIZE_DIGITS]!r}")
@@ -252,6 +254,8 @@ def _checksum(block: bytes) -> int:
 
 def _number(field: bytes) -> int:
     """Parse octal digits or GNU's base-256 form; -1 if it is neither."""
+    # GNU marks sizes of 8 GiB and more, which octal digits cannot hold, by the highest bit. A negative number has all
+    # bits of the first byte set, and is refused as is any other.
     if field[0] & 0x80:
         return int.from_bytes(field, "big", signed=False) - (0x80 << 8 * (len(field) - 1)) if field[0] == 0x80 else -1
     digits = field.strip(b" \0")

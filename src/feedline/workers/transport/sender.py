@@ -147,7 +147,7 @@ class ArenaStatistics:
     created: int
     """Slots ever made; while this is constant, no fresh memory is touched."""
     copied_nbytes: int
-    """Bytes ever copied into slots; 0 if all batches were allocated with `empty`."""
+    """Bytes ever copied into slots; 0 if all batches were allocated with `allocate`."""
 
 
 class Arena:
