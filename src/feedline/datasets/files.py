@@ -30,7 +30,8 @@ class Files(DecodedRecords):
     """The contents of files, one sample each.
 
     Samples keep the order of `paths`; the files of a pattern are sorted. `paths` are paths, patterns with `*`, `**`,
-    `?`, `[...]` and braces, or addresses of objects in one store. `decode` is "bytes", "text", "npy", "image" or a
+    `?`, `[...]` and braces, or addresses of objects in one store. A folder, in a store an address that ends with a `/`,
+    stands for the files in it. `decode` is "bytes", "text", "npy", "image" or a
     function of the content. The attribute `paths` has the path of each sample below `root`. Objects are kept in the
     folder `cache`, if one is given; `options` are those of `open_store`.
     """
@@ -96,7 +97,8 @@ def _locate(paths: Pathlike | Sequence[Pathlike], options: Mapping[str, Any] | N
     given = [os.fspath(path) for path in listed(paths)]
     if all(is_local(path) for path in given):
         return "/", [path.lstrip("/") for path in matching([local_path(path) for path in given], "*")]
-    places = [split(address) for address in expand(given, options=options)]
+    meant = [f"{address}*" if address.endswith("/") else address for address in given]
+    places = [split(address) for address in expand(meant, options=options)]
     roots = {place.root for place in places}
     if len(roots) > 1:
         raise ArgumentError(

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar
 
 from feedline.core import threads
 from feedline.core.caches import PerProcess
 from feedline.core.store_metrics import count
-from feedline.errors import NoRangesError, RangeError, StoreError, TransientError
+from feedline.errors import (
+    AccessDeniedError,
+    NoRangesError,
+    ObjectNotFoundError,
+    RangeError,
+    StoreError,
+    TransientError,
+)
 from feedline.stores.base import ByteRange, ObjectInfo, Views, check_version
+from feedline.stores.markers import without_markers
 from feedline.stores.obstore_client import Client, ObstoreKind, PagedListing, RangeAnswer
 from feedline.stores.options import StoreOptions
 from feedline.stores.partial import PartialRange
@@ -92,9 +100,7 @@ class RemoteStore:
         listing = PagedListing(self._client, wanted[: wanted.rfind("/") + 1], what)
         while self._transfers.call(lambda: self._attempt(lambda _: listing.grow(), what)):
             pass
-        for info in listing.infos():
-            if info.path.startswith(wanted):
-                yield ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version)
+        yield from self._files(listing.infos(), wanted)
 
     def list_folder(self, folder: str = "") -> Sequence[ObjectInfo]:
         """List the objects directly in a folder, sorted by path.
@@ -102,11 +108,27 @@ class RemoteStore:
         `folder` is "" or ends with a `/`. Its subfolders, however large, are not listed.
         """
         what, wanted = self._listing_prefix(folder)
-        listing = self._transfers.call(
-            lambda: self._attempt(lambda _: self._client().folder(wanted[: wanted.rfind("/") + 1], what), what)
-        )
-        infos = (ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version) for info in listing)
-        return sorted(infos, key=lambda info: info.path)
+        place = wanted[: wanted.rfind("/") + 1]
+        infos, folders = self._transfers.call(lambda: self._attempt(lambda _: self._client().folder(place, what), what))
+        return self._files(sorted(infos, key=lambda info: info.path), place, folders)
+
+    def _files(self, infos: Sequence[ObjectInfo], prefix: str, folders: Collection[str] = ()) -> Sequence[ObjectInfo]:
+        """Objects below a prefix, named relative to this store.
+
+        obstore lists the marker `folder/` of a prefix as `folder`, which is not below it.
+        """
+        below = [info for info in infos if info.path.startswith(prefix)]
+        files = without_markers(below, self._is_object, folders)
+        return [ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version) for info in files]
+
+    def _is_object(self, key: str) -> bool:
+        try:
+            self.info(key.removeprefix(self._prefix))
+        except ObjectNotFoundError:
+            return False
+        except AccessDeniedError:  # it may be listed, but not looked up
+            pass
+        return True
 
     def _listing_prefix(self, prefix: str) -> tuple[str, str]:
         """The prefix to list, for messages and within the bucket."""

@@ -216,13 +216,14 @@ class Client:
         metas = self._call(what, lambda: next(pages, None))
         return None if metas is None else [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in metas]
 
-    def folder(self, prefix: str, what: str) -> list[ObjectInfo]:
-        """List the objects directly in a folder, in any order.
+    def folder(self, prefix: str, what: str) -> tuple[list[ObjectInfo], set[str]]:
+        """List the objects and folders directly in a folder, in any order.
 
-        `prefix` is "" or ends with a `/`.
+        The prefix is "" or ends with a `/`.
         """
         listing = self._request(what, lambda: self._library.list_with_delimiter(self._store, prefix or None))
-        return [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in listing["objects"]]
+        infos = [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in listing["objects"]]
+        return infos, set(listing["common_prefixes"])
 
     def get(self, key: str, part: PartialRange, what: str) -> None:
         """Fetch the rest of a range into `part`.
