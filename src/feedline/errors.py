@@ -95,6 +95,10 @@ class NoRangesError(RangeError):
     """The server only returns whole objects."""
 
 
+class NoLengthError(StoreError):
+    """The server names no length of what it sends."""
+
+
 class ObjectChangedError(StoreError):
     """The object changed since it was opened, or while it was read."""
 

@@ -23,6 +23,7 @@ from feedline.datasets.paths import listed, matching
 from feedline.datasets.strings import PackedStrings
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange, expand, join, split
+from feedline.stores.links import unsigned
 from feedline.stores.urls import is_local, local_path
 
 
@@ -47,7 +48,9 @@ class Files(DecodedRecords):
     ) -> None:
         root, inside = _locate(paths, options)
         self.root = root
-        self.paths = PackedStrings(inside)
+        self._sources = PackedStrings(inside)
+        named = [unsigned(path) for path in inside]
+        self.paths = self._sources if named == inside else PackedStrings(named)
         self._decoding: FileDecoding = FileDecoding(FileRoot(root, cache=cache, options=options), decode, transform)
 
     @property
@@ -61,18 +64,18 @@ class Files(DecodedRecords):
 
         It costs a `stat` of each file, or a listing of the store.
         """
-        return digest_below(self._decoding.root, list(self.paths))
+        return digest_below(self._decoding.root, list(self._sources))
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def _sample(self, at: int, row: int | None) -> Any:
-        return self._decoding(self.paths[at], row, partial(self._where, at))
+        return self._decoding(self._sources[at], row, partial(self._where, at))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices; objects are fetched concurrently."""
         places = within(as_indices(indices), len(self), "Files").tolist()
-        with self._decoding.root.fetching([self.paths[at] for at in places]) as fetched:
+        with self._decoding.root.fetching([self._sources[at] for at in places]) as fetched:
             return [
                 self._decoding(source, row, partial(self._where, at))
                 for row, (at, source) in enumerate(zip(places, fetched, strict=True))
@@ -81,14 +84,14 @@ class Files(DecodedRecords):
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
         places = within(indices, len(self), "Files")
-        return self._decoding.root.ranges([self.paths[at] for at in places.tolist()])
+        return self._decoding.root.ranges([self._sources[at] for at in places.tolist()])
 
     def _where(self, at: int) -> str:
         return join(self.root, self.paths[at])
 
     def _batch(self, places: NDArray[np.int64], empty: Allocator, keys: Keys | None) -> torch.Tensor:
         listed = places.tolist()
-        sources = [self.paths[at] for at in listed]
+        sources = [self._sources[at] for at in listed]
         return self._decoding.batch(sources, keys, empty, lambda row: self._where(listed[row]))
 
 

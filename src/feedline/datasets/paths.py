@@ -20,9 +20,9 @@ from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store
 from feedline.stores.files import FileSet, local_info
-from feedline.stores.globs import braces, expand_braces
+from feedline.stores.globs import expand_address, expand_braces
 from feedline.stores.open import Finder
-from feedline.stores.urls import is_local, join, local_path, split
+from feedline.stores.urls import is_local, join, local_path, split, split_query
 
 Paths = Pathlike | Sequence[Pathlike]
 
@@ -201,7 +201,7 @@ def _data(given: str, several: Found) -> Found:
 def _prefixes(given: str) -> list[str]:
     """Prefixes of the names found for a path with braces."""
     if not is_local(given):
-        return braces(given)
+        return [split_query(each)[0] for each in expand_address(given)]
     return [str(Path(path).absolute()) for path in expand_braces(local_path(given))]
 
 

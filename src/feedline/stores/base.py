@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 from feedline.errors import ObjectChangedError, StateError
+from feedline.stores.links import unsigned
 
 
 class FileVersion(NamedTuple):
@@ -68,6 +69,10 @@ class ObjectInfo:
     path: str
     size: int
     version: str
+
+    def __repr__(self) -> str:
+        # The path of a link holds its signature.
+        return f"ObjectInfo(path={unsigned(self.path)!r}, size={self.size!r}, version={self.version!r})"
 
     @property
     def state(self) -> FileVersion:

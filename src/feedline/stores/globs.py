@@ -15,7 +15,7 @@ from pathlib import Path
 from feedline.errors import ArgumentError, ObjectNotFoundError
 from feedline.stores.base import FolderLister, ObjectInfo, Store
 from feedline.stores.cache import CachedStore, without_cache
-from feedline.stores.urls import Address, check_no_secrets, is_local, join, local_path, scheme_row, split
+from feedline.stores.urls import Address, check_no_secrets, is_local, join, local_path, scheme_row, split, split_query
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
@@ -95,10 +95,17 @@ def expand(patterns: Address | Sequence[Address], open_store: Callable[[str], St
             for path in expand_braces(local_path(pattern)):
                 addresses += _files(path) if MAGIC.search(path) and not Path(path).exists() else [path]
         else:
-            check_no_secrets(pattern)
-            for plain in braces(pattern):
-                addresses += _objects(plain, open_store) if MAGIC.search(plain) else [plain]
+            check_no_secrets(pattern, is_object=True)
+            for plain in expand_address(pattern):
+                is_glob = MAGIC.search(split_query(plain)[0])
+                addresses += _objects(plain, open_store) if is_glob else [plain]
     return addresses
+
+
+def expand_address(pattern: str) -> list[str]:
+    """Expand the braces of an address, but not those in its query."""
+    plain, query = split_query(pattern)
+    return [each + query for each in braces(plain)]
 
 
 def _files(pattern: str) -> list[str]:

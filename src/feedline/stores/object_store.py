@@ -18,7 +18,7 @@ from feedline.errors import (
 )
 from feedline.stores.base import ByteRange, ObjectInfo, Views, check_version
 from feedline.stores.markers import without_markers
-from feedline.stores.obstore_client import Client, ObstoreKind, PagedListing, RangeAnswer
+from feedline.stores.obstore_client import WEB, Client, ObstoreKind, PagedListing, RangeAnswer
 from feedline.stores.options import StoreOptions
 from feedline.stores.partial import PartialRange
 from feedline.stores.requests import (
@@ -33,6 +33,7 @@ from feedline.stores.requests import (
 )
 from feedline.stores.retry import Attempts, Retry
 from feedline.stores.urls import check_path, join, scheme_row
+from feedline.stores.web import WebClient
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ class RemoteStore:
         self._root = root
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._requests = requests
-        self._client = PerProcess(lambda: Client(kind, root, options, retry.idle_timeout_s))
+        self._client = PerProcess(lambda: _client(kind, root, options, retry.idle_timeout_s))
         self._transfers = Transfers(requests.at_once, retry.hedge_quantile)
         self._attempts = Attempts(retry, limit=self._transfers.limit)
 
@@ -209,6 +210,12 @@ class RemoteStore:
             return data
         rest = self.read_many(path, [(first.stop, answer.size)], version=answer.version)[0]
         return FetchedRanges([first, ByteRange(first.stop, answer.size)], [answer.data, rest]).cut(start, answer.size)
+
+
+def _client(kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> Client:
+    if kind == WEB:
+        return WebClient(root, options, idle_timeout_s)
+    return Client(kind, root, options, idle_timeout_s)
 
 
 class _Versions:

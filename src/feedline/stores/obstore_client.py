@@ -238,6 +238,7 @@ class Client:
             meta, (start, stop) = result.meta, result.range
             if (start, stop) != (span.start, min(span.stop, meta["size"])):
                 raise StoreError(f"{what}: the server answered with bytes [{start}, {stop}) instead")
+            self._refuse_disguises(key, result.attributes, what)
             part.accept(_version(meta), meta["size"], ByteRange(start, stop))
             size = part.part_nbytes
             for data in [result.bytes()] if size is None else result.stream(min_chunk_size=size):
@@ -263,11 +264,15 @@ class Client:
             result = self._library.get(self._store, key)
             if most is not None and result.meta["size"] > most:
                 raise NoRangesError(no_ranges(what))
+            self._refuse_disguises(key, result.attributes, what)
             return result.meta, memoryview(result.bytes())
 
         meta, data = self._request(what, get)
         check_complete(data.nbytes, meta["size"])
         return RangeAnswer(data, _version(meta), meta["size"])
+
+    def _refuse_disguises(self, key: str, attributes: Mapping[str, Any], what: str) -> None:
+        """Raise StoreError if a web server sends something else."""
 
     def _request(self, what: str, call: Any) -> Any:
         count(requests=1)

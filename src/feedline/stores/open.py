@@ -15,7 +15,8 @@ from feedline.stores import globs
 from feedline.stores.base import ObjectInfo, Store
 from feedline.stores.cache import Cache, CachedStore
 from feedline.stores.fsspec import ForeignStore
-from feedline.stores.globs import MAGIC, braces, candidates, matcher, matching_objects
+from feedline.stores.globs import MAGIC, candidates, expand_address, matcher, matching_objects
+from feedline.stores.links import split_link
 from feedline.stores.local import LocalStore
 from feedline.stores.object_store import RemoteStore
 from feedline.stores.obstore_client import AZURE, GOOGLE, S3, WEB, ObstoreKind
@@ -165,9 +166,9 @@ class Finder:
         Of a folder, the objects in it that match `inside`. In the order in which braces are expanded; those of one glob
         or folder are sorted. ObjectNotFoundError names what does not exist.
         """
-        check_no_secrets(address)  # before any message shows it
-        plain = [split(each) for each in braces(address)]
-        if len({root for root, _ in plain}) == 1 and not any(MAGIC.search(path) for _, path in plain):
+        check_no_secrets(address, is_object=True)  # before any message shows it
+        plain = [split(each) for each in expand_address(address)]
+        if len({root for root, _ in plain}) == 1 and not any(MAGIC.search(split_link(path)[0]) for _, path in plain):
             store = self._store(plain[0].root)
             return [(store, info) for info in self._resolve_paths(store, [path for _, path in plain], inside)]
         return [
@@ -175,7 +176,7 @@ class Finder:
             for root, path in plain
             for info in (
                 self._match(self._store(root), path, inside)
-                if MAGIC.search(path)
+                if MAGIC.search(split_link(path)[0])
                 else self._resolve_paths(self._store(root), [path], inside)
             )
         ]
