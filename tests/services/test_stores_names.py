@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +112,33 @@ def test_a_folder_whose_name_looks_like_a_pattern(s3: S3) -> None:
         for name in ("run[2]", "run[2]/")
     ]
     assert lines == [["two"], ["two"]]
+
+
+def test_files_notice_objects_that_change(s3: S3, tmp_path: Path) -> None:
+    bucket = s3.bucket({"a.txt": b"before", "b.txt": b"other"})
+    table = tmp_path / "table.db"
+    with closing(sqlite3.connect(table)) as database, database:
+        database.execute("create table files (id integer primary key, path text)")
+        database.executemany("insert into files (path) values (?)", [("a.txt",), ("b.txt",)])
+    root = f"s3://{bucket}"
+
+    def opened() -> list[Any]:
+        files = fl.datasets.Files([f"{root}/a.txt", f"{root}/b.txt"], options=s3.options)
+        rows = fl.datasets.SQLManifest(
+            str(table), "select id, path from files", root=root, key="id", options=s3.options
+        )
+        return [files, rows]
+
+    datasets, before = opened(), stores.statistics().requests
+    for data in datasets:
+        assert len([data[index] for index in (0, 1, 0)]) == 3
+    assert stores.statistics().requests - before == 6, "no request is additional"
+    s3.put(bucket, {"a.txt": b"behind"})
+    for data in datasets:
+        with pytest.raises(stores.ObjectChangedError, match=r"a\.txt changed since .* Create the dataset again"):
+            data[0]
+        assert data[1] is not None
+    assert opened()[0][0] == b"behind"
+    loader = fl.DataLoader(datasets[0], 2, num_workers=1, worker_method="thread")
+    with loader, pytest.raises(stores.ObjectChangedError):
+        list(loader)

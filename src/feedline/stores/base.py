@@ -167,3 +167,19 @@ class FolderLister(Protocol):
         `folder` is "" or ends with a `/`.
         """
         ...
+
+
+class VersionedObject(NamedTuple):
+    """The content of an object, and its version."""
+
+    data: memoryview
+    version: str
+
+
+@runtime_checkable
+class VersionedReader(Protocol):
+    """A store that knows the version of what it has read."""
+
+    def read_versioned(self, path: str) -> VersionedObject:
+        """Read one object with its version, without an additional request."""
+        ...

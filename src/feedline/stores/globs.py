@@ -120,7 +120,7 @@ def _objects(pattern: str, open_store: Callable[[str], Store]) -> list[str]:
 
 
 def matching_objects(store: Store, pattern: str, matches: Callable[[str], bool]) -> list[ObjectInfo]:
-    """The object of that very name if there is one, else those that match.
+    """The object of that very name, or else those that match.
 
     As for local paths: `img[1].txt` is a name before it is a pattern.
     """

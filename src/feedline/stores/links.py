@@ -1,6 +1,7 @@
-"""Paths of links with a query, which may be a signature that grants access.
+"""Paths of links with a query.
 
-Such a path holds the query behind a mark. What is shown, remembered or compared is `unsigned(path)`.
+The query may be a signature that grants access. Such a path holds the query behind a mark. What is shown, remembered or
+compared is `unsigned(path)`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from feedline.errors import (
     StoreError,
     TransientError,
 )
-from feedline.stores.base import ByteRange, ObjectInfo, Views, check_version
+from feedline.stores.base import ByteRange, ObjectInfo, VersionedObject, Views, check_version
 from feedline.stores.markers import without_markers
 from feedline.stores.obstore_client import WEB, Client, ObstoreKind, PagedListing, RangeAnswer
 from feedline.stores.options import StoreOptions
@@ -78,7 +78,11 @@ class RemoteStore:
         """Read the bytes from `start` up to `stop`, or to the end."""
         if stop is not None:
             return self.read_many(path, [(start, stop)], version=version)[0]
-        return self._transfers.call(lambda: self._read_on(path, start, version))
+        return self._transfers.call(lambda: self._read_on(path, start, version)).data
+
+    def read_versioned(self, path: str) -> VersionedObject:
+        """Read one object with its version, without an additional request."""
+        return self._transfers.call(lambda: self._read_on(path, 0, None))
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
         """One view for each range.
@@ -179,7 +183,7 @@ class RemoteStore:
 
         self._attempt(attempt, what)
 
-    def _read_on(self, path: str, start: int, version: str | None) -> memoryview:
+    def _read_on(self, path: str, start: int, version: str | None) -> VersionedObject:
         """Read from `start` to an unknown end.
 
         First as much as one request may fetch, then, if there is more, the rest.
@@ -202,14 +206,14 @@ class RemoteStore:
                 raise
             seen.add(info.version)
             check_within([(start, start)], info.size, what)
-            return memoryview(b"")  # at the end there is no range to give
+            return VersionedObject(memoryview(b""), info.version)  # at the end there is no range to give
         seen.add(answer.version)
         count(nbytes=answer.data.nbytes)
         if answer.size <= first.stop:
-            data: memoryview = answer.data
-            return data
+            return VersionedObject(answer.data, answer.version)
         rest = self.read_many(path, [(first.stop, answer.size)], version=answer.version)[0]
-        return FetchedRanges([first, ByteRange(first.stop, answer.size)], [answer.data, rest]).cut(start, answer.size)
+        both = FetchedRanges([first, ByteRange(first.stop, answer.size)], [answer.data, rest])
+        return VersionedObject(both.cut(start, answer.size), answer.version)
 
 
 def _client(kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> Client:
