@@ -142,3 +142,50 @@ def test_files_notice_objects_that_change(s3: S3, tmp_path: Path) -> None:
     loader = fl.DataLoader(datasets[0], 2, num_workers=1, worker_method="thread")
     with loader, pytest.raises(stores.ObjectChangedError):
         list(loader)
+
+
+ODD = {
+    "a//b.txt": b"empty part",
+    "a/ok.txt": b"ok",
+    "line\nbreak.txt": b"line",
+    "x/é ü/%2F&+.txt": b"odd",
+    "z.txt": b"last",
+}
+
+
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_keys_that_are_no_paths_are_listed_and_read(s3: S3, tmp_path: Path, anonymous: bool) -> None:
+    bucket = s3.bucket()
+    for key, data in ODD.items():
+        s3.put_key(bucket, key, data)
+    if anonymous:
+        s3.make_public(bucket)
+    options = {"endpoint": s3.endpoint, "skip_signature": True} if anonymous else s3.options
+    for cache in (None, tmp_path):
+        store = stores.open_store(f"s3://{bucket}", options=options, cache=cache)
+        listed = list(store.list())
+        assert {info.path: info.size for info in listed} == {key: len(data) for key, data in ODD.items()}
+        assert [info.path for info in listed] == sorted(ODD)
+        for info in listed:
+            assert store.read(info.path, version=info.version) == ODD[info.path]
+            assert store.info(info.path) == info
+        assert store.read("a//b.txt", 2, 5) == b"pty"
+    data = fl.datasets.Files(f"s3://{bucket}/**/*.txt", decode="text", options=options)
+    assert list(data) == [ODD[key].decode() for key in sorted(ODD)]
+    assert list(fl.datasets.Files(f"s3://{bucket}/a/*.txt", decode="text", options=options)) == ["ok"]
+    with pytest.raises(stores.ObjectNotFoundError, match="no//such: there is no such object"):
+        store.read("no//such")
+
+
+def test_listings_of_many_pages_with_an_odd_key(s3: S3) -> None:
+    names = {f"{number:04}.txt": b"x" for number in range(1200)}
+    bucket = s3.bucket(names)
+    s3.put_key(bucket, "1100//odd.txt", b"odd")
+    store = stores.open_store(f"s3://{bucket}", options=s3.options)
+    assert [info.path for info in store.list()] == sorted([*names, "1100//odd.txt"])
+
+
+def test_a_key_with_dots_is_an_error_of_its_own(s3: S3) -> None:
+    store = stores.open_store(f"s3://{s3.bucket({'b.txt': b'other'})}", options=s3.options)
+    with pytest.raises(stores.StoreError, match=r"a/\./b\.txt: the key has a part \. or \.\."):
+        store.read("a/./b.txt")

@@ -175,7 +175,7 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
     out, at = [], 0
     while at < len(pattern):
         if pattern.startswith("**/", at):
-            out.append("(?:[^/]+/)*")
+            out.append("(?:[^/]*/)*")  # empty parts, too: keys of S3 may have them
             at += 3
         elif pattern.startswith("**", at):
             out.append(".*")

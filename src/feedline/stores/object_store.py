@@ -18,7 +18,7 @@ from feedline.errors import (
 )
 from feedline.stores.base import ByteRange, ObjectInfo, VersionedObject, Views, check_version
 from feedline.stores.markers import without_markers
-from feedline.stores.obstore_client import WEB, Client, ObstoreKind, PagedListing, RangeAnswer
+from feedline.stores.obstore_client import S3, WEB, Client, ObstoreKind, PagedListing, RangeAnswer
 from feedline.stores.options import StoreOptions
 from feedline.stores.partial import PartialRange
 from feedline.stores.requests import (
@@ -32,6 +32,7 @@ from feedline.stores.requests import (
     spans_for,
 )
 from feedline.stores.retry import Attempts, Retry
+from feedline.stores.s3_client import S3Client
 from feedline.stores.urls import check_path, join, scheme_row
 from feedline.stores.web import WebClient
 
@@ -219,6 +220,8 @@ class RemoteStore:
 def _client(kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> Client:
     if kind == WEB:
         return WebClient(root, options, idle_timeout_s)
+    if kind == S3:
+        return S3Client(root, options, idle_timeout_s)
     return Client(kind, root, options, idle_timeout_s)
 
 

@@ -19,7 +19,14 @@ from typing import Any, NamedTuple
 from feedline.core.caches import PerProcess
 from feedline.core.optional import load
 from feedline.core.store_metrics import count
-from feedline.errors import ArgumentError, MissingExtraError, NoRangesError, StoreError, TransientError
+from feedline.errors import (
+    ArgumentError,
+    InvalidNameError,
+    MissingExtraError,
+    NoRangesError,
+    StoreError,
+    TransientError,
+)
 from feedline.stores.base import ByteRange, ObjectInfo, unversioned
 from feedline.stores.obstore_errors import is_obstore_error, no_ranges, translate_error
 from feedline.stores.options import StoreOptions
@@ -193,7 +200,7 @@ class Client:
 
     def __init__(self, kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> None:
         self._library = library()
-        self._store = self._call(root, lambda: _open_checked(self._library, kind, root, options, idle_timeout_s))
+        self._store = self._call(root, lambda: open_checked(self._library, kind, root, options, idle_timeout_s))
 
     def info(self, key: str, what: str) -> ObjectInfo:
         """Size and version of an object; its path is the key."""
@@ -215,6 +222,10 @@ class Client:
         """The next of these pages; None after the last."""
         metas = self._call(what, lambda: next(pages, None))
         return None if metas is None else [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in metas]
+
+    def odd_pages(self, prefix: str, offset: str | None, what: str) -> Iterator[Any] | None:  # noqa: ARG002 - for others
+        """Pages of objects with any names; None if nothing lists them."""
+        return None
 
     def folder(self, prefix: str, what: str) -> tuple[list[ObjectInfo], set[str]]:
         """List the objects and folders directly in a folder, in any order.
@@ -316,6 +327,10 @@ class PagedListing:
         except TransientError:
             self._pages = None
             raise
+        except InvalidNameError:
+            if (pages := client.odd_pages(self._prefix, self._last, self._what)) is None:
+                raise
+            self._pages, page = pages, []
         for info in page or ():
             self._in_order = self._in_order and (self._last is None or self._last <= info.path)
             self._last = info.path
@@ -327,7 +342,7 @@ class PagedListing:
         return sorted(self._infos.values(), key=lambda info: info.path)
 
 
-def _open_checked(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> Any:
+def open_checked(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> Any:
     """Open as `_open`, naming the option that obstore cannot read."""
     try:
         return _open(library, kind, root, options, idle_timeout_s)

@@ -13,6 +13,7 @@ from feedline.errors import (
     AccessDeniedError,
     ArgumentError,
     FeedlineError,
+    InvalidNameError,
     NoLengthError,
     NoRangesError,
     RangeError,
@@ -162,7 +163,7 @@ def _error_for_text(error: Exception, text: str, what: str) -> Exception:
     if (problem := _body_error(text, what)) is not None:
         return problem
     if (invalid := _INVALID.search(text)) is not None:
-        return StoreError(
+        return InvalidNameError(
             f"{what}: there is an object named {invalid[1]!r}, and the parts of a name may not be empty, . or .., nor "
             "hold line breaks. Rename or remove it, or use a prefix that it does not begin with"
         )

@@ -43,6 +43,9 @@ _KEPT_S = 30.0
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
+_REGION = re.compile(r"[a-z0-9-]{1,32}")
+
+
 _PAGES = frozenset({"html", "htm", "xhtml", "php", "asp", "aspx", "jsp", "cgi"})
 
 
@@ -160,7 +163,7 @@ class WebReader:
         try:
             with self._opener.open(request, timeout=self._idle_s) as response:
                 answer = _Answer(response.status, response.headers, response)
-                _refuse_pages(answer, key, what)
+                self._refuse_disguises(answer.headers, key, what)
                 yield answer
                 return
         except HTTPError as error:
@@ -175,6 +178,9 @@ class WebReader:
         if isinstance(problem, TransientError):
             count(throttled=problem.throttled)
         raise problem  # without the foreign exception, whose text may hold the address
+
+    def _refuse_disguises(self, headers: Any, key: str, what: str) -> None:
+        refuse_disguises(key, headers, what)
 
     def _address(self, key: str) -> str:
         path, query = split_link(key)
@@ -244,7 +250,8 @@ def _refused(error: HTTPError, what: str) -> Exception:
     with suppress(OSError, HTTPException):
         body = error.read(4096)
     code = re.search(rb"<Code>([\w.]{1,64})</Code>", body)
-    refusal = Refusal(error.code, code[1].decode() if code else "")
+    region = error.headers.get("x-amz-bucket-region", "")
+    refusal = Refusal(error.code, code[1].decode() if code else "", region if _REGION.fullmatch(region) else "")
     if error.code in (400, 401, 403) and not is_passing(error.code, refusal.code) and "?" in what:
         return error_for_link(refusal, what)
     return error_for(refusal, what)
@@ -272,18 +279,6 @@ def _chunks(answer: _Answer, nbytes: int) -> Iterator[bytes]:
         if not chunk:
             return
         yield chunk
-
-
-def _refuse_pages(answer: _Answer, key: str, what: str) -> None:
-    """Raise StoreError if the answer is not the file itself."""
-    refuse_disguises(
-        key,
-        {
-            "Content-Type": answer.headers.get("Content-Type", ""),
-            "Content-Encoding": answer.headers.get("Content-Encoding", ""),
-        },
-        what,
-    )
 
 
 def refuse_disguises(key: str, attributes: Mapping[str, Any], what: str) -> None:
