@@ -95,6 +95,25 @@ class NoRangesError(RangeError):
     """The server only returns whole objects."""
 
 
+class RegionError(StoreError):
+    """The bucket is in another region than the one that was asked.
+
+    `region` is its name, or "" if the server does not give it.
+    """
+
+    def __init__(self, message: str, region: str = "") -> None:
+        super().__init__(message)
+        self.region = region
+
+
+class InvalidNameError(StoreError):
+    """An object has a name that its store cannot read."""
+
+
+class NoLengthError(StoreError):
+    """The server names no length of what it sends."""
+
+
 class ObjectChangedError(StoreError):
     """The object changed since it was opened, or while it was read."""
 

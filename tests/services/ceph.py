@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 from uuid import uuid4
 
@@ -85,6 +87,27 @@ class S3:
         store = self._store(bucket)
         for name, data in objects.items():
             obstore.put(store, name, data)
+
+    def link(self, bucket: str, key: str, method: str = "GET", query: str = "") -> str:
+        """A presigned link to any key, also to one that is no path for obstore."""
+        # Signed is the whole address: here obstore's path is the last parameter of its query.
+        address = f"{self.endpoint}/{bucket}/{quote(key, safe='/~')}?{query}{'&' if query else ''}x-part="
+        more = {"endpoint": address, "virtual_hosted_style_request": "true", "region": "us-east-1"}
+        store = S3Store(bucket, config={**self.options, **more}, client_options={"allow_http": True})
+        return obstore.sign(store, method, "x", timedelta(minutes=5))
+
+    def put_key(self, bucket: str, key: str, data: bytes) -> None:
+        """Put an object under any key."""
+        with urlopen(Request(self.link(bucket, key, "PUT"), method="PUT", data=data)):
+            pass
+
+    def make_public(self, bucket: str) -> None:
+        """Let everybody list and read a bucket."""
+        everything = {"Effect": "Allow", "Principal": "*", "Action": ["s3:GetObject", "s3:ListBucket"]}
+        places = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
+        policy = {"Version": "2012-10-17", "Statement": [{**everything, "Resource": places}]}
+        with urlopen(Request(self.link(bucket, "", "PUT", "policy="), method="PUT", data=json.dumps(policy).encode())):
+            pass
 
     def remove(self, bucket: str, names: Iterable[str]) -> None:
         obstore.delete(self._store(bucket), list(names))

@@ -15,6 +15,7 @@ from feedline.datasets.file_root import FileRoot
 from feedline.errors import ArgumentError
 from feedline.stores import ObjectInfo, ObjectNotFoundError, Store
 from feedline.stores.base import FileVersion
+from feedline.stores.links import unsigned
 from feedline.stores.open import list_below
 from feedline.stores.urls import join
 
@@ -66,7 +67,7 @@ def versioned(info: ObjectInfo, url: str = "") -> ObjectInfo:
 def _digest(versions: Iterable[tuple[str, str]]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, version in versions:
-        digest.update(f"{name}\0{version}\0".encode("utf-8", "surrogateescape"))
+        digest.update(f"{unsigned(name)}\0{version}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 

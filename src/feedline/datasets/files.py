@@ -23,6 +23,7 @@ from feedline.datasets.paths import listed, matching
 from feedline.datasets.strings import PackedStrings
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange, expand, join, split
+from feedline.stores.links import unsigned
 from feedline.stores.urls import is_local, local_path
 
 
@@ -30,7 +31,8 @@ class Files(DecodedRecords):
     """The contents of files, one sample each.
 
     Samples keep the order of `paths`; the files of a pattern are sorted. `paths` are paths, patterns with `*`, `**`,
-    `?`, `[...]` and braces, or addresses of objects in one store. `decode` is "bytes", "text", "npy", "image" or a
+    `?`, `[...]` and braces, or addresses of objects in one store. A folder, in a store an address that ends with a `/`,
+    stands for the files in it. `decode` is "bytes", "text", "npy", "image" or a
     function of the content. The attribute `paths` has the path of each sample below `root`. Objects are kept in the
     folder `cache`, if one is given; `options` are those of `open_store`.
     """
@@ -46,7 +48,9 @@ class Files(DecodedRecords):
     ) -> None:
         root, inside = _locate(paths, options)
         self.root = root
-        self.paths = PackedStrings(inside)
+        self._sources = PackedStrings(inside)
+        named = [unsigned(path) for path in inside]
+        self.paths = self._sources if named == inside else PackedStrings(named)
         self._decoding: FileDecoding = FileDecoding(FileRoot(root, cache=cache, options=options), decode, transform)
 
     @property
@@ -60,18 +64,18 @@ class Files(DecodedRecords):
 
         It costs a `stat` of each file, or a listing of the store.
         """
-        return digest_below(self._decoding.root, list(self.paths))
+        return digest_below(self._decoding.root, list(self._sources))
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def _sample(self, at: int, row: int | None) -> Any:
-        return self._decoding(self.paths[at], row, partial(self._where, at))
+        return self._decoding(self._sources[at], row, partial(self._where, at))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices; objects are fetched concurrently."""
         places = within(as_indices(indices), len(self), "Files").tolist()
-        with self._decoding.root.fetching([self.paths[at] for at in places]) as fetched:
+        with self._decoding.root.fetching([self._sources[at] for at in places]) as fetched:
             return [
                 self._decoding(source, row, partial(self._where, at))
                 for row, (at, source) in enumerate(zip(places, fetched, strict=True))
@@ -80,14 +84,14 @@ class Files(DecodedRecords):
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
         places = within(indices, len(self), "Files")
-        return self._decoding.root.ranges([self.paths[at] for at in places.tolist()])
+        return self._decoding.root.ranges([self._sources[at] for at in places.tolist()])
 
     def _where(self, at: int) -> str:
         return join(self.root, self.paths[at])
 
     def _batch(self, places: NDArray[np.int64], empty: Allocator, keys: Keys | None) -> torch.Tensor:
         listed = places.tolist()
-        sources = [self.paths[at] for at in listed]
+        sources = [self._sources[at] for at in listed]
         return self._decoding.batch(sources, keys, empty, lambda row: self._where(listed[row]))
 
 
@@ -96,7 +100,8 @@ def _locate(paths: Pathlike | Sequence[Pathlike], options: Mapping[str, Any] | N
     given = [os.fspath(path) for path in listed(paths)]
     if all(is_local(path) for path in given):
         return "/", [path.lstrip("/") for path in matching([local_path(path) for path in given], "*")]
-    places = [split(address) for address in expand(given, options=options)]
+    meant = [f"{address}*" if address.endswith("/") else address for address in given]
+    places = [split(address) for address in expand(meant, options=options)]
     roots = {place.root for place in places}
     if len(roots) > 1:
         raise ArgumentError(

@@ -7,6 +7,7 @@ from feedline.errors import (
     ObjectChangedError,
     ObjectNotFoundError,
     RangeError,
+    RegionError,
     StoreError,
     StoreUnavailableError,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "ObjectRange",
     "Prefetch",
     "RangeError",
+    "RegionError",
     "Requests",
     "Retry",
     "Scheme",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 from feedline.errors import ObjectChangedError, StateError
+from feedline.stores.links import unsigned
 
 
 class FileVersion(NamedTuple):
@@ -68,6 +69,10 @@ class ObjectInfo:
     path: str
     size: int
     version: str
+
+    def __repr__(self) -> str:
+        # The path of a link holds its signature.
+        return f"ObjectInfo(path={unsigned(self.path)!r}, size={self.size!r}, version={self.version!r})"
 
     @property
     def state(self) -> FileVersion:
@@ -161,4 +166,20 @@ class FolderLister(Protocol):
 
         `folder` is "" or ends with a `/`.
         """
+        ...
+
+
+class VersionedObject(NamedTuple):
+    """The content of an object, and its version."""
+
+    data: memoryview
+    version: str
+
+
+@runtime_checkable
+class VersionedReader(Protocol):
+    """A store that knows the version of what it has read."""
+
+    def read_versioned(self, path: str) -> VersionedObject:
+        """Read one object with its version, without an additional request."""
         ...

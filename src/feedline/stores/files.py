@@ -12,13 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
+from threading import Lock
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.threads import CancelScope, DaemonPool
-from feedline.errors import ArgumentError
-from feedline.stores.base import FileVersion, ObjectInfo, Range, Store, Views
+from feedline.errors import ArgumentError, ObjectChangedError
+from feedline.stores.base import FileVersion, ObjectInfo, Range, Store, VersionedReader, Views
 from feedline.stores.cache import CachedStore, ObjectRange, Pieces, without_cache
+from feedline.stores.links import unsigned
 from feedline.stores.local import RecheckTimer
 from feedline.stores.urls import join
 
@@ -255,23 +259,63 @@ Known = str | ObjectInfo
 """The path of an object, or its listed size and version, which must then still be the same."""
 
 
+_SLOTS = 1 << 20
+
+
+class SeenVersions:
+    """The versions under which objects were first read, in bounded memory.
+
+    A table with one slot for each hash of a path: of two objects that share a slot, the later one is remembered.
+    """
+
+    def __init__(self) -> None:
+        self._table = np.zeros((_SLOTS, 2), np.int64)  # memory is taken as slots are written
+        self._lock = Lock()
+
+    def check(self, path: str, version: str, url: str) -> None:
+        """Remember a version; ObjectChangedError if another was seen before.
+
+        `url` is the address of the store.
+        """
+        name, tag = hash(path), hash(version)
+        slot = self._table[name % _SLOTS]
+        with self._lock:  # a path with the version of another one would be a change that never happened
+            changed = slot[0] == name and slot[1] != tag
+            if not changed:
+                slot[0], slot[1] = name, tag
+        if changed:
+            raise ObjectChangedError(
+                f"{join(url, path)} changed since this dataset first read it: it is version {version} now. Create the "
+                "dataset again to read it"
+            )
+
+
 class ObjectReader:
     """Whole objects by path.
 
-    Safe to use from several threads, and after a fork; pickles as its store.
+    ObjectChangedError once an object is another version than in an earlier read, where the store tells versions with
+    the data. Safe to use from several threads, and after a fork; pickles as its store.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._readers = PerProcess(_object_readers)
+        self._seen = PerProcess(SeenVersions)
 
     def read(self, known: Known) -> memoryview:
         """The content of one object."""
         if isinstance(known, str):
-            return self.store.read(known)
+            return self._read_checked(known)
         if isinstance(self.store, CachedStore):
             self.store.know(known)
         return self.store.read(known.path, 0, known.size, version=known.version)
+
+    def _read_checked(self, path: str) -> memoryview:
+        if not isinstance(self.store, VersionedReader):
+            return self.store.read(path)
+        data, version = self.store.read_versioned(path)
+        self._seen().check(unsigned(path), version, self.store.url)
+        return data
 
     @contextmanager
     def reading(self, several: Sequence[Known]) -> Iterator[list[Future[memoryview]]]:

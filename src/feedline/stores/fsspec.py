@@ -106,7 +106,8 @@ class ForeignStore:
         entries = self._call(folder, lambda system, name: system.find(name, detail=True))
         for name in sorted(entries):
             path = name.removeprefix(root).lstrip("/")
-            if path.startswith(prefix):
+            is_file = not path.endswith("/") and entries[name].get("type") != "directory"
+            if is_file and path.startswith(prefix):
                 yield ObjectInfo(path, int(entries[name]["size"]), _version(entries[name]))
 
     def _fetch(self, path: str, flight: Flight) -> memoryview:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from glob import glob
 from itertools import product
 from math import prod
@@ -14,7 +15,7 @@ from pathlib import Path
 from feedline.errors import ArgumentError, ObjectNotFoundError
 from feedline.stores.base import FolderLister, ObjectInfo, Store
 from feedline.stores.cache import CachedStore, without_cache
-from feedline.stores.urls import Address, check_no_secrets, is_local, join, local_path, split
+from feedline.stores.urls import Address, check_no_secrets, is_local, join, local_path, scheme_row, split, split_query
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
@@ -85,7 +86,7 @@ def expand(patterns: Address | Sequence[Address], open_store: Callable[[str], St
     """Expand one or several patterns into addresses, in order.
 
     The matches of one glob are sorted. Only `*`, `**`, `?` and `[...]` query the store, once each. ObjectNotFoundError
-    names a glob that matches nothing. A local file whose own name looks like a pattern is that file.
+    names a glob that matches nothing. A file or object whose own name looks like a glob is that one.
     """
     addresses: list[str] = []
     for address in [patterns] if isinstance(patterns, (str, PathLike)) else patterns:
@@ -94,10 +95,17 @@ def expand(patterns: Address | Sequence[Address], open_store: Callable[[str], St
             for path in expand_braces(local_path(pattern)):
                 addresses += _files(path) if MAGIC.search(path) and not Path(path).exists() else [path]
         else:
-            check_no_secrets(pattern)
-            for plain in braces(pattern):
-                addresses += _objects(plain, open_store) if MAGIC.search(plain) else [plain]
+            check_no_secrets(pattern, is_object=True)
+            for plain in expand_address(pattern):
+                is_glob = MAGIC.search(split_query(plain)[0])
+                addresses += _objects(plain, open_store) if is_glob else [plain]
     return addresses
+
+
+def expand_address(pattern: str) -> list[str]:
+    """Expand the braces of an address, but not those in its query."""
+    plain, query = split_query(pattern)
+    return [each + query for each in braces(plain)]
 
 
 def _files(pattern: str) -> list[str]:
@@ -107,21 +115,37 @@ def _files(pattern: str) -> list[str]:
 
 def _objects(pattern: str, open_store: Callable[[str], Store]) -> list[str]:
     root, path = split(pattern)
-    matches = matcher(path)
-    infos = candidates(open_store(root), path)
-    return _sort_matches([join(root, info.path) for info in infos if matches(info.path)], pattern)
+    infos = matching_objects(open_store(root), path, matcher(path))
+    return _sort_matches([join(root, info.path) for info in infos], pattern)
 
 
-def candidates(store: Store, pattern: str) -> Iterable[ObjectInfo]:
-    """List objects that include all matches of a glob.
+def matching_objects(store: Store, pattern: str, matches: Callable[[str], bool]) -> list[ObjectInfo]:
+    """The object of that very name, or else those that match.
 
-    For a glob that stays within one folder, only that folder is listed, if the store can.
+    As for local paths: `img[1].txt` is a name before it is a pattern.
+    """
+    if not scheme_row(store.url).lists:
+        with suppress(ObjectNotFoundError):
+            return [store.info(pattern)]
+    found = []
+    for info in candidates(store, pattern):
+        if info.path == pattern and not pattern.endswith("/"):
+            return [info]
+        if matches(info.path):
+            found.append(info)
+    return found
+
+
+def candidates(store: Store, pattern: str, below: str = "") -> Iterable[ObjectInfo]:
+    """List objects that include all matches of a glob below a folder.
+
+    For a glob that stays within one folder, only that folder is listed, if the store can. `below` is no pattern.
     """
     folder, slash, name = pattern.rpartition("/")
     bare = without_cache(store)
     if MAGIC.search(folder) or "**" in name or not isinstance(bare, FolderLister):
-        return store.list(MAGIC.split(pattern, maxsplit=1)[0])
-    infos = bare.list_folder(folder + slash)
+        return store.list(below + MAGIC.split(pattern, maxsplit=1)[0])
+    infos = bare.list_folder(below + folder + slash)
     if isinstance(store, CachedStore):
         for info in infos:
             store.know(info)
@@ -151,7 +175,7 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
     out, at = [], 0
     while at < len(pattern):
         if pattern.startswith("**/", at):
-            out.append("(?:[^/]+/)*")
+            out.append("(?:[^/]*/)*")  # empty parts, too: keys of S3 may have them
             at += 3
         elif pattern.startswith("**", at):
             out.append(".*")

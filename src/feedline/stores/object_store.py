@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar
 
 from feedline.core import threads
 from feedline.core.caches import PerProcess
 from feedline.core.store_metrics import count
-from feedline.errors import NoRangesError, RangeError, StoreError, TransientError
-from feedline.stores.base import ByteRange, ObjectInfo, Views, check_version
-from feedline.stores.obstore_client import Client, ObstoreKind, PagedListing, RangeAnswer
+from feedline.errors import (
+    AccessDeniedError,
+    NoRangesError,
+    ObjectNotFoundError,
+    RangeError,
+    StoreError,
+    TransientError,
+)
+from feedline.stores.base import ByteRange, ObjectInfo, VersionedObject, Views, check_version
+from feedline.stores.markers import without_markers
+from feedline.stores.obstore_client import S3, WEB, Client, ObstoreKind, PagedListing, RangeAnswer
 from feedline.stores.options import StoreOptions
 from feedline.stores.partial import PartialRange
 from feedline.stores.requests import (
@@ -24,7 +32,9 @@ from feedline.stores.requests import (
     spans_for,
 )
 from feedline.stores.retry import Attempts, Retry
+from feedline.stores.s3_client import S3Client
 from feedline.stores.urls import check_path, join, scheme_row
+from feedline.stores.web import WebClient
 
 T = TypeVar("T")
 
@@ -39,7 +49,7 @@ class RemoteStore:
         self._root = root
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._requests = requests
-        self._client = PerProcess(lambda: Client(kind, root, options, retry.idle_timeout_s))
+        self._client = PerProcess(lambda: _client(kind, root, options, retry.idle_timeout_s))
         self._transfers = Transfers(requests.at_once, retry.hedge_quantile)
         self._attempts = Attempts(retry, limit=self._transfers.limit)
 
@@ -69,7 +79,11 @@ class RemoteStore:
         """Read the bytes from `start` up to `stop`, or to the end."""
         if stop is not None:
             return self.read_many(path, [(start, stop)], version=version)[0]
-        return self._transfers.call(lambda: self._read_on(path, start, version))
+        return self._transfers.call(lambda: self._read_on(path, start, version)).data
+
+    def read_versioned(self, path: str) -> VersionedObject:
+        """Read one object with its version, without an additional request."""
+        return self._transfers.call(lambda: self._read_on(path, 0, None))
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
         """One view for each range.
@@ -92,9 +106,7 @@ class RemoteStore:
         listing = PagedListing(self._client, wanted[: wanted.rfind("/") + 1], what)
         while self._transfers.call(lambda: self._attempt(lambda _: listing.grow(), what)):
             pass
-        for info in listing.infos():
-            if info.path.startswith(wanted):
-                yield ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version)
+        yield from self._files(listing.infos(), wanted)
 
     def list_folder(self, folder: str = "") -> Sequence[ObjectInfo]:
         """List the objects directly in a folder, sorted by path.
@@ -102,11 +114,27 @@ class RemoteStore:
         `folder` is "" or ends with a `/`. Its subfolders, however large, are not listed.
         """
         what, wanted = self._listing_prefix(folder)
-        listing = self._transfers.call(
-            lambda: self._attempt(lambda _: self._client().folder(wanted[: wanted.rfind("/") + 1], what), what)
-        )
-        infos = (ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version) for info in listing)
-        return sorted(infos, key=lambda info: info.path)
+        place = wanted[: wanted.rfind("/") + 1]
+        infos, folders = self._transfers.call(lambda: self._attempt(lambda _: self._client().folder(place, what), what))
+        return self._files(sorted(infos, key=lambda info: info.path), place, folders)
+
+    def _files(self, infos: Sequence[ObjectInfo], prefix: str, folders: Collection[str] = ()) -> Sequence[ObjectInfo]:
+        """Objects below a prefix, named relative to this store.
+
+        obstore lists the marker `folder/` of a prefix as `folder`, which is not below it.
+        """
+        below = [info for info in infos if info.path.startswith(prefix)]
+        files = without_markers(below, self._is_object, folders)
+        return [ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version) for info in files]
+
+    def _is_object(self, key: str) -> bool:
+        try:
+            self.info(key.removeprefix(self._prefix))
+        except ObjectNotFoundError:
+            return False
+        except AccessDeniedError:  # it may be listed, but not looked up
+            pass
+        return True
 
     def _listing_prefix(self, prefix: str) -> tuple[str, str]:
         """The prefix to list, for messages and within the bucket."""
@@ -156,7 +184,7 @@ class RemoteStore:
 
         self._attempt(attempt, what)
 
-    def _read_on(self, path: str, start: int, version: str | None) -> memoryview:
+    def _read_on(self, path: str, start: int, version: str | None) -> VersionedObject:
         """Read from `start` to an unknown end.
 
         First as much as one request may fetch, then, if there is more, the rest.
@@ -179,14 +207,22 @@ class RemoteStore:
                 raise
             seen.add(info.version)
             check_within([(start, start)], info.size, what)
-            return memoryview(b"")  # at the end there is no range to give
+            return VersionedObject(memoryview(b""), info.version)  # at the end there is no range to give
         seen.add(answer.version)
         count(nbytes=answer.data.nbytes)
         if answer.size <= first.stop:
-            data: memoryview = answer.data
-            return data
+            return VersionedObject(answer.data, answer.version)
         rest = self.read_many(path, [(first.stop, answer.size)], version=answer.version)[0]
-        return FetchedRanges([first, ByteRange(first.stop, answer.size)], [answer.data, rest]).cut(start, answer.size)
+        both = FetchedRanges([first, ByteRange(first.stop, answer.size)], [answer.data, rest])
+        return VersionedObject(both.cut(start, answer.size), answer.version)
+
+
+def _client(kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> Client:
+    if kind == WEB:
+        return WebClient(root, options, idle_timeout_s)
+    if kind == S3:
+        return S3Client(root, options, idle_timeout_s)
+    return Client(kind, root, options, idle_timeout_s)
 
 
 class _Versions:

@@ -19,7 +19,14 @@ from typing import Any, NamedTuple
 from feedline.core.caches import PerProcess
 from feedline.core.optional import load
 from feedline.core.store_metrics import count
-from feedline.errors import ArgumentError, MissingExtraError, NoRangesError, StoreError, TransientError
+from feedline.errors import (
+    ArgumentError,
+    InvalidNameError,
+    MissingExtraError,
+    NoRangesError,
+    StoreError,
+    TransientError,
+)
 from feedline.stores.base import ByteRange, ObjectInfo, unversioned
 from feedline.stores.obstore_errors import is_obstore_error, no_ranges, translate_error
 from feedline.stores.options import StoreOptions
@@ -193,7 +200,7 @@ class Client:
 
     def __init__(self, kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> None:
         self._library = library()
-        self._store = self._call(root, lambda: _open_checked(self._library, kind, root, options, idle_timeout_s))
+        self._store = self._call(root, lambda: open_checked(self._library, kind, root, options, idle_timeout_s))
 
     def info(self, key: str, what: str) -> ObjectInfo:
         """Size and version of an object; its path is the key."""
@@ -216,13 +223,18 @@ class Client:
         metas = self._call(what, lambda: next(pages, None))
         return None if metas is None else [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in metas]
 
-    def folder(self, prefix: str, what: str) -> list[ObjectInfo]:
-        """List the objects directly in a folder, in any order.
+    def odd_pages(self, prefix: str, offset: str | None, what: str) -> Iterator[Any] | None:  # noqa: ARG002 - for others
+        """Pages of objects with any names; None if nothing lists them."""
+        return None
 
-        `prefix` is "" or ends with a `/`.
+    def folder(self, prefix: str, what: str) -> tuple[list[ObjectInfo], set[str]]:
+        """List the objects and folders directly in a folder, in any order.
+
+        The prefix is "" or ends with a `/`.
         """
         listing = self._request(what, lambda: self._library.list_with_delimiter(self._store, prefix or None))
-        return [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in listing["objects"]]
+        infos = [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in listing["objects"]]
+        return infos, set(listing["common_prefixes"])
 
     def get(self, key: str, part: PartialRange, what: str) -> None:
         """Fetch the rest of a range into `part`.
@@ -237,6 +249,7 @@ class Client:
             meta, (start, stop) = result.meta, result.range
             if (start, stop) != (span.start, min(span.stop, meta["size"])):
                 raise StoreError(f"{what}: the server answered with bytes [{start}, {stop}) instead")
+            self._refuse_disguises(key, result.attributes, what)
             part.accept(_version(meta), meta["size"], ByteRange(start, stop))
             size = part.part_nbytes
             for data in [result.bytes()] if size is None else result.stream(min_chunk_size=size):
@@ -262,11 +275,15 @@ class Client:
             result = self._library.get(self._store, key)
             if most is not None and result.meta["size"] > most:
                 raise NoRangesError(no_ranges(what))
+            self._refuse_disguises(key, result.attributes, what)
             return result.meta, memoryview(result.bytes())
 
         meta, data = self._request(what, get)
         check_complete(data.nbytes, meta["size"])
         return RangeAnswer(data, _version(meta), meta["size"])
+
+    def _refuse_disguises(self, key: str, attributes: Mapping[str, Any], what: str) -> None:
+        """Raise StoreError if a web server sends something else."""
 
     def _request(self, what: str, call: Any) -> Any:
         count(requests=1)
@@ -310,6 +327,10 @@ class PagedListing:
         except TransientError:
             self._pages = None
             raise
+        except InvalidNameError:
+            if (pages := client.odd_pages(self._prefix, self._last, self._what)) is None:
+                raise
+            self._pages, page = pages, []
         for info in page or ():
             self._in_order = self._in_order and (self._last is None or self._last <= info.path)
             self._last = info.path
@@ -321,7 +342,7 @@ class PagedListing:
         return sorted(self._infos.values(), key=lambda info: info.path)
 
 
-def _open_checked(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> Any:
+def open_checked(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> Any:
     """Open as `_open`, naming the option that obstore cannot read."""
     try:
         return _open(library, kind, root, options, idle_timeout_s)

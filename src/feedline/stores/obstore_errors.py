@@ -13,6 +13,8 @@ from feedline.errors import (
     AccessDeniedError,
     ArgumentError,
     FeedlineError,
+    InvalidNameError,
+    NoLengthError,
     NoRangesError,
     RangeError,
     StoreError,
@@ -137,11 +139,8 @@ def _redirect_error(kind: str, what: str) -> StoreError:
     return region_error(what, "", "a redirect without an address")
 
 
-def _error_for_text(error: Exception, text: str, what: str) -> Exception:
-    if "builder error" in text:
-        return ArgumentError(
-            f'{what}: the address of the server cannot be used; plain http needs options={{"allow_http": True}}'
-        )
+def _body_error(text: str, what: str) -> StoreError | None:
+    """The exception for a wrong range or length; None for others."""
     if "Range request not supported" in text or "non-partial response" in text:
         if "GCS" in text:
             return RangeError(
@@ -149,8 +148,22 @@ def _error_for_text(error: Exception, text: str, what: str) -> Exception:
                 "store it without that header"
             )
         return NoRangesError(no_ranges(what))
+    if "UnexpectedRange" in text:
+        return StoreError(f"{what}: the server answered with other bytes instead; its ranges cannot be used")
+    if "MissingContentLength" in text or "ContentRange" in text:
+        return NoLengthError(f"{what}: the server names no length of what it sends; copy the object to where it does")
+    return None
+
+
+def _error_for_text(error: Exception, text: str, what: str) -> Exception:
+    if "builder error" in text:
+        return ArgumentError(
+            f'{what}: the address of the server cannot be used; plain http needs options={{"allow_http": True}}'
+        )
+    if (problem := _body_error(text, what)) is not None:
+        return problem
     if (invalid := _INVALID.search(text)) is not None:
-        return StoreError(
+        return InvalidNameError(
             f"{what}: there is an object named {invalid[1]!r}, and the parts of a name may not be empty, . or .., nor "
             "hold line breaks. Rename or remove it, or use a prefix that it does not begin with"
         )

@@ -15,7 +15,8 @@ from feedline.stores import globs
 from feedline.stores.base import ObjectInfo, Store
 from feedline.stores.cache import Cache, CachedStore
 from feedline.stores.fsspec import ForeignStore
-from feedline.stores.globs import MAGIC, braces, candidates, matcher
+from feedline.stores.globs import MAGIC, candidates, expand_address, matcher, matching_objects
+from feedline.stores.links import split_link
 from feedline.stores.local import LocalStore
 from feedline.stores.object_store import RemoteStore
 from feedline.stores.obstore_client import AZURE, GOOGLE, S3, WEB, ObstoreKind
@@ -138,7 +139,8 @@ def expand(addresses: Address | Sequence[Address], *, options: Mapping[str, Any]
     """Expand patterns with braces and globs into addresses, in order.
 
     The matches of one glob are sorted. `s3://bucket/{train,val}-{000..127}.tar` is expanded without a request; `*`,
-    `**`, `?` and `[...]` take one listing each. ObjectNotFoundError names a glob that matches nothing.
+    `**`, `?` and `[...]` take one listing each. An object whose own name looks like a glob is that object.
+    ObjectNotFoundError names a glob that matches nothing.
     """
     return globs.expand(addresses, lambda root: open_store(root, options=options))
 
@@ -164,17 +166,17 @@ class Finder:
         Of a folder, the objects in it that match `inside`. In the order in which braces are expanded; those of one glob
         or folder are sorted. ObjectNotFoundError names what does not exist.
         """
-        check_no_secrets(address)  # before any message shows it
-        plain = [split(each) for each in braces(address)]
-        if len({root for root, _ in plain}) == 1 and not any(MAGIC.search(path) for _, path in plain):
+        check_no_secrets(address, is_object=True)  # before any message shows it
+        plain = [split(each) for each in expand_address(address)]
+        if len({root for root, _ in plain}) == 1 and not any(MAGIC.search(split_link(path)[0]) for _, path in plain):
             store = self._store(plain[0].root)
             return [(store, info) for info in self._resolve_paths(store, [path for _, path in plain], inside)]
         return [
             (self._store(root), info)
             for root, path in plain
             for info in (
-                self._match(self._store(root), path)
-                if MAGIC.search(path)
+                self._match(self._store(root), path, inside)
+                if MAGIC.search(split_link(path)[0])
                 else self._resolve_paths(self._store(root), [path], inside)
             )
         ]
@@ -184,9 +186,11 @@ class Finder:
             self._stores.setdefault(root, open_store(root, options=self._options, cache=self._cache))
         return self._stores[root]
 
-    def _match(self, store: Store, pattern: str) -> list[ObjectInfo]:
-        matches = _matcher(pattern)
-        infos = [info for info in candidates(store, pattern) if matches(info.path)]
+    def _match(self, store: Store, pattern: str, inside: str) -> list[ObjectInfo]:
+        """The object or folder of that very name, or else the matches."""
+        infos = matching_objects(store, pattern, _matcher(pattern))
+        if not infos and scheme_row(store.url).lists:
+            infos = _objects_in(store, f"{pattern.rstrip('/')}/", inside)
         if not infos:
             raise ObjectNotFoundError(f"{join(store.url, pattern)}: nothing matches")
         return infos
@@ -232,7 +236,7 @@ def list_below(store: Store, paths: Sequence[str], worth: int = _WORTH_LISTING) 
 
 def _objects_in(store: Store, folder: str, inside: str) -> list[ObjectInfo]:
     matches = _matcher(inside)
-    listed = candidates(store, folder + inside)
+    listed = candidates(store, inside, folder)
     infos = (info for info in listed if info.path != folder)  # without the marker of the folder itself
     return [info for info in infos if matches(info.path.removeprefix(folder))]
 

@@ -9,6 +9,7 @@ from feedline.errors import (
     ObjectChangedError,
     ObjectNotFoundError,
     RangeError,
+    RegionError,
     StoreError,
     TransientError,
 )
@@ -133,9 +134,10 @@ def region_error(what: str, region: str, shown: str) -> StoreError:
         return StoreError(f"{what}: the server redirects without saying where ({shown}); check the address")
     remedy = f'options={{"region": "{region}"}}' if region else 'its own as options={"region": ...}'
     where = f"in the region {region}" if region else "in another region than the one that was asked"
-    return StoreError(
+    return RegionError(
         f"{what}: the bucket is {where} ({shown}). Give {remedy} or in AWS_REGION; with a server of your own "
-        'check options={"endpoint": ...}'
+        'check options={"endpoint": ...}',
+        region,
     )
 
 

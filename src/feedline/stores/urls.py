@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from feedline.core.paths import expand_user
 from feedline.errors import ArgumentError
+from feedline.stores.links import as_link, split_link, unsigned
 from feedline.stores.schemes import OTHERS, SCHEMES, Scheme
 
 Address = str | os.PathLike[str]
@@ -46,9 +47,10 @@ def split(address: Address) -> Location:
     """Split an address into store and object; local paths become absolute.
 
     `split("s3://bucket/train/0.tar")` is `("s3://bucket", "train/0.tar")`. Objects of one bucket or server share a
-    root, and all local files have `/`. `%20` in the address of a web server is a space.
+    root, and all local files have `/`. `%20` in the address of a web server is a space. The path of a link with a query
+    holds the query, which `join` does not show.
     """
-    check_no_secrets(address)
+    check_no_secrets(address, is_object=True)
     if is_local(address):
         path = os.path.abspath(local_path(address))  # noqa: PTH100 - links are kept as they are
         return Location("/", path.lstrip("/"))
@@ -59,13 +61,27 @@ def split(address: Address) -> Location:
         host, path = "", rest
     elif row.host == "required" and not host:
         raise ArgumentError(f"{os.fspath(address)} names no bucket or server: {scheme}://NAME/path is expected")
-    return Location(f"{scheme}://{host}", unquote(path) if row.quoted else path)
+    if not row.quoted:
+        return Location(f"{scheme}://{host}", path)
+    name, _, query = path.partition("?")
+    return Location(f"{scheme}://{host}", as_link(unquote(name), query))
 
 
-def check_no_secrets(address: Address) -> None:
+def split_query(address: str) -> tuple[str, str]:
+    """An address without its query, and the query with its question mark.
+
+    Only addresses of web servers have one.
+    """
+    if not scheme_row(address).quoted:
+        return address, ""
+    plain, mark, query = address.partition("?")
+    return plain, mark + query
+
+
+def check_no_secrets(address: Address, *, is_object: bool = False) -> None:
     """Raise ArgumentError, without showing them, if an address carries credentials.
 
-    Patterns of addresses are checked in the same way.
+    Patterns of addresses are checked in the same way. Links of web servers to an object may have a query.
     """
     if is_local(address):
         return
@@ -77,11 +93,13 @@ def check_no_secrets(address: Address) -> None:
             f"an address {scheme}://...@{host}/ carries credentials, which would show wherever it is named; give them "
             "through the environment, or as options={...}"
         )
+    if row.quoted and is_object:
+        return
     if (row.quoted and "?" in path) or _SIGNED.search(path):
         raise ArgumentError(
             f"{scheme}://{host}/{path.partition('?')[0]} is followed by a query, which may be a signature that grants "
-            "access; open the bucket itself (s3://, gs://, az://) with credentials from the environment. In a name "
-            "a question mark is written %3F"
+            "access to one object. Give such a link to a dataset as it is, with https://, or open the bucket itself "
+            "(s3://, gs://, az://) with credentials from the environment. In a name a question mark is written %3F"
         )
 
 
@@ -95,9 +113,13 @@ def local_path(address: Address) -> str:
 
 
 def join(root: str, path: str) -> str:
-    """The address of an object; the inverse of `split`."""
+    """The address of an object; the inverse of `split`.
+
+    But for the query of a link, which may be a secret.
+    """
     if scheme_row(root).quoted:
-        path = path.replace("%", "%25").replace("?", "%3F")
+        name, query = split_link(unsigned(path))
+        path = name.replace("%", "%25").replace("?", "%3F") + (f"?{query}" if split_link(path)[1] else "")
     return f"{root}{path}" if root.endswith("/") else f"{root}/{path}" if path else root
 
 
@@ -107,7 +129,9 @@ def check_path(path: str) -> str:
     ArgumentError for one that would lead out of the store.
     """
     if path.startswith("/") or ".." in path.split("/") or "\0" in path:
-        raise ArgumentError(f"{path!r} is not a path within a store: it may not begin with / or contain ..")
+        raise ArgumentError(
+            f"{split_link(path)[0]!r} is not a path within a store: it may not begin with / or contain .."
+        )
     return path
 
 

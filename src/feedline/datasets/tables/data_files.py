@@ -21,8 +21,8 @@ from feedline.datasets.tables.snapshots import PartitionValues, Snapshot, TableC
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store
 from feedline.stores.files import FileSet
-from feedline.stores.globs import braces, expand_braces
-from feedline.stores.urls import is_local, join, local_path
+from feedline.stores.globs import expand_address, expand_braces
+from feedline.stores.urls import is_local, join, local_path, split_query
 
 _DELTA, _ICEBERG, _HUDI = "Delta", "Iceberg", "Hudi"
 
@@ -182,7 +182,7 @@ def _snapshot_files(folder: str, snapshot: Snapshot, several: Found, placed: Seq
 def _prefixes(given: str) -> list[str]:
     """Prefixes of the names found for a path with braces."""
     if not is_local(given):
-        return braces(given)
+        return [split_query(each)[0] for each in expand_address(given)]
     return [str(Path(path).absolute()) for path in expand_braces(local_path(given))]
 
 

@@ -10,7 +10,7 @@ from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.store_metrics import count
 from feedline.core.threads import DaemonPool
 from feedline.errors import ObjectChangedError, RangeError, StoreError
-from feedline.stores.base import ObjectInfo, Range, Store, Views, check_version
+from feedline.stores.base import ObjectInfo, Range, Store, VersionedObject, Views, check_version
 from feedline.stores.cache.entries import Key, MissingPieceError, Pieces
 from feedline.stores.cache.folder import Folder
 from feedline.stores.cache.settings import Cache
@@ -88,6 +88,11 @@ class CachedStore:
         """Read the bytes from `start` up to `stop`, or to the end."""
         stop = max(start, self._known(path, version).size) if stop is None else stop
         return self.read_many(path, [(start, stop)], version=version)[0]
+
+    def read_versioned(self, path: str) -> VersionedObject:
+        """Read one object with its version, without an additional request."""
+        known = self._known(path, None)
+        return VersionedObject(self.read(path, 0, known.size, version=known.version), known.version)
 
     def read_many(self, path: str, ranges: Sequence[Range], *, version: str | None = None) -> Views:
         """One view for each range."""

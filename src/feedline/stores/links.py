@@ -1,0 +1,48 @@
+"""Paths of links with a query.
+
+The query may be a signature that grants access. Such a path holds the query behind a mark. What is shown, remembered or
+compared is `unsigned(path)`.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from urllib.parse import unquote
+
+_LINK = "\x1f"
+"""Between path and query of a link: a character that no address has as it is written."""
+
+
+_SIGNING = re.compile(
+    r"(?i)x-(?:amz|goog|ms)-.*|awsaccesskeyid|googleaccessid|signature|expires|policy|key-pair-id|hdnea|.*token.*"
+    r"|sig|se|st|sp|sv|sr|si|sip|spr|ss|srt|sks|skt|ske|skv|skoid|sktid|sdd|saoid|suoid|scid"
+)
+"""Parameters of signatures, which differ each time the same link is signed."""
+
+
+def as_link(name: str, query: str) -> str:
+    """The path of an object with this query, which may be empty."""
+    return f"{name}{_LINK}{query}" if query else name
+
+
+def split_link(path: str) -> tuple[str, str]:
+    """The name and the query of a path, "" without one."""
+    name, _, query = path.partition(_LINK)
+    return name, query
+
+
+def unsigned(path: str) -> str:
+    """The path of an object as it is shown and remembered.
+
+    The same for each signature of a link. Parameters that are not of a signature may be secrets, too, and tell objects
+    apart: digests stand for their values.
+    """
+    name, query = split_link(path)
+    given = [each.partition("=") for each in query.split("&") if each]
+    shown = [f"{key}=~{_digest(value)}" for key, _, value in given if not _SIGNING.fullmatch(unquote(key))]
+    return f"{name}{_LINK}{'&'.join(shown)}" if query else name
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
