@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fastavro
 import numpy as np
 import pytest
 from rich.console import Console
@@ -29,13 +28,13 @@ EXAMPLES = sorted((ROOT / "examples/extending").glob("*.py"))
 @pytest.fixture(autouse=True)
 def tables() -> Iterator[None]:
     """The tables as they were, once a test is over."""
-    import avro_dataset
     import executor_pool
+    import idx_dataset
     import invert_transform
     import zip_store
 
     before = [dict(table) for table in (FORMATS, POOLS, FUSIONS)]
-    FORMATS.setdefault("avro", avro_dataset.FORMAT)
+    FORMATS.setdefault("idx", idx_dataset.FORMAT)
     fl.workers.register_pool("executor", executor_pool.KIND)
     fl.transforms.register_fusion(invert_transform.Invert, invert_transform.Invert, invert_transform.fuse)
     fl.stores.register_scheme("zipfile", zip_store.SCHEME)
@@ -47,36 +46,33 @@ def tables() -> Iterator[None]:
 
 
 @pytest.fixture
-def avro_files(tmp_path: Path) -> list[str]:
-    schema = {
-        "type": "record",
-        "name": "Word",
-        "fields": [{"name": "id", "type": "long"}, {"name": "word", "type": "string"}],
-    }
+def idx_files(tmp_path: Path) -> list[str]:
     paths = []
     for shard, count in enumerate((40, 1, 25)):
-        paths.append(str(tmp_path / f"{shard}.avro"))
-        with open(paths[-1], "wb") as file:
-            words = ({"id": 100 * shard + n, "word": "w" * n} for n in range(count))
-            fastavro.writer(file, schema, words, codec="deflate", sync_interval=200)
+        paths.append(str(tmp_path / f"{shard}.idx"))
+        rows = np.arange(100 * shard, 100 * shard + count)[:, None].repeat(3, axis=1).astype(">i4")
+        Path(paths[-1]).write_bytes(bytes([0, 0, 12, 2]) + np.array(rows.shape, ">i4").tobytes() + rows.tobytes())
     return paths
 
 
-def test_the_format(avro_files: list[str]) -> None:
-    from avro_dataset import Avro
+def test_the_format(idx_files: list[str]) -> None:
+    from idx_dataset import IDX
 
-    data = Avro(avro_files)
-    assert [data[n]["id"] for n in (0, 39, 40, 41, -1)] == [0, 39, 100, 200, 224]
+    data = IDX(idx_files)
+    assert [data[n].tolist() for n in (0, 39, 40, 41, -1)] == [[n] * 3 for n in (0, 39, 100, 200, 224)]
     assert data.shard_sizes.tolist() == [40, 1, 25]
-    assert data.address(41)[0] == avro_files[2]
+    assert data.address(41) == (idx_files[2], "row 0")
     fl.testing.check_dataset(data)
+    Path(idx_files[1]).write_bytes(b"no index")
+    with pytest.raises(fl.errors.SampleError, match=r"1\.idx is not a whole IDX file"):
+        IDX(idx_files)
 
 
-def test_inspect_reads_the_format(avro_files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    summary, healthy = inspect(avro_files, InspectOptions(order=(1, 8)), Console())
+def test_inspect_reads_the_format(idx_files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    summary, healthy = inspect(idx_files, InspectOptions(order=(1, 8)), Console())
     assert healthy
-    assert (summary["format"], summary["samples"], summary["shards"]) == ("Avro", 66, [40, 1, 25])
-    assert "Avro" in capsys.readouterr().out
+    assert (summary["format"], summary["samples"], summary["shards"]) == ("IDX", 66, [40, 1, 25])
+    assert "IDX" in capsys.readouterr().out
 
 
 def test_the_pool() -> None:

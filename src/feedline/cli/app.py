@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import io
 import json
 import shutil
 import sys
@@ -121,11 +122,14 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def feedline(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - acts by its callback
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options of all commands."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files may hold bytes that are not UTF-8
+            stream.reconfigure(errors="backslashreplace")
 
 
 @app.command(cls=_Command)

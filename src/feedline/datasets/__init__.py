@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from feedline.datasets.sql.manifest import SQLManifest
     from feedline.datasets.strings import PackedStrings
     from feedline.datasets.tables.arrow import Arrow
+    from feedline.datasets.tables.avro import Avro
     from feedline.datasets.tables.huggingface import HuggingFace
     from feedline.datasets.tables.huggingface_stream import HuggingFaceStream
+    from feedline.datasets.tables.orc import ORC
     from feedline.datasets.tables.parquet import Parquet
     from feedline.datasets.text.csv import CSV
     from feedline.datasets.text.lines import JSONL, Lines
@@ -38,9 +40,11 @@ __all__ = [
     "JSONL",
     "LMDB",
     "MDS",
+    "ORC",
     "ArrayFile",
     "Arrays",
     "Arrow",
+    "Avro",
     "CachedMap",
     "Files",
     "Filter",

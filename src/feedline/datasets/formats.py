@@ -152,6 +152,26 @@ FORMATS: dict[str, Format] = {
         names=("*.arrow", "*.feather"),
         summarize="feedline.datasets.tables.arrow:summarize_record_batches",
     ),
+    "orc": Format(
+        "ORC",
+        ("feedline.datasets.tables.orc:ORC",),
+        "ORC files",
+        ("ORC(paths, columns)",),
+        "arrow",
+        pattern="**/*.orc",
+        names=("*.orc",),
+        summarize="feedline.datasets.tables.orc:summarize_stripes",
+    ),
+    "avro": Format(
+        "Avro",
+        ("feedline.datasets.tables.avro:Avro",),
+        "Avro files",
+        ("Avro(paths, columns)",),
+        "avro",
+        pattern="**/*.avro",
+        names=("*.avro",),
+        summarize="feedline.datasets.tables.avro:summarize_blocks",
+    ),
     "huggingface": Format(
         "Hugging Face",
         (

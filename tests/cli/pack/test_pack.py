@@ -342,8 +342,8 @@ def compressed(root: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (empty, "contains neither images"),
-        (empty_class, r"the class folder .*cat contains no image; remove it"),
+        (empty, "contains neither files with an extension"),
+        (empty_class, r"the class folder .*cat contains no image, sound or video; remove it"),
         (lambda root: root / "nowhere", "does not exist"),
         (lambda root: Path(__file__), r"is neither a folder nor a \.tar file"),
         (compressed, "compressed with gzip"),

@@ -309,39 +309,25 @@ class TestSecrets:
         with pytest.raises(FileNotFoundError, match=r"no such database: .*tokens=9/list.db"):
             manifest(odd, source=odd.parent / "tokens=9/list.db", root=odd.parent / "files")
 
-    @pytest.mark.parametrize(
-        ("error", "told"),
-        [
-            (RuntimeError("password=hunter2 is wrong"), "RuntimeError: password=... is wrong"),
-            (RuntimeError("Driver={x};PWD={hun;ter2};"), "RuntimeError: Driver={x};PWD=...;"),
-            (RuntimeError("{'password': 'hunter 2'}"), "RuntimeError: {'password': ...}"),
-            (RuntimeError("cannot reach mysql://me:hun@ter2@db/x"), "RuntimeError: cannot reach mysql://me:...@db/x"),
-            (OSError("token=hunter2"), "OSError: token=..."),
-        ],
-    )
-    def test_what_a_function_says(self, database: Path, error: Exception, told: str) -> None:
+    @pytest.mark.parametrize("kind", [RuntimeError, ConnectionRefusedError, KeyError], ids=lambda kind: kind.__name__)
+    def test_errors_of_a_function_keep_their_type(self, database: Path, kind: type[Exception]) -> None:
+        error = kind("the server is away")
+
         def connect() -> Any:
             raise error
 
-        with pytest.raises(SampleError) as caught:
+        with pytest.raises(kind) as caught:
             manifest(database, source=connect)
-        assert str(caught.value).endswith(told)
-        printed = "".join(traceback.format_exception(caught.value))
-        assert "hun" not in printed
-        assert "ter2" not in printed
+        assert caught.value is error
 
-    def test_errors_of_the_system_keep_their_type(self, database: Path) -> None:
-        cause = RuntimeError("no route")
-
-        def connect() -> Any:
-            raise ConnectionRefusedError("the server is away") from cause
-
-        with pytest.raises(ConnectionRefusedError, match="the server is away"):
-            manifest(database, source=connect)
-        cause.args = ("no route for pwd=hunter2",)
-        with pytest.raises(SampleError, match=r"ConnectionRefusedError: the server is away") as caught:
-            manifest(database, source=connect)
-        assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+    def test_what_a_driver_says_about_a_variable_is_not_shown(
+        self, database: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("THE_DATABASE", "postgresql://me:hunter2@127.0.0.1:1/x")
+        with pytest.raises(SampleError, match=r"not shown, because it may quote what \$THE_DATABASE holds; to see it"):
+            manifest(database, source="env:THE_DATABASE")
+        with pytest.raises(SampleError, match=r"could not connect .*: \w+: .*127\.0\.0\.1"):
+            manifest(database, source="postgresql://me@127.0.0.1:1/x")
 
     def test_a_password_from_the_environment_shows_nowhere(
         self, database: Path, monkeypatch: pytest.MonkeyPatch

@@ -93,7 +93,9 @@ def remove_leftovers(folder: Path, shards: int) -> None:
 
 def write_classes(folder: Path, classes: Sequence[str]) -> None:
     """Write `classes.json`, a list that labels index."""
-    place, text = folder / CLASSES, json.dumps(list(classes), indent=1, ensure_ascii=False) + "\n"
+    # A folder's name may hold bytes that are not UTF-8, which JSON can only escape.
+    is_text = all(name.isprintable() for name in classes)
+    place, text = folder / CLASSES, json.dumps(list(classes), indent=1, ensure_ascii=not is_text) + "\n"
     if not place.is_file() or place.read_text(encoding="utf-8") != text:
         partial(place).write_text(text, encoding="utf-8")
         partial(place).replace(place)

@@ -1,6 +1,7 @@
 """Listing the samples of folders and of WebDataset tar shards.
 
-A folder contains one folder per class, with torchvision's classes and order, or the files themselves. Tars are listed
+A folder contains one folder per class, with torchvision's classes and order, or the files themselves: images, sounds,
+videos, or text. Tars are listed
 through the index that also reads them.
 """
 
@@ -112,8 +113,17 @@ class SampleList:
         return replace(self, samples=samples, renamed=renamed)
 
 
+AUDIO_EXTENSIONS = frozenset("aac aif aiff flac m4a mp3 oga ogg opus wav wma".split())  # noqa: SIM905 - reads as a list
+
+
+VIDEO_EXTENSIONS = frozenset("avi m4v mkv mov mp4 mpeg mpg ogv webm wmv".split())  # noqa: SIM905
+
+
+_MEDIA = IMAGE_EXTENSIONS | AUDIO_EXTENSIONS | VIDEO_EXTENSIONS
+
+
 _SIDE_FIELDS = ("json", "txt", "cls")
-"""Extensions of files that belong to the image of the same name."""
+"""Extensions of files that belong to the media file of the same name."""
 
 
 _FIELD_NAMES = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tiff": "tif"}
@@ -123,73 +133,96 @@ _FIELD_NAMES = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tiff": "tif"}
 def list_folders(folders: Sequence[str]) -> SampleList:
     """List the samples of folders.
 
-    ArgumentError for a folder or a class without images.
+    A sample is an image, a sound or a video, with the files that belong to it. In folders without any of these, all
+    files of one name are a sample. ArgumentError for a folder or a class without samples.
     """
     ignored = Counter[str]()
     classes = sorted({name for folder in folders for name in _class_names(folder)})
     labels = {name: label for label, name in enumerate(classes)}
-    samples = [sample for folder in folders for sample in _list_folder(Path(folder), labels, ignored)]
+    lister = _Lister(any(map(_has_media, folders)), ignored)
+    samples = [sample for folder in folders for sample in lister.folder(Path(folder), labels)]
     notes = [f"left out: {number:,} {what}" for what, number in sorted(ignored.items())]
     return SampleList(samples, classes or None, bool(classes), notes=notes).with_unique_keys()
 
 
-def _list_folder(folder: Path, labels: Mapping[str, int], ignored: Counter[str]) -> Iterator[Sample]:
-    names = _class_names(folder)
-    for name in names:
-        inside = list(_list_class(folder / name, f"{name}/", labels[name], ignored))
-        if not inside:
-            raise ArgumentError(f"the class folder {folder / name} contains no image; remove it")
-        yield from inside
-    loose = list(_list_files(folder, ignored))
-    if names and loose:
-        ignored["images next to the class folders"] += len(loose)
-    elif not names and not loose:
-        known = " ".join(sorted(IMAGE_EXTENSIONS))
-        raise ArgumentError(f"{folder} contains neither images (file names that end in one of: {known}) nor .tar files")
-    yield from () if names else loose
+def _has_media(folder: str) -> bool:
+    return any(_kind(name) in _MEDIA for _, _, names in os.walk(folder, followlinks=True) for name in names)
+
+
+def _kind(name: str) -> str:
+    """The extension of a file; "" for hidden files and those without."""
+    stem, _, extension = name.rpartition(".")
+    return extension.lower() if stem and not name.startswith(".") else ""
 
 
 def _class_names(folder: str | Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _list_class(folder: Path, prefix: str, label: int, ignored: Counter[str]) -> Iterator[Sample]:
-    """Images below a class folder, in torchvision's order.
+class _Lister:
+    """Lists samples; files that belong to none are counted in `ignored`.
 
-    Folders are sorted, then the names in each folder.
+    Without `media`, text and other files are samples.
     """
-    for place, _, names in sorted(os.walk(folder, followlinks=True)):
-        inner = Path(place).relative_to(folder).as_posix()
-        yield from _group_files(Path(place), names, prefix if inner == "." else f"{prefix}{inner}/", label, ignored)
+
+    def __init__(self, media: bool, ignored: Counter[str]) -> None:
+        self._media, self._ignored = media, ignored
+
+    def folder(self, folder: Path, labels: Mapping[str, int]) -> Iterator[Sample]:
+        """The samples of class folders, or else those directly in the folder."""
+        names = _class_names(folder)
+        for name in names:
+            inside = list(self._class(folder / name, f"{name}/", labels[name]))
+            if not inside:
+                wanted = "image, sound or video" if self._media else "file with an extension"
+                raise ArgumentError(f"the class folder {folder / name} contains no {wanted}; remove it")
+            yield from inside
+        loose = list(self._group([entry.name for entry in os.scandir(folder) if entry.is_file()], folder, "", None))
+        if names and loose:
+            self._ignored["samples next to the class folders"] += len(loose)
+        elif not names and not loose:
+            raise ArgumentError(f"{folder} contains neither files with an extension nor .tar files")
+        yield from () if names else loose
+
+    def _class(self, folder: Path, prefix: str, label: int) -> Iterator[Sample]:
+        """Samples below a class folder, in torchvision's order.
+
+        Folders are sorted, then the names in each folder.
+        """
+        for place, _, names in sorted(os.walk(folder, followlinks=True)):
+            inner = Path(place).relative_to(folder).as_posix()
+            yield from self._group(names, Path(place), prefix if inner == "." else f"{prefix}{inner}/", label)
+
+    def _group(self, names: Sequence[str], folder: Path, prefix: str, label: int | None) -> Iterator[Sample]:
+        """The samples among the files of one folder.
+
+        Each image is one, and so are the sounds and videos of one name. Text of the same name belongs to it.
+        """
+        present, unused = set(names), set(names)
+        by_stem: dict[str, list[str]] = {}
+        for name in sorted(names):
+            if self._is_sample(name):
+                by_stem.setdefault(name.rpartition(".")[0], []).append(name)
+        for stem, own in by_stem.items():
+            key = prefix + stem.replace(".", "_")
+            if split(f"{key}.jpg") != (key, "jpg"):
+                continue
+            sides = [f"{stem}.{side}" for side in _SIDE_FIELDS if f"{stem}.{side}" in present] if self._media else []
+            unused -= {*own, *sides}
+            for files in _by_image(own):
+                added = [side for side in sides if label is None or not side.endswith(".cls")]
+                yield Sample(key, label, tuple(_part(folder / name) for name in [*files, *added]))
+        self._ignored.update(_describe_kind(name) for name in unused)
+
+    def _is_sample(self, name: str) -> bool:
+        return _kind(name) in _MEDIA if self._media else _kind(name) not in ("", "cls")
 
 
-def _list_files(folder: Path, ignored: Counter[str]) -> Iterator[Sample]:
-    """Images directly in a folder."""
-    names = [entry.name for entry in os.scandir(folder) if entry.is_file()]
-    return _group_files(folder, names, "", None, ignored)
-
-
-def _group_files(
-    folder: Path, names: Sequence[str], prefix: str, label: int | None, ignored: Counter[str]
-) -> Iterator[Sample]:
-    """One sample per image, with the files that belong to it.
-
-    All other files are counted in `ignored`.
-    """
-    present, unused = set(names), set(names)
-    for name in sorted(names):
-        stem, _, extension = name.rpartition(".")
-        key = prefix + stem.replace(".", "_")
-        is_image_file = extension.lower() in IMAGE_EXTENSIONS and not name.startswith(".")
-        if not is_image_file or split(f"{key}.jpg") != (key, "jpg"):
-            continue
-        sides = [side for side in _SIDE_FIELDS if f"{stem}.{side}" in present]
-        unused -= {name, *(f"{stem}.{side}" for side in sides)}
-        kind = extension.lower()
-        parts = [_part(folder / name, _FIELD_NAMES.get(kind, kind))]
-        parts += [_part(folder / f"{stem}.{side}", side) for side in sides if side != "cls" or label is None]
-        yield Sample(key, label, tuple(parts))
-    ignored.update(_describe_kind(name) for name in unused)
+def _by_image(names: Sequence[str]) -> list[list[str]]:
+    """Divide files of one name: at most one image each."""
+    images = [name for name in names if _kind(name) in IMAGE_EXTENSIONS]
+    others = [name for name in names if name not in images]
+    return [[images[0], *others], *([image] for image in images[1:])] if images else [others]
 
 
 def _describe_kind(name: str) -> str:
@@ -197,8 +230,9 @@ def _describe_kind(name: str) -> str:
     return f"files ending in .{extension}" if stem else f"files named {name}"
 
 
-def _part(path: Path, field: str) -> MemberSource:
-    return MemberSource(field, str(path), 0, path.stat().st_size)
+def _part(path: Path) -> MemberSource:
+    kind = path.suffix[1:].lower()
+    return MemberSource(_FIELD_NAMES.get(kind, kind), str(path), 0, path.stat().st_size)
 
 
 CLASSES = "classes.json"

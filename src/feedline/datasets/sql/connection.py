@@ -1,8 +1,8 @@
 """Connections to SQL databases, and queries over them.
 
 A source is an address without secrets, `env:NAME` for a variable that holds one with secrets, or a function that
-returns a connection. Each query opens a connection, packs its result, and closes the connection. Errors never quote
-secrets.
+returns a connection. Each query opens a connection, packs its result, and closes the connection. An address from the
+environment is never quoted, and so a driver that cannot connect to it is not quoted either.
 """
 
 from __future__ import annotations
@@ -57,17 +57,6 @@ _HIDDEN = r"(?:password|passwd|pwd|secret|token)\w*"
 _CARRIES_SECRET = re.compile(rf"(?<![/\w])\w*{_HIDDEN}\s*=", re.IGNORECASE)
 
 
-_SECRET_VALUE = re.compile(
-    rf"""({_HIDDEN}["']?\s*[=:]\s*)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|{{[^}}]*}}|[^\s,;&)]+)""", re.IGNORECASE
-)
-
-
-_PASSWORD_OF_URL = re.compile(r"(://[^\s:@/]*):\S*@")
-
-
-_UNESCAPED = re.compile(r"[/@]|%(?![0-9A-Fa-f]{2})")
-
-
 def normalize_source(source: Pathlike | Connect) -> Source:
     """Source in a form that can be kept and sent to workers.
 
@@ -111,30 +100,9 @@ def open_connection(source: Source) -> Any:
     address, name = _look_up(source)
     kind = _scheme(address)
     if kind in _POSTGRESQL:
-        _check_escaped(address, name)
         return optional.load("adbc_driver_postgresql.dbapi", "sql", "datasets.SQLManifest").connect(address)
     _check_supported(kind)
     return _sqlite(address, kind, name)
-
-
-def redact(text: str, source: Source) -> str:
-    """Replace possible passwords in the message of a driver or user function.
-
-    Some drivers quote the address.
-    """
-    for secret in sorted(_secrets(source), key=len, reverse=True):
-        text = text.replace(secret, "...")
-    return _PASSWORD_OF_URL.sub(r"\1:...@", _SECRET_VALUE.sub(r"\1...", text))
-
-
-def has_secrets(error: BaseException, source: Source) -> bool:
-    """True if a user function's error, or its causes, quote secrets."""
-    chain: list[BaseException] = []
-    earlier: BaseException | None = error
-    while callable(source) and earlier is not None and earlier not in chain:
-        chain.append(earlier)
-        earlier = earlier.__cause__ or earlier.__context__
-    return any(redact(str(each), source) != str(each) for each in chain)
 
 
 def _scheme(address: str) -> str:
@@ -193,27 +161,6 @@ def _look_up(source: str) -> tuple[str, str]:
         ) from None
 
 
-def _check_escaped(address: str, name: str) -> None:
-    """ArgumentError for a password that is not percent-encoded.
-
-    libpq would take a part of it for the host or the port, and quote it in its error.
-    """
-    password = _password_of(address)
-    if password is not None and _UNESCAPED.search(password):
-        raise ArgumentError(
-            f"{name} has a /, @ or % before its last @ that is not percent-encoded: write / as %2F, @ as %40"
-            " and % as %25"
-        )
-
-
-def _password_of(address: str) -> str | None:
-    """Password in a URL, between the first : and the last @."""
-    if _URL.match(address) is None:
-        return None
-    userinfo, at, _ = address.partition("://")[2].rpartition("@")
-    return userinfo.partition(":")[2] if at and ":" in userinfo else None
-
-
 def _sqlite(address: str, kind: str, name: str) -> sqlite3.Connection:
     path = unquote(re.split("[?#]", address.partition("://")[2])[0]) if kind else address
     is_absolute = not kind or path.startswith("/")
@@ -229,16 +176,6 @@ def _relative_path_hint(path: str) -> str:
         ". The path after sqlite:// is absolute; to open the existing file of this name in the working directory, pass"
         " its path alone"
     )
-
-
-def _secrets(source: Source) -> Iterator[str]:
-    """Possible secrets of an `env:` source, as written and percent-decoded."""
-    if not isinstance(source, str) or not source.startswith(_FROM_ENVIRONMENT):
-        return
-    address = os.environ.get(source.removeprefix(_FROM_ENVIRONMENT), "")
-    values = [pair[2] for pair in _SECRET_VALUE.finditer(address)]
-    for secret in (address, _password_of(address) or "", *values):
-        yield from {secret, unquote(secret), secret.strip("'\"{}")} - {""}
 
 
 def _type_name(value: Any) -> str:
@@ -268,9 +205,8 @@ class Query:
 
         Errors name the query, and rows by their value of column `key`.
         """
-        with self._translating("could not connect to the database for"):
-            connection = open_connection(self.source)
-        with self._translating("the database refused"), closing(connection), closing(connection.cursor()) as cursor:
+        connection = self._connect()
+        with self._translating(), closing(connection), closing(connection.cursor()) as cursor:
             cursor.execute(self.sql, *([self.params] if self.params else []))  # some drivers refuse None
             if cursor.description is None:
                 raise ArgumentError(f"{self} returns no rows: it must be a SELECT")
@@ -298,16 +234,35 @@ class Query:
                 f"row {error.at}{named} of the result of {self}: column {error.column!r} {error.problem}"
             ) from None
 
+    def _connect(self) -> Any:
+        """Connect; errors of the user's own function pass unchanged."""
+        if callable(self.source):
+            return open_connection(self.source)
+        try:
+            return open_connection(self.source)
+        except (FeedlineError, ImportError, OSError):
+            raise
+        except Exception as error:  # PEP 249 names the exceptions, but each driver has classes of its own
+            if not self.source.startswith(_FROM_ENVIRONMENT):
+                raise SampleError(
+                    f"could not connect to the database for {self}: {type(error).__name__}: {error}"
+                ) from error
+            # `from None`: the driver's error, which a traceback would show, may quote the address and its password.
+            raise SampleError(
+                f"could not connect to the database for {self}: {type(error).__name__}. The driver's message is not"
+                f" shown, because it may quote what ${self.source.removeprefix(_FROM_ENVIRONMENT)} holds; to see it,"
+                " pass a function that connects"
+            ) from None
+
     @contextmanager
-    def _translating(self, what: str) -> Iterator[None]:
-        """Translate errors of a driver within the block, without passwords."""
+    def _translating(self) -> Iterator[None]:
+        """Translate errors of a driver within the block."""
         try:
             yield
-        except Exception as error:  # PEP 249 names the exceptions, but each driver has classes of its own
-            if isinstance(error, (FeedlineError, ImportError, OSError)) and not has_secrets(error, self.source):
-                raise
-            text = redact(str(error), self.source)  # `from None` below: a traceback would show the original
-            raise SampleError(f"{what} {self}: {type(error).__name__}: {text}") from None
+        except (FeedlineError, ImportError, OSError):
+            raise
+        except Exception as error:
+            raise SampleError(f"the database refused {self}: {type(error).__name__}: {error}") from error
 
 
 def _raise_elsewhere() -> Any:

@@ -24,8 +24,8 @@ from feedline.datasets.tables.arrow_remote import ArrowObjects, damage_error
 from feedline.datasets.tables.base import CACHE_NBYTES, ChunkCache, ChunkRows, TableDataset
 from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
-from feedline.datasets.tables.columns import Int64s
 from feedline.datasets.tables.nulls import Nulls
+from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import StructType, check_same_columns, kinds_of, pyarrow
 from feedline.errors import SampleError
 from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectRange

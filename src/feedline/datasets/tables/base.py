@@ -22,8 +22,9 @@ from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, Traits, check
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk
-from feedline.datasets.tables.columns import CellError, Int64s, StructColumn
+from feedline.datasets.tables.columns import CellError, StructColumn
 from feedline.datasets.tables.nulls import Nulls
+from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import StructType
 from feedline.errors import SampleError, note
 

@@ -21,8 +21,8 @@ from feedline.datasets.base import _keys_of
 from feedline.datasets.decoding import Decoding, SampleTransform, split_transform
 from feedline.datasets.tables.base import ChunkRows
 from feedline.datasets.tables.chunks import table_chunk
-from feedline.datasets.tables.columns import Int64s
 from feedline.datasets.tables.nulls import Nulls
+from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import ColumnType, ListType, NumberType, StructType, TextType, kind_of
 from feedline.errors import ArgumentError, SampleError
 from feedline.transforms import plan

@@ -21,7 +21,6 @@ from feedline.datasets.paths import Paths, columns_of, paths_of
 from feedline.datasets.tables.base import CACHE_NBYTES, ChunkCache, TableDataset
 from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk
-from feedline.datasets.tables.columns import Int64s
 from feedline.datasets.tables.data_files import data_files, folder_values
 from feedline.datasets.tables.filters import Filters, Partitions
 from feedline.datasets.tables.nulls import Nulls
@@ -36,6 +35,7 @@ from feedline.datasets.tables.parquet_files import (
     naming,
 )
 from feedline.datasets.tables.row_groups import RowGroups
+from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.snapshots import TableColumns
 from feedline.datasets.tables.types import (
     pyarrow,

@@ -31,6 +31,10 @@ from feedline.stores.globs import expand_braces
 WHAT = "datasets.Parquet"
 
 
+_INT96_UNIT = "us"
+"""Unit of the times that Spark and Impala wrote: dates such as 0001-01-01 would overflow in nanoseconds."""
+
+
 Decryption = Callable[[], Any]
 """Returns the decryption properties of pyarrow."""
 
@@ -148,6 +152,7 @@ def parquet_file(
             metadata=metadata,
             pre_buffer=pre_buffer,
             page_checksum_verification=True,
+            coerce_int96_timestamp_unit=_INT96_UNIT,
             decryption_properties=decryption and decryption(),
         )
     with file:
@@ -274,7 +279,7 @@ class Footers:
     def _open(self, source: Any) -> Any:
         decryption = self._files.decryption
         return optional.load("pyarrow.parquet", "arrow", WHAT).ParquetFile(
-            source, decryption_properties=decryption and decryption()
+            source, coerce_int96_timestamp_unit=_INT96_UNIT, decryption_properties=decryption and decryption()
         )
 
     def _key(self, number: int) -> bytes | None:

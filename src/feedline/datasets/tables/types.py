@@ -249,15 +249,19 @@ def _absent(kind: ColumnType) -> ColumnType:
 
 
 def check_same_columns(kinds: Sequence[StructType], paths: Sequence[str]) -> None:
-    """Raise SampleError if columns or their types differ between files."""
+    """Raise SampleError if columns or their types differ between files.
+
+    Columns may have another order, because files are read by name; members of structs may not.
+    """
     for kind, path in zip(kinds, paths, strict=True):
-        if _names(kind) != _names(kinds[0]):
-            first, other_names = set(_names(kinds[0])), set(_names(kind))
-            differing = ", ".join(sorted(first ^ other_names)) or "the order"
+        by_name = dict(kind.fields)
+        if set(by_name) != set(_names(kinds[0])):
+            differing = ", ".join(sorted(set(by_name) ^ set(_names(kinds[0]))))
             raise SampleError(
                 f"{path} and {paths[0]} do not have the same columns: {differing} differs; choose columns that all"
                 " files have with columns=[...]"
             )
+        kind = replace(kind, fields=tuple((name, by_name[name]) for name in _names(kinds[0])))  # noqa: PLW2901
         difference = _difference("", kinds[0], kind)
         if difference is not None:
             name, one, other = difference

@@ -21,6 +21,7 @@ from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import Columns, IndexRecipe
 from feedline.datasets.paths import Paths, find
+from feedline.datasets.text.compressed import decompressed
 from feedline.datasets.text.line_index import (
     BOM,
     Bounds,
@@ -65,8 +66,8 @@ class CSV(TextRecords):
     accepts true and false, yes and no, 1 and 0.
 
     Rows are read as by Python's csv module in its default dialect, with `delimiter`. Empty lines are skipped.
-    `encoding` and `most_nbytes`, here of a row, are as in `Lines`. Objects of stores are cached in the folder `cache`,
-    if given; `options` are those of `open_store`.
+    `encoding`, `most_nbytes`, here of a row, and compressed files are as in `Lines`. Objects of stores are cached in
+    the folder `cache`, if given; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class CSV(TextRecords):
         # Row bounds depend on the delimiter: indexes for two delimiters must not replace each other.
         suffix = f"csv{int.from_bytes(mark)}-index"
         scan = partial(row_bounds, mark=mark, held_nbytes=most_nbytes)
-        blobs = find(paths, FORMATS["csv"].pattern, cache=cache, options=options)
+        blobs = decompressed(find(paths, FORMATS["csv"].pattern, cache=cache, options=options), index_dir)
         super().__init__(blobs, IndexRecipe(lambda name: f"{name}.{suffix}", scan, _is_valid), reading, transform)
         self._delimiter = delimiter
         self._header = self._shared_header()

@@ -23,6 +23,25 @@ BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 
 
+_SAVE = "save its sheets as 'CSV UTF-8' in a spreadsheet program, or as Parquet with pandas"
+
+
+_RENAME = "give it the extension {}, and it is decompressed once"
+
+
+_OTHERS = (
+    (b"PK\x03\x04", "an Excel workbook or another zip archive", f"{_SAVE}, or unpack the archive"),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Excel workbook", _SAVE),
+    (b"\x1f\x8b", "compressed by gzip", _RENAME.format(".gz")),
+    (b"BZh", "compressed by bzip2", _RENAME.format(".bz2")),
+    (b"\xfd7zXZ\0", "compressed by xz", _RENAME.format(".xz")),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd", _RENAME.format(".zst")),
+    (b"PAR1", "a Parquet file", "read it with Parquet"),
+    (b"ARROW1", "an Arrow file", "read it with Arrow"),
+)
+"""First bytes of other formats, with their names and remedies."""
+
+
 _ASCII = bytes(range(128))
 
 
@@ -101,10 +120,12 @@ class LinePiece(NamedTuple):
 def line_pieces(blob: Blob, held_nbytes: int) -> Iterator[LinePiece]:
     """Read a file in complete lines, without its byte order mark.
 
-    Of a long line only about the last `held_nbytes` are held. SampleError for UTF-16.
+    Of a long line only about the last `held_nbytes` are held. SampleError for UTF-16 and for other formats.
     """
     at, left_out, open_line = 0, 0, list[memoryview]()
     for number, part in enumerate(parts(blob)):
+        if number == 0:
+            _check_is_text(blob.name, bytes(part[:8]))
         if number == 0 and bytes(part[:2]) in _WIDE_BOMS:
             raise SampleError(
                 f"{blob.name} is UTF-16, which does not allow random access to lines; convert it to UTF-8 with"
@@ -128,6 +149,13 @@ def line_pieces(blob: Blob, held_nbytes: int) -> Iterator[LinePiece]:
         left_out, open_line = 0, [data[last:]] if last < len(data) else []
     if any(open_line):
         yield LinePiece(at, memoryview(b"".join(open_line)), left_out)
+
+
+def _check_is_text(name: str, begin: bytes) -> None:
+    """Raise SampleError for files of other formats, by their first bytes."""
+    for magic, what, remedy in _OTHERS:
+        if begin.startswith(magic):
+            raise SampleError(f"{name} is {what}, not text; {remedy}")
 
 
 def line_bounds(blob: Blob) -> Columns:

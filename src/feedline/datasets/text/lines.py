@@ -14,6 +14,7 @@ from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import IndexRecipe
 from feedline.datasets.paths import Paths, find
+from feedline.datasets.text.compressed import decompressed
 from feedline.datasets.text.line_index import bounds_match, filled_line_bounds, line_bounds, line_encoding
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
@@ -128,6 +129,8 @@ class Lines(TextRecords):
     Empty lines are samples. Text after the last line end is a sample if it is not empty. `encoding` is any in which
     lines end as in ASCII, such as "latin-1" or "gbk", but not UTF-16. A line of more than `most_nbytes` bytes raises
     SampleError. Objects of stores are cached in the folder `cache`, if given; `options` are those of `open_store`.
+
+    Files that end in `.gz`, `.bz2`, `.xz` or `.zst` are decompressed once, into `index_dir` or the user's cache folder.
     """
 
     def __init__(
@@ -142,7 +145,7 @@ class Lines(TextRecords):
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:
-        blobs = find(paths, inside, cache=cache, options=options)
+        blobs = decompressed(find(paths, inside, cache=cache, options=options), index_dir)
         super().__init__(blobs, LINES, text_reading(index_dir, encoding, most_nbytes), transform)
 
     def _value(self, text: str, file: int, at: int) -> Any:  # noqa: ARG002 - a line needs no conversion
@@ -155,8 +158,8 @@ class JSONL(TextRecords):
     Blank lines are skipped.
 
     With `columns`, samples are dicts of these keys, and every value has to be an object. Numbers are Python's, which
-    default collate turns into int64 and float64. `encoding` and `most_nbytes` are as in `Lines`. Objects of stores are
-    cached in the folder `cache`, if given; `options` are those of `open_store`.
+    default collate turns into int64 and float64. `encoding`, `most_nbytes` and compressed files are as in `Lines`.
+    Objects of stores are cached in the folder `cache`, if given; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -172,7 +175,7 @@ class JSONL(TextRecords):
         options: Options = None,
     ) -> None:
         check_columns(columns)
-        blobs = find(paths, FORMATS["jsonl"].pattern, cache=cache, options=options)
+        blobs = decompressed(find(paths, FORMATS["jsonl"].pattern, cache=cache, options=options), index_dir)
         super().__init__(blobs, FILLED_LINES, text_reading(index_dir, encoding, most_nbytes), transform)
         self._columns = None if columns is None else tuple(columns)
 
@@ -180,11 +183,22 @@ class JSONL(TextRecords):
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
+            if at == 0 and text.lstrip()[:1] in ("[", "{"):
+                raise self._array_error(file) from error
             raise SampleError(
                 f"{self._describe(file, at)} is not JSON ({error}); repair the line, or pass on_error='skip' to the"
                 " loader"
             ) from error
+        if isinstance(value, list) and self.shard_sizes[file] == 1 and any(isinstance(each, dict) for each in value):
+            raise self._array_error(file)
         return value if self._columns is None else self._select(value, file, at)
+
+    def _array_error(self, file: int) -> SampleError:
+        name = self._blobs.name(file)
+        return SampleError(
+            f"{name} is a single JSON value over several lines, or an array of objects, not one value per line; convert"
+            " it once, such as with `jq -c '.[]' OLD > NEW`"
+        )
 
     def _select(self, value: Any, file: int, at: int) -> dict[str, Any]:
         assert self._columns is not None

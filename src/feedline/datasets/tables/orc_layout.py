@@ -1,0 +1,225 @@
+"""Offsets of stripes and their streams in ORC files, from footers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.core import optional
+from feedline.datasets.file_objects import Read
+from feedline.stores.base import Range
+
+# https://orc.apache.org/specification/ORCv1/
+_TAIL_NBYTES = 16 << 10
+"""Bytes at the end of a file that the reader of pyarrow asks for first."""
+
+
+_STRUCT = 12
+
+
+_HEADER_NBYTES = 3
+
+
+_MAGIC = b"ORC"
+
+
+class DamagedORCError(Exception):
+    """Damage in an ORC file, as the text says."""
+
+
+class ORCLayout(NamedTuple):
+    """Stripes of a file, and the streams of their columns."""
+
+    tail: bytes
+    """The end of the file, from its footer on."""
+    stripes: NDArray[np.int64]
+    """Rows of (start, start of the footer, stop, number of rows)."""
+    streams: NDArray[np.int64]
+    """Rows of (stripe, column, start, stop)."""
+    fields: list[tuple[int, int]]
+    """The first and last column number of each field, in order."""
+
+    def spans(self, stripe: int, fields: Sequence[int]) -> list[Range]:
+        """Byte ranges that reading these fields of a stripe takes."""
+        _, footer, stop, _ = self.stripes[stripe].tolist()
+        columns = self.streams[:, 1]
+        chosen = columns == 0
+        for field in fields:
+            first, last = self.fields[field]
+            chosen |= (columns >= first) & (columns <= last)
+        of_stripe = self.streams[chosen & (self.streams[:, 0] == stripe)]
+        return [*map(tuple, of_stripe[:, 2:].tolist()), (footer, stop)]
+
+
+def read_layout(nbytes: int, read: Read) -> ORCLayout:
+    """Read the layout of a file of `nbytes` bytes.
+
+    One request, another one for a long footer, and one for the footers of all stripes. DamagedORCError says why there
+    is no layout.
+    """
+    try:
+        return _layout(nbytes, read)
+    except (IndexError, KeyError, ValueError, TypeError, zlib.error, OSError) as error:
+        raise DamagedORCError(f"its footer is damaged: {error}") from error
+
+
+def _layout(nbytes: int, read: Read) -> ORCLayout:
+    start = max(0, nbytes - _TAIL_NBYTES)
+    tail = bytes(read([(start, nbytes)])[0]) if nbytes else b""
+    if not tail or not 4 <= tail[-1] < len(tail):
+        raise DamagedORCError("it has no footer at its end")
+    script_at = nbytes - 1 - tail[-1]
+    script = dict(_fields(tail[script_at - start : -1]))
+    if bytes(script.get(8000, b"")) != _MAGIC:
+        raise DamagedORCError("it has no footer at its end")
+    footer_at = script_at - script[1]
+    first = min(start, footer_at - script.get(5, 0))
+    if first < 0:
+        raise DamagedORCError("its footer is longer than the file")
+    if first < start:
+        tail = bytes(read([(first, start)])[0]) + tail
+    inflate = _inflater(script.get(2, 0))
+    footer = list(_fields(inflate(tail[footer_at - first : script_at - first])))
+    stripes = _stripes([dict(_fields(data)) for number, data in footer if number == 3], nbytes)
+    footers = read([(int(at), int(stop)) for _, at, stop, _ in stripes])
+    streams = [
+        row
+        for stripe, data in enumerate(footers)
+        for row in _streams(stripe, int(stripes[stripe, 0]), inflate(bytes(data)))
+    ]
+    types = [dict(_fields(data)) for number, data in footer if number == 4]
+    return ORCLayout(tail, stripes, np.array(streams, np.int64).reshape(-1, 4), _field_columns(types))
+
+
+def _stripes(described: Sequence[dict[int, Any]], nbytes: int) -> NDArray[np.int64]:
+    rows = []
+    for each in described:
+        start, footer = each.get(1, 0), each.get(1, 0) + each.get(2, 0) + each.get(3, 0)
+        if not 0 <= start <= footer <= footer + each.get(4, 0) <= nbytes:
+            raise DamagedORCError("its footer names bytes beyond the end of the file")
+        rows.append((start, footer, footer + each.get(4, 0), each.get(5, 0)))
+    return np.array(rows, np.int64).reshape(-1, 4)
+
+
+def _streams(stripe: int, start: int, footer: bytes) -> Iterator[tuple[int, int, int, int]]:
+    for number, data in _fields(footer):
+        if number == 1:
+            stream = dict(_fields(data))
+            yield stripe, stream.get(2, 0), start, start + stream.get(3, 0)
+            start += stream.get(3, 0)
+
+
+def _field_columns(types: Sequence[dict[int, Any]]) -> list[tuple[int, int]]:
+    """The first and last column number of each field."""
+    if not types or types[0].get(1) != _STRUCT:
+        raise DamagedORCError("its rows are not structs")
+    # Columns are numbered depth first, so that a field ends where the next one begins.
+    firsts = list(_varints(types[0].get(2, b"")))
+    return [(first, after - 1) for first, after in zip(firsts, [*firsts[1:], len(types)], strict=True)]
+
+
+def _varints(data: bytes) -> Iterator[int]:
+    at = 0
+    while at < len(data):
+        value, at = _varint(data, at)
+        yield value
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, at
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Number and value of each field of a protobuf message."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        value: Any
+        if key & 7 == 0:
+            value, at = _varint(data, at)
+        elif key & 7 == 2:
+            length, at = _varint(data, at)
+            value, at = data[at : at + length], at + length
+        else:
+            raise DamagedORCError(f"its footer has a field of the wire type {key & 7}")
+        yield key >> 3, value
+
+
+def _inflater(codec: int) -> Callable[[bytes], bytes]:
+    """A function that decompresses a part of a file."""
+    if codec == 0:
+        return bytes
+    inflate = _CODECS.get(codec)
+    if inflate is None:
+        raise DamagedORCError(f"its compression {codec} is not supported")
+
+    def whole(data: bytes) -> bytes:
+        parts, at = [], 0
+        while at < len(data):
+            header = int.from_bytes(data[at : at + _HEADER_NBYTES], "little")
+            at += _HEADER_NBYTES
+            block = data[at : at + (header >> 1)]
+            parts.append(block if header & 1 else inflate(block))
+            at += header >> 1
+        return b"".join(parts)
+
+    return whole
+
+
+def _arrow() -> Any:
+    return optional.load("pyarrow", "arrow", "datasets.ORC")
+
+
+def _zlib(data: bytes) -> bytes:
+    return zlib.decompress(data, -zlib.MAX_WBITS)
+
+
+def _snappy(data: bytes) -> bytes:
+    nbytes, _ = _varint(data, 0)
+    return bytes(_arrow().decompress(data, nbytes, codec="snappy", asbytes=True))
+
+
+def _zstd(data: bytes) -> bytes:
+    arrow = _arrow()
+    return bytes(arrow.input_stream(arrow.py_buffer(data), compression="zstd").read())
+
+
+def _lz4(data: bytes) -> bytes:
+    """Decompress one raw LZ4 block, whose size is not stored."""
+    out, at = bytearray(), 0
+
+    def extended(length: int) -> int:
+        """Add the bytes that follow a length of 15."""
+        nonlocal at
+        more = length == 15
+        while more:
+            length, more, at = length + data[at], data[at] == 255, at + 1
+        return length
+
+    while at < len(data):
+        token = data[at]
+        at += 1
+        literals = extended(token >> 4)
+        out += data[at : at + literals]
+        at += literals
+        if at >= len(data):
+            break
+        offset = data[at] | data[at + 1] << 8
+        at += 2
+        for _ in range(extended(token & 15) + 4):
+            out.append(out[-offset])
+    return bytes(out)
+
+
+_CODECS = {1: _zlib, 2: _snappy, 4: _lz4, 5: _zstd}

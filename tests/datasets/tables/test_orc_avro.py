@@ -1,0 +1,264 @@
+"""ORC and Avro: every codec and type of strangers' files, only the chosen columns, and damages by name."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import pickle
+import uuid
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.orc
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import feedline as fl
+from feedline.datasets import ORC, Arrow, Avro, Parquet
+from feedline.errors import ArgumentError, MissingExtraError, SampleError
+from feedline.stores.fsspec import ForeignStore
+
+N = 5000
+TABLE = pa.table(
+    {
+        **{f"column {number}": np.arange(N) + number for number in range(40)},
+        "text": [f"text {i}" for i in range(N)],
+        "list": [[i] * (i % 3) for i in range(N)],
+    }
+)
+
+
+def write_orc(path: Path, table: Any, **options: Any) -> Path:
+    pyarrow.orc.write_table(table, path, **{"stripe_size": 1 << 16, "batch_size": 500, **options})
+    return path
+
+
+def write_avro(path: Path, schema: Any, records: list[Any], **options: Any) -> Path:
+    with path.open("wb") as file:
+        fastavro.writer(file, schema, records, **options)
+    return path
+
+
+def record(**fields: Any) -> Any:
+    return {"type": "record", "name": "row", "fields": [{"name": name, "type": kind} for name, kind in fields.items()]}
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
+def test_orc_of_every_codec(tmp_path: Path, codec: str) -> None:
+    data = ORC(write_orc(tmp_path / "a.orc", TABLE, compression=codec), ["text", "column 7", "list"])
+    assert data.shard_sizes.sum() == N
+    for at in (0, 1, N // 2, N - 1):
+        sample = data[at]
+        assert (sample["text"], sample["column 7"].item()) == (f"text {at}", at + 7)
+        assert sample["list"].tolist() == [at] * (at % 3)
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "lz4"])
+def test_of_orc_objects_only_the_chosen_columns_are_read(
+    tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    wide = TABLE.append_column("noise", pa.array([np.random.default_rng(i).bytes(100) for i in range(N)]))
+    data = write_orc(tmp_path / "a.orc", wide, compression=codec).read_bytes()
+    system, read_many = fsspec.filesystem("memory"), ForeignStore.read_many
+    system.pipe("/orc/a.orc", data)
+    request.addfinalizer(lambda: system.rm("/orc", recursive=True))
+    far = ORC("memory://orc/a.orc", ["column 3"], index_dir=tmp_path)
+    asked: list[tuple[int, int]] = []
+
+    def recorded(store: ForeignStore, path: str, ranges: Any, **more: Any) -> Any:
+        asked.extend(ranges)
+        return read_many(store, path, ranges, **more)
+
+    monkeypatch.setattr(ForeignStore, "read_many", recorded)
+    assert far[0]["column 3"].item() == 3
+    assert 0 < sum(stop - start for start, stop in asked) < len(data) // len(far.shard_sizes) // 10
+    assert pickle.loads(pickle.dumps(far))[N - 1]["column 3"].item() == N + 2
+
+
+def test_types_of_orc(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "flag": [True, None],
+            "byte": pa.array([1, 2], pa.int8()),
+            "day": [dt.date(1970, 1, 2), dt.date(1970, 1, 3)],
+            "time": pa.array([1, 2], pa.timestamp("ns")),
+            "price": pa.array([Decimal("1.10"), Decimal("-460426.573")], pa.decimal128(12, 3)),
+            "map": pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())),
+            "data": [b"\0\1", b""],
+        }
+    )
+    data = ORC(write_orc(tmp_path / "a.orc", table), nulls=0)
+    first, second = data[0], data[1]
+    assert (first["flag"].item(), second["flag"].item(), second["byte"].dtype) == (True, False, torch.int8)
+    assert (first["day"].item(), second["time"].item(), second["price"].item()) == (1, 2, -460426.573)
+    assert first["map"] == [{"key": "a", "value": 1}]
+    assert first["data"] == b"\0\1"
+
+
+def test_orc_with_a_loader_equals_parquet(tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=500)
+    pairs = []
+    for data in (ORC(write_orc(tmp_path / "a.orc", TABLE)), Parquet(tmp_path / "a.parquet")):
+        with fl.DataLoader(data, 100, shuffle=True, seed=1, num_workers=2, collate_fn=fl.collate.ragged()) as loader:
+            pairs.append(list(loader))
+    for mine, other in zip(*pairs, strict=True):
+        assert mine["text"] == other["text"]
+        assert torch.equal(torch.as_tensor(mine["column 9"]), torch.as_tensor(other["column 9"]))
+
+
+@pytest.mark.parametrize("cut", [0, 3, 100, 0.5, -1, -20])
+def test_truncated_orc_is_named(tmp_path: Path, cut: float) -> None:
+    data = write_orc(tmp_path / "a.orc", TABLE).read_bytes()
+    (tmp_path / "a.orc").write_bytes(data[: int(len(data) * cut) if isinstance(cut, float) else cut])
+    with pytest.raises(SampleError, match=r"a\.orc cannot be read: it is damaged, truncated, or not ORC"):
+        ORC(tmp_path)
+
+
+def test_orc_files_of_other_columns_are_refused(tmp_path: Path) -> None:
+    write_orc(tmp_path / "a.orc", pa.table({"x": [1]}))
+    write_orc(tmp_path / "b.orc", pa.table({"x": [1.5]}))
+    with pytest.raises(SampleError, match=r"column 'x' is int64 in .*a\.orc, but double in .*b\.orc"):
+        ORC(tmp_path)
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "bzip2", "xz"])
+def test_avro_of_every_codec(tmp_path: Path, codec: str) -> None:
+    rows = [{"x": i, "t": f"text {i}"} for i in range(1000)]
+    path = write_avro(tmp_path / "a.avro", record(x="long", t="string"), rows, codec=codec, sync_interval=500)
+    data = Avro(path)
+    assert len(data.shard_sizes) > 10
+    assert [(data[i]["x"].item(), data[i]["t"]) for i in (0, 500, -1)] == [(i, f"text {i}") for i in (0, 500, 999)]
+    assert data.address(500) == (str(path), "record 500")
+
+
+def test_a_codec_whose_package_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_avro(tmp_path / "a.avro", record(x="long"), [{"x": 1}], codec="deflate")
+
+    def missing(*_: Any) -> Any:
+        raise ValueError("zstandard codec is supported but you need to install zstandard")
+
+    monkeypatch.setattr(fastavro, "reader", missing)
+    with pytest.raises(MissingExtraError, match=r"a\.avro cannot be read: zstandard .* need to install zstandard"):
+        Avro(path)
+
+
+def test_types_of_avro(tmp_path: Path) -> None:
+    inner = {"type": "record", "name": "inner", "fields": [{"name": "a", "type": ["null", "int"]}]}
+    schema = record(
+        flag="boolean",
+        small="int",
+        half="float",
+        maybe=["null", "double"],
+        day={"type": "int", "logicalType": "date"},
+        at={"type": "long", "logicalType": "timestamp-micros"},
+        local={"type": "long", "logicalType": "local-timestamp-millis"},
+        clock={"type": "int", "logicalType": "time-millis"},
+        price={"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 3},
+        fixed={"type": "fixed", "name": "f", "size": 3},
+        color={"type": "enum", "name": "e", "symbols": ["RED", "BLUE"]},
+        id={"type": "string", "logicalType": "uuid"},
+        list={"type": "array", "items": inner},
+        again="inner",
+        map={"type": "map", "values": "long"},
+    )
+    zone = dt.UTC
+    row = {
+        "flag": True,
+        "small": -1,
+        "half": 1.5,
+        "maybe": None,
+        "day": dt.date(1970, 1, 2),
+        "at": dt.datetime(1970, 1, 1, 0, 0, 1, 5, zone),
+        "local": dt.datetime(1970, 1, 1, 0, 0, 2),  # noqa: DTZ001 - has no zone
+        "clock": dt.time(0, 0, 3),
+        "price": Decimal("-460426.573"),
+        "fixed": b"abc",
+        "color": "BLUE",
+        "id": uuid.UUID(int=5),
+        "list": [{"a": 1}, {"a": None}],
+        "again": {"a": 7},
+        "map": {"k": 3},
+    }
+    data = Avro(write_avro(tmp_path / "a.avro", schema, [row]), nulls={"maybe": "nan", "list.a": -1})
+    sample = data[0]
+    read = {name: value.item() for name, value in sample.items() if isinstance(value, torch.Tensor) and not value.dim()}
+    assert np.isnan(read.pop("maybe"))
+    assert read == {
+        "flag": True, "small": -1, "half": 1.5, "day": 1, "at": 1_000_005, "local": 2000, "clock": 3000,
+        "price": -460426.573,
+    }  # fmt: skip
+    assert sample["small"].dtype == torch.int32
+    assert (sample["fixed"], sample["color"], sample["id"]) == (b"abc", "BLUE", str(uuid.UUID(int=5)))
+    assert [each["a"].item() for each in sample["list"]] == [1, -1]
+    assert sample["again"]["a"].item() == 7
+    assert [(each["key"], each["value"].item()) for each in sample["map"]] == [("k", 3)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (["string", "int"], r"column 'x' of .*a\.avro is a union of string, int, which cannot become"),
+        (
+            ["null", {"type": "record", "name": "tree", "fields": [{"name": "up", "type": ["null", "tree"]}]}],
+            r"column 'x\.up' of .* is the record tree, which contains itself",
+        ),
+    ],
+)
+def test_avro_types_that_tables_lack_are_refused(tmp_path: Path, kind: Any, message: str) -> None:
+    path = write_avro(tmp_path / "a.avro", record(x=kind), [{"x": None if kind[0] == "null" else 1}])
+    with pytest.raises(ArgumentError, match=message):
+        Avro(path)
+
+
+def test_avro_values_that_are_no_records_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"a\.avro holds values that are not records, such as 'long'"):
+        Avro(write_avro(tmp_path / "a.avro", "long", [1]))
+
+
+def test_a_null_of_avro_is_named(tmp_path: Path) -> None:
+    path = write_avro(tmp_path / "a.avro", record(x=["null", "long"]), [{"x": 1}, {"x": None}])
+    with pytest.raises(SampleError, match=r"a\.avro, row 1: column 'x' is null"):
+        Avro(path)[1]
+
+
+@pytest.mark.parametrize("cut", [0, 3, 30, 0.5, -1, -20])
+def test_truncated_avro_is_named(tmp_path: Path, cut: float) -> None:
+    rows = [{"x": i} for i in range(1000)]
+    data = write_avro(tmp_path / "a.avro", record(x="long"), rows, sync_interval=100).read_bytes()
+    (tmp_path / "a.avro").write_bytes(data[: int(len(data) * cut) if isinstance(cut, float) else cut])
+    with pytest.raises(SampleError, match=r"a\.avro cannot be read: it is damaged, truncated, or not Avro"):
+        Avro(tmp_path)
+
+
+def test_a_damaged_block_of_avro_is_named(tmp_path: Path) -> None:
+    rows = [{"x": f"text {i}"} for i in range(100)]
+    path = write_avro(tmp_path / "a.avro", record(x="string"), rows, sync_interval=100, codec="deflate")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(SampleError, match=r"a\.avro"):
+        Avro(path).__getitems__(range(100))
+
+
+def test_images_in_avro(tmp_path: Path) -> None:
+    import PIL.Image
+
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (40, 30), "red").save(file, "PNG")
+    path = write_avro(
+        tmp_path / "a.avro", record(image="bytes", label="long"), [{"image": file.getvalue(), "label": 3}]
+    )
+    data = Avro(path, transform={"image": fl.transforms.Resize((8, 8))})
+    assert data[0]["image"].shape == (8, 8, 3)
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    assert len(Avro(write_avro(tmp_path / "a.avro", record(x="long"), []))) == 0
+    assert len(ORC(write_orc(tmp_path / "a.orc", pa.table({"x": pa.array([], pa.int64())})))) == 0
+    assert len(Arrow(pa.table({"x": pa.array([], pa.int64())}))) == 0

@@ -1,0 +1,105 @@
+"""Compressed text files, and files that are no text at all."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+import feedline as fl
+from feedline.datasets import CSV, JSONL, Lines
+from feedline.errors import SampleError
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.compress(data, "zstd", asbytes=True))
+
+
+CODECS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": zstd,
+    "GZ": lambda data: gzip.compress(data[:50]) + gzip.compress(data[50:]),  # members that follow each other
+}
+ROWS = [{"x": i, "text": f"text {i}"} for i in range(100)]
+TEXT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+
+@pytest.mark.parametrize("suffix", CODECS)
+def test_a_compressed_file_is_read_like_the_plain_one(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"a.jsonl.{suffix}").write_bytes(CODECS[suffix](TEXT))
+    data = JSONL(f"{tmp_path}/a.jsonl.{suffix}")
+    assert [data[i] for i in range(100)] == ROWS
+    with fl.DataLoader(data, 10, num_workers=2, shuffle=True, seed=0) as loader:
+        assert sorted(x for batch in loader for x in batch["x"].tolist()) == list(range(100))
+    assert pickle.loads(pickle.dumps(data))[7] == ROWS[7]
+
+
+def test_plain_and_compressed_files_and_objects_mix(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    system = fsspec.filesystem("memory")
+    request.addfinalizer(lambda: system.rm("/texts", recursive=True))
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"two\n"))
+    system.pipe("/texts/c.txt", b"three\n")
+    system.pipe("/texts/d.txt.gz", gzip.compress(b"four\n"))
+    data = Lines([tmp_path / "a.txt", tmp_path / "b.txt.gz", "memory://texts/c.txt", "memory://texts/d.txt.gz"])
+    assert data.__getitems__(range(4)) == ["one", "two", "three", "four"]
+
+
+def test_it_is_decompressed_once_for_each_version(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.gz"
+    for text in ("x\n1\n", "x\n22\n"):
+        path.write_bytes(gzip.compress(text.encode()))
+        for _ in range(2):
+            assert CSV(path, index_dir=tmp_path / "here")[0] == {"x": text.split()[1]}
+    assert len([each for each in (tmp_path / "here").iterdir() if each.name.endswith("-a.csv")]) == 2
+
+
+@pytest.mark.parametrize("data", [gzip.compress(TEXT)[:-20], b"no gzip", gzip.compress(TEXT)[:20] + b"damage" * 9])
+def test_damage_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(data)
+    with pytest.raises(SampleError, match=r"a\.txt\.gz cannot be decompressed: it is damaged, truncated, or not"):
+        Lines(tmp_path / "a.txt.gz")
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"PK\x03\x04rest", "is an Excel workbook or another zip archive, not text; save its sheets as 'CSV UTF-8'"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "is an old Excel workbook, not text; save its sheets"),
+        (gzip.compress(b"x"), r"is compressed by gzip, not text; give it the extension \.gz"),
+        (zstd(b"x"), r"is compressed by zstd, not text; give it the extension \.zst"),
+        (b"PAR1", "is a Parquet file, not text; read it with Parquet"),
+    ],
+)
+def test_what_is_no_text_is_named(tmp_path: Path, data: bytes, message: str) -> None:
+    (tmp_path / "a.csv").write_bytes(data)
+    with pytest.raises(SampleError, match=rf"a\.csv {message}"):
+        CSV(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_array_is_named(tmp_path: Path, indent: int | None) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(ROWS, indent=indent))
+    with pytest.raises(SampleError, match=r"a\.jsonl is a single JSON value .* `jq -c '\.\[\]' OLD > NEW`"):
+        JSONL(tmp_path)[0]
+
+
+def test_lines_may_be_arrays(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('[{"x": 1}]\n[1, 2]\n')
+    assert JSONL(tmp_path).__getitems__([0, 1]) == [[{"x": 1}], [1, 2]]
