@@ -4,6 +4,7 @@ from feedline.images.crops import CenterBox, CropPolicy, Geometry, RandomBox, Wh
 from feedline.images.decode import decode, probe, read_batch, read_one
 from feedline.images.errors import ImageError
 from feedline.images.pillow import Header, Source
+from feedline.images.plugins import open_image
 from feedline.images.recipe import Recipe, geometry
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "WholeBox",
     "decode",
     "geometry",
+    "open_image",
     "probe",
     "read_batch",
     "read_one",
