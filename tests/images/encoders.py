@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from crafted_jpegs import all_factors, crafted
 from picture_cases import by_pillow, encoded, photo, rgb
-from PIL import Image
+from PIL import Image, ImageFile
 
 from feedline import images
 from feedline.images import Recipe
@@ -156,6 +156,7 @@ def check(data: bytes, rng: random.Random) -> None:
 
 def main(count: int, seed: int) -> None:
     warnings.simplefilter("ignore")
+    ImageFile.MAXBLOCK = 1 << 24  # Pillow's encoder cannot write more than this at once
     rng = random.Random(seed)
     available, written = encoders(), Counter[str]()
     for number in range(count):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-COUNT = 3000
-ENCODED = 120
+COUNT = 1500
+ENCODED = 60
 
 
 def run(script: str, count: int, seed: int, folder: Path) -> dict[str, int]:
