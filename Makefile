@@ -4,6 +4,7 @@ PYTHON ?= python3
 TORCH ?= 2.13.0
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+FUZZ_INPUTS ?= 5000000
 DEMO_ARGS ?=
 
 BIN := .venv/bin
@@ -13,7 +14,7 @@ TABLES := bench/readme_table.py bench/docs_tables.py
 BENCHES := $(filter-out bench/harness.py $(TABLES),$(wildcard bench/*.py))
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-reference lint format coverage bench bench-images clean
+.PHONY: help setup demo test test-reference lint format coverage fuzz bench bench-images clean
 
 help:
 	@echo "make demo            train a small network on real images, with torch's DataLoader and with feedline's (DEMO_ARGS=--help)"
@@ -22,6 +23,7 @@ help:
 	@echo "make lint            run ruff and mypy"
 	@echo "make format          reformat with ruff"
 	@echo "make coverage        run the test suite, and list the lines that it did not reach"
+	@echo "make fuzz            run the image kernels on damaged JPEGs for a night (FUZZ_INPUTS=20000 for a minute)"
 	@echo "make bench           run all benchmarks, print tables, write JSON to bench/results/"
 	@echo "make bench-images    run the image benchmarks only: feedline and its peers, each in its own environment (BENCH_ARGS=--quick)"
 	@echo "make clean           remove build files and the virtual environment"
@@ -55,6 +57,13 @@ coverage: $(DONE)/installed $(DONE)/services
 	@$(BIN)/python -m coverage run -m pytest $(PYTEST_ARGS)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report
+
+# The comparisons with Pillow take about 100 times as long for each input as the kernels under sanitizers.
+fuzz: $(DONE)/installed $(DONE)/services
+	@scripts/fuzz --inputs $(FUZZ_INPUTS)
+	@scripts/fuzz --valgrind $$(($(FUZZ_INPUTS) / 100))
+	@cd build/fuzz && PYTHONPATH=../../tests/helpers ../../$(BIN)/python ../../tests/images/verdicts.py $$(($(FUZZ_INPUTS) / 20)) $$$$
+	@cd build/fuzz && PYTHONPATH=../../tests/helpers ../../$(BIN)/python ../../tests/images/encoders.py $$(($(FUZZ_INPUTS) / 200)) $$$$
 
 bench: $(DONE)/installed $(DONE)/services
 	@set -e; for script in $(BENCHES); do echo "== $$script"; $(BIN)/python $$script; done

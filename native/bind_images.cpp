@@ -245,6 +245,7 @@ nb::tuple image_header(nb::handle source, std::int64_t limit) {
     {
         nb::gil_scoped_release nogil;
         status = read_header(*held, limit, header);
+        if (status.fine() && !header.orientation) status = Status::foreign();
     }
     if (!status.fine()) return nb::make_tuple(nb::none(), left_over(0, status));
     return nb::make_tuple(

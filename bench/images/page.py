@@ -60,6 +60,8 @@ def _lines(contests: list[Result]) -> Iterator[str]:
         yield f"![bars: images per second of each loader](images/{chart_name(result)})"
         yield ""
         yield from _table(result)
+        yield ""
+        yield f"{result['date'][:10]}. {result.get('remark', '')}".strip()
     yield ""
     yield "### Who took part"
     yield ""
@@ -74,8 +76,8 @@ def _circumstances(contests: list[Result]) -> str:
     workers = min(contest["task"]["workers"] for contest in contests)
     return (
         f"Medians of {rounds} rounds on {machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB, "
-        f"Python {machine['python']}, torch {versions['torch']}, {latest['date'][:10]}; everything read was in the "
-        f"page cache. {workers} workers each where nothing else is said. Quartiles and single rounds: "
+        f"Python {machine['python']}, torch {versions['torch']}; everything read was in the page cache. "
+        f"{workers} workers each where nothing else is said. Quartiles and single rounds: "
         "[bench/results](../bench/results)."
     )
 

@@ -42,6 +42,7 @@ class Entrant:
 
 
 AREA = "shrinks with OpenCV's area filter"
+SCALED = "decodes at 1/2 to 1/8 where it can: not Pillow's pixels"
 BASELINE = "torch + PIL"
 
 ENTRANTS = (
@@ -74,6 +75,14 @@ ENTRANTS = (
     Entrant("feedline, threads", OWN, "peer_feedline", "files", {"form": "files", "workers": "thread"}),
     Entrant("feedline, processes", OWN, "peer_feedline", "files", {"form": "files", "workers": "process"}),
     Entrant("feedline, auto", OWN, "peer_feedline", "files", {"form": "files", "workers": "auto"}),
+    Entrant(
+        "feedline, threads, scaled decode", OWN, "peer_feedline", "files",
+        {"form": "files", "workers": "thread", "scaled": True}, note=SCALED,
+    ),
+    Entrant(
+        "feedline, grid-packed tar, scaled decode", OWN, "peer_feedline", "grid", {"form": "grid", "scaled": True},
+        note=SCALED,
+    ),
     Entrant("feedline, tar shards", OWN, "peer_feedline", "tar", {"form": "tar"}),
     Entrant(
         "feedline, grid-packed tar", OWN, "peer_feedline", "grid", {"form": "grid"},
@@ -132,12 +141,15 @@ MANY = frozenset(entrant.name for entrant in ENTRANTS) - {
     "feedline, threads", "feedline, processes", "feedline, tar shards",
 }  # fmt: skip
 
+NEVER_SCALED = frozenset({"feedline, threads, scaled decode", "feedline, grid-packed tar, scaled decode"})
+"""Stay away where images are too small to be decoded at a fraction of their size."""
+
 _SMALL, _LARGE, _TINY = CORPORA["500x375"], CORPORA["12-megapixel"], CORPORA["64x64"]
 
 EVENTS = (
     Event(
         "images 500x375, uint8", "500 × 375: random resized crop to 224, uint8",
-        _SMALL, "random", WHOLE, 224, "uint8", 256, 1536,
+        _SMALL, "random", WHOLE, 224, "uint8", 256, 1536, NEVER_SCALED,
     ),
     Event(
         "images 500x375, 8 workers", "500 × 375 with 8 workers each, on two cores: what is compared is memory",
@@ -146,6 +158,7 @@ EVENTS = (
     Event(
         "images 500x375, float32", "500 × 375: random resized crop to 224, normalized float32",
         _SMALL, "random", WHOLE, 224, "float32", 128, 1024,  # of 256 they would fill 24 GiB, all entrants together
+        NEVER_SCALED,
     ),
     Event(
         "images 12-megapixel, validation", "12 megapixels: shorter side to 256, center crop 224",
@@ -157,6 +170,6 @@ EVENTS = (
     ),
     Event(
         "images 64x64, uint8", "64 × 64 thumbnails: random resized crop to 56",
-        _TINY, "random", WHOLE, 56, "uint8", 256, 4096,
+        _TINY, "random", WHOLE, 56, "uint8", 256, 4096, NEVER_SCALED,
     ),
 )  # fmt: skip

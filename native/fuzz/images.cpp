@@ -1,6 +1,6 @@
 // libFuzzer target for all code that reads images: header, geometry, region, resize, grid. The quick entropy decoder
 // must give libjpeg's results. The last bytes of an input are options for the rest; `scripts/fuzz` builds and runs
-// this.
+// this, with libFuzzer or with standalone.cpp.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

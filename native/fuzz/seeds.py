@@ -1,6 +1,6 @@
 """Write the fuzzer's seeds: small JPEGs of every kind.
 
-Each is followed by 24 bytes of options.
+Each is followed by 24 bytes of options. Run it with tests/helpers on the path.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
+from crafted_jpegs import all_factors, crafted
 from PIL import Image
 
 _OPTIONS_NBYTES = 24
@@ -19,14 +20,18 @@ _OPTIONS_NBYTES = 24
 def jpegs() -> list[bytes]:
     """Gray and color JPEGs with all kinds of features.
 
-    They cover each subsampling, sequential and progressive scans, restart markers and orientations.
+    They cover all sampling factors, sequential and progressive scans, restart markers and orientations.
     """
     picture = Image.radial_gradient("L").resize((61, 45))
     color = Image.merge("RGB", (picture, picture.transpose(Image.Transpose.ROTATE_180), picture))
     exif = Image.Exif()
     exif[0x0112] = 6
     options = product((picture, color), ("4:4:4", "4:2:2", "4:2:0"), (False, True), (0, 2), (b"", exif.tobytes()))
-    return [_encoded(image, subsampling, *more) for image, subsampling, *more in options]
+    files = [_encoded(image, subsampling, *more) for image, subsampling, *more in options]
+    for number, factors in enumerate(all_factors()):
+        files.append(crafted(61, 77, factors, number, restart=number % 3))
+        files.append(crafted(61, 77, factors, number, interleaved=False))
+    return files
 
 
 def _encoded(image: Image.Image, subsampling: str, progressive: bool, interval: int, exif: bytes) -> bytes:

@@ -21,7 +21,7 @@ bool ScanDecoder::begin(const jpeg_decompress_struct& info) {
     column_ = first_ = 0;
     last_ = columns_ - 1;
     interval_ = left_ = info.restart_interval;
-    marker_ = 0;
+    restarts_ = 0;
     std::fill(std::begin(means_), std::end(means_), 0);
     return true;
 }
@@ -55,8 +55,8 @@ void ScanDecoder::window(const jpeg_decompress_struct& info, int left, int width
 }
 
 bool ScanDecoder::restart() {
-    if (!reader_.restart(marker_)) return false;
-    marker_ = (marker_ + 1) & 7;
+    if (!reader_.restart(restarts_ & 7)) return false;
+    restarts_++;
     left_ = interval_;
     std::fill(std::begin(means_), std::end(means_), 0);
     return true;

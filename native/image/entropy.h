@@ -36,6 +36,10 @@ public:
     // irregular data: libjpeg then has to decode the whole image.
     bool decode(JBLOCKROW* blocks);
 
+    // Position in the data: all before it were as they should be.
+    const std::uint8_t* at() const { return reader_.at; }
+    std::int64_t restarts() const { return restarts_; }  // so far
+
 private:
     // A block of an MCU.
     struct Block {
@@ -54,7 +58,7 @@ private:
     int means_[MAX_COMPS_IN_SCAN];
     int count_ = 0, columns_ = 0, column_ = 0, first_ = 0, last_ = 0;
     unsigned interval_ = 0, left_ = 0;
-    int marker_ = 0;
+    int restarts_ = 0;
 };
 
 }  // namespace feedline

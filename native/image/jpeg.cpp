@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include <jerror.h>
 
@@ -13,7 +14,10 @@ constexpr int kMostScans =
 constexpr int kMargin = 2;      // columns beyond the region that fancy upsampling reads
 constexpr int kNarrowest = 48;  // libjpeg upsamples narrower regions differently
 
-const JOCTET kEnd[] = {0xFF, JPEG_EOI};
+// Warnings about parameters that change nothing.
+bool is_harmless(int warning) {
+    return warning == JWRN_NOT_SEQUENTIAL || warning == JWRN_ADOBE_XFORM || warning == JWRN_JFIF_MAJOR;
+}
 
 // First members of libjpeg's entropy decoders, in all versions since 6; the header that declares them is rarely
 // installed. quick.cpp verifies the layout at run time.
@@ -39,7 +43,7 @@ JpegReader::JpegReader() : decoder_(), errors_(), input_(), progress_() {
     input_.base.init_source = nothing;
     input_.base.fill_input_buffer = fill;
     input_.base.skip_input_data = skip;
-    input_.base.resync_to_restart = resync;
+    input_.base.resync_to_restart = jpeg_resync_to_restart;
     input_.base.term_source = nothing;
     progress_.progress_monitor = count_scans;
 }
@@ -47,7 +51,9 @@ JpegReader::JpegReader() : decoder_(), errors_(), input_(), progress_() {
 JpegReader::~JpegReader() { jpeg_destroy_decompress(&decoder_); }
 
 bool JpegReader::open(Bytes jpeg) {
-    quick_ = gave_up_ = false;
+    quick_ = gave_up_ = hopeless_ = false;
+    errors_.text[0] = 0;
+    errors_.base.num_warnings = 0;
     return guarded([&] {
         // libjpeg keeps tables from one image to the next: an image that lacks some would be decoded with another's.
         jpeg_destroy_decompress(&decoder_);
@@ -56,7 +62,8 @@ bool JpegReader::open(Bytes jpeg) {
         decoder_.src = &input_.base;
         input_.base.next_input_byte = jpeg.data;
         input_.base.bytes_in_buffer = jpeg.size;
-        input_.decoding = input_.ended = false;
+        input_.decoding = false;
+        decoder_.client_data = this;
         jpeg_read_header(&decoder_, TRUE);
     });
 }
@@ -114,7 +121,6 @@ int JpegReader::read(std::uint8_t* const* lines, int most) {
 void JpegReader::take_over() {
     quick_ = scan_.begin(decoder_);
     if (!quick_) return;
-    decoder_.client_data = this;
     reinterpret_cast<EntropyDecoder*>(decoder_.entropy)->decode_mcu = decode_mcu;
 }
 
@@ -125,8 +131,53 @@ boolean JpegReader::decode_mcu(j_decompress_ptr decoder, JBLOCKROW* blocks) {
     std::longjmp(reader.errors_.escape, 1);
 }
 
-void JpegReader::stop() {
-    if (decoder_.mem) jpeg_abort_decompress(&decoder_);
+bool JpegReader::finish() {
+    const bool regular = errors_.base.num_warnings == 0 && rest_is_regular();
+    gave_up_ = quick_ && !regular;
+    if (!regular && !quick_) explain();
+    jpeg_abort_decompress(&decoder_);
+    return regular;
+}
+
+// Decodes the rest as well, for libjpeg's message.
+void JpegReader::explain() {
+    std::vector<std::uint8_t> line(static_cast<std::size_t>(line_width()) * decoder_.output_components);
+    JSAMPROW row = line.data();
+    guarded([&] {
+        // Skipping the last line, too, would end without a look at the data.
+        const JDIMENSION left = decoder_.output_height - decoder_.output_scanline;
+        if (left > 1) jpeg_skip_scanlines(&decoder_, left - 1);
+        while (decoder_.output_scanline < decoder_.output_height) jpeg_read_scanlines(&decoder_, &row, 1);
+        jpeg_finish_decompress(&decoder_);
+    });
+}
+
+// libjpeg has read files of several scans to their end. Of others, the rest is not decoded, but looked at.
+bool JpegReader::rest_is_regular() {
+    if (jpeg_has_multiple_scans(&decoder_)) return is_refined();
+    const std::int64_t rows_of_mcus = decoder_.comps_in_scan == 1 ? decoder_.cur_comp_info[0]->height_in_blocks
+                                                                  : decoder_.MCU_rows_in_scan;
+    const std::int64_t all = restarts_before(rows_of_mcus * decoder_.MCUs_per_row);
+    const std::uint8_t* const end = decoder_.src->next_input_byte + decoder_.src->bytes_in_buffer;
+    if (quick_) return ends_regularly(scan_.at(), end, scan_.restarts(), all - scan_.restarts());
+    const std::int64_t per_row = decoder_.comps_in_scan == 1 ? decoder_.cur_comp_info[0]->v_samp_factor : 1;
+    const std::int64_t rows = std::min(rows_of_mcus, per_row * decoder_.input_iMCU_row);
+    std::int64_t before = restarts_before(rows * decoder_.MCUs_per_row);
+    if (decoder_.unread_marker == JPEG_EOI) return before == all;
+    if (decoder_.unread_marker && decoder_.unread_marker != JPEG_RST0 + (before++ & 7)) return false;
+    return ends_regularly(decoder_.src->next_input_byte, end, before, all - before);
+}
+
+// libjpeg smooths progressive images of which scans are missing, and each version does it in another way.
+bool JpegReader::is_refined() const {
+    if (!decoder_.progressive_mode) return true;
+    const int* const bits = decoder_.coef_bits[0];
+    return std::all_of(bits, bits + decoder_.num_components * DCTSIZE2, [](int left) { return left == 0; });
+}
+
+// Returns the number of restart markers in front of the last of so many MCUs.
+std::int64_t JpegReader::restarts_before(std::int64_t mcus) const {
+    return decoder_.restart_interval && mcus > 0 ? (mcus - 1) / decoder_.restart_interval : 0;
 }
 
 JpegReader::Input& JpegReader::input_of(j_common_ptr decoder) {
@@ -148,45 +199,30 @@ void JpegReader::fail_short(j_common_ptr decoder, const char* where) {
     std::longjmp(errors.escape, 1);
 }
 
-// libjpeg replaces missing data by zero bits and warns; this distinguishes truncation from damage within the file.
 void JpegReader::warn(j_common_ptr decoder, int level) {
-    if (level < 0 && decoder->err->msg_code == JWRN_HIT_MARKER && input_of(decoder).ended)
-        fail_short(decoder, "before the part of the picture that is wanted");
+    if (level < 0 && !is_harmless(decoder->err->msg_code)) decoder->err->num_warnings++;
 }
 
-// Called when the bytes run out. libjpeg reads ahead, so the end alone is not an error while it decodes a single scan
-// of Huffman codes: it gets an end marker, and `warn` is called if bits were missing.
+// Called when the bytes run out. Pillow then waits for more, even if libjpeg only reads ahead, and finds none.
 boolean JpegReader::fill(j_decompress_ptr decoder) {
     const auto common = reinterpret_cast<j_common_ptr>(decoder);
-    Input& input = input_of(common);
-    if (!input.decoding) fail_short(common, "within its header");
+    if (!input_of(common).decoding) fail_short(common, "within its header");
     if (decoder->arith_code || jpeg_has_multiple_scans(decoder)) fail_short(common, "before its last scan does");
-    input.ended = true;
-    input.base.next_input_byte = kEnd;
-    input.base.bytes_in_buffer = sizeof(kEnd);
-    return TRUE;
+    fail_short(common, "before its image does");
 }
 
 void JpegReader::skip(j_decompress_ptr decoder, long nbytes) {
     jpeg_source_mgr& source = *decoder->src;
     if (nbytes <= 0) return;
-    if (static_cast<std::size_t>(nbytes) > source.bytes_in_buffer) {
-        fill(decoder);
-        return;
-    }
+    if (static_cast<std::size_t>(nbytes) > source.bytes_in_buffer) fill(decoder);
     source.next_input_byte += nbytes;
     source.bytes_in_buffer -= static_cast<std::size_t>(nbytes);
-}
-
-boolean JpegReader::resync(j_decompress_ptr decoder, int marker) {
-    const auto common = reinterpret_cast<j_common_ptr>(decoder);
-    if (input_of(common).ended) fail_short(common, "before the part of the picture that is wanted");
-    return jpeg_resync_to_restart(decoder, marker);
 }
 
 void JpegReader::count_scans(j_common_ptr decoder) {
     if (reinterpret_cast<j_decompress_ptr>(decoder)->input_scan_number <= kMostScans) return;
     Errors& errors = *reinterpret_cast<Errors*>(decoder->err);
+    static_cast<JpegReader*>(decoder->client_data)->hopeless_ = true;
     std::snprintf(errors.text, sizeof(errors.text), "it has more than %d scans, as only files made to waste time have",
                   kMostScans);
     std::longjmp(errors.escape, 1);

@@ -14,7 +14,7 @@ namespace feedline {
 // libjpeg on bytes in memory: header, then a region at a scale, line by line. Reusable after success and failure.
 //
 // libjpeg reports errors by longjmp; every such jump begins and ends in this class, and crosses only frames of libjpeg.
-// A file that ends before the requested region is an error; damage that libjpeg can decode past is not.
+// Every irregularity is a failure, also those that libjpeg decodes past, and those below the requested region.
 class JpegReader {
 public:
     JpegReader();
@@ -46,8 +46,11 @@ public:
     static constexpr int kLines = 4;
     int read(std::uint8_t* const* lines, int most);
 
-    void stop();
-    const char* problem() const { return errors_.text; }
+    // After the last line: checks the rest of the data.
+    bool finish();
+
+    const char* problem() const { return errors_.text; }  // empty if nothing but libjpeg's warnings is known
+    bool hopeless() const { return hopeless_; }           // true if Pillow should not try, either
 
 private:
     struct Errors {
@@ -57,7 +60,7 @@ private:
     };
     struct Input {
         jpeg_source_mgr base;
-        bool decoding, ended;
+        bool decoding;
     };
 
     template <class Call>
@@ -67,10 +70,13 @@ private:
     static void warn(j_common_ptr decoder, int level);
     static void say_nothing(j_common_ptr) {}
     static void nothing(j_decompress_ptr) {}
-    static boolean fill(j_decompress_ptr decoder);
+    [[noreturn]] static boolean fill(j_decompress_ptr decoder);
     static void skip(j_decompress_ptr decoder, long nbytes);
-    static boolean resync(j_decompress_ptr decoder, int marker);
     static void count_scans(j_common_ptr decoder);
+    bool rest_is_regular();
+    bool is_refined() const;
+    void explain();
+    std::int64_t restarts_before(std::int64_t mcus) const;
     static Input& input_of(j_common_ptr decoder);
     void take_over();
     void widen_components();
@@ -81,7 +87,7 @@ private:
     Input input_;
     jpeg_progress_mgr progress_;
     ScanDecoder scan_;
-    bool quick_ = false, gave_up_ = false;
+    bool quick_ = false, gave_up_ = false, hopeless_ = false;
 };
 
 }  // namespace feedline

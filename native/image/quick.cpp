@@ -91,7 +91,7 @@ Memory lines_of(JpegReader& reader, Bytes jpeg, int scale, int left, int right, 
         if (got == 0) return {};
         all.resize(all.size() - static_cast<std::size_t>(JpegReader::kLines - got) * stride);
     }
-    reader.stop();
+    if (!reader.finish()) return {};
     return all;
 }
 

@@ -11,15 +11,18 @@ Status RegionDecoder::decode(const Region& region, int overrun, Samples& samples
     Region smaller = region;
     // Lengths that do not match the file fail here at the latest; decode the file without them.
     if (assembled(region, smaller) && drawn(smaller, overrun, samples)) return {};
-    return drawn(region, overrun, samples) ? Status{} : Status::bad(problem_);
+    return drawn(region, overrun, samples) ? Status{} : failure();
 }
 
 Status RegionDecoder::decode_whole(Bytes jpeg, int width, int height, bool quick, std::uint8_t* rgb) {
     Region region{jpeg, width, height, 1, {0, 0, width, height}, nullptr, 0, quick && quick_is_sound()};
     if (whole(region, rgb)) return {};
     region.quick = false;
-    return jpeg_.gave_up() && whole(region, rgb) ? Status{} : Status::bad(problem_);
+    return jpeg_.gave_up() && whole(region, rgb) ? Status{} : failure();
 }
+
+// Pillow has the last word on what is irregular, so that both read the same files.
+Status RegionDecoder::failure() const { return jpeg_.hopeless() ? Status::bad(problem_) : Status::foreign(problem_); }
 
 // Reads all lines from the top; again with libjpeg alone if ScanDecoder gave up.
 bool RegionDecoder::drawn(const Region& region, int overrun, Samples& samples) {
@@ -46,8 +49,7 @@ bool RegionDecoder::whole(const Region& region, std::uint8_t* rgb) {
         got = jpeg_.read(lines, most);
         if (got == 0) return false;
     }
-    jpeg_.stop();
-    return true;
+    return jpeg_.finish();
 }
 
 bool RegionDecoder::open(const Region& region) {
@@ -97,8 +99,7 @@ bool RegionDecoder::lines(const Region& region, int overrun, Samples& samples) {
         for (int i = 0; i < got; i++) samples.take(lines[i] + static_cast<std::size_t>(part.x - first) * kPixel);
         left -= got;
     }
-    jpeg_.stop();
-    return true;
+    return jpeg_.finish();
 }
 
 }  // namespace feedline

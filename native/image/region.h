@@ -43,6 +43,7 @@ public:
     Status decode_whole(Bytes jpeg, int width, int height, bool quick, std::uint8_t* rgb);
 
 private:
+    Status failure() const;
     bool open(const Region& region);
     bool assembled(const Region& region, Region& smaller);
     bool drawn(const Region& region, int overrun, Samples& samples);

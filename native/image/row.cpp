@@ -215,6 +215,7 @@ Status Reader::jpeg(const Order& order, const Source& source, Bytes bytes, std::
     Header header;
     Status status = scan(bytes, limit, header);
     if (!status.fine()) return status;
+    if (plan.oriented && !header.orientation) return Status::foreign();
     const Turn turn(plan.oriented ? header.orientation : 1);
     const int width = turn.transposed ? header.height : header.width,
               height = turn.transposed ? header.width : header.height;

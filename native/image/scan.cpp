@@ -7,7 +7,7 @@
 namespace feedline {
 namespace {
 
-constexpr int kTiff = 0x002A, kOrientation = 0x0112, kShort = 3;
+constexpr std::uint32_t kOrientation = 0x0112, kXResolution = 0x011A, kShort = 3, kLong = 4, kRational = 5;
 
 const char* const kCutShort = "it ends within its header";
 
@@ -34,22 +34,48 @@ bool begins(Bytes bytes, const char* text, std::size_t length) {
     return bytes.size >= length && std::memcmp(bytes.data, text, length) == 0;
 }
 
-// Returns the orientation in the first directory of a TIFF structure; 0 if it has none.
-int tiff_orientation(Bytes tiff) {
-    if (tiff.size < 8) return 0;
-    const Integers integers(tiff, tiff.data[0] == 'I');
-    if (integers.two(2) != kTiff) return 0;
-    const std::size_t directory = integers.four(4);
-    const std::uint32_t entries = integers.two(directory);
-    for (std::uint32_t i = 0; i < entries; i++) {
-        const std::size_t entry = directory + 2 + std::size_t{12} * i;
-        if (integers.two(entry) != kOrientation) continue;
-        return integers.two(entry + 2) == kShort && integers.four(entry + 4) == 1
-                   ? static_cast<int>(integers.two(entry + 8))
-                   : 0;
+// Tags of a TIFF structure's first directory that decide how Pillow opens and turns an image.
+struct Tags {
+    bool is_plain = true;  // false if Pillow may fail to open a file with them
+    bool is_sure = true;   // false if Pillow's parser is needed for the orientation
+    bool has_orientation = false;
+    int orientation = 1;
+
+    explicit Tags(Bytes tiff) {
+        if (tiff.size == 0) return;
+        if (!begins(tiff, "II*\0", 4) && !begins(tiff, "MM\0*", 4)) {
+            is_sure = false;
+            return;
+        }
+        const Integers integers(tiff, tiff.data[0] == 'I');
+        const std::size_t directory = integers.four(4);
+        const std::uint32_t entries = integers.two(directory);
+        for (std::uint32_t i = 0; i < entries && is_sure; i++)
+            see(integers, directory + 2 + std::size_t{12} * i, tiff.size);
+        is_sure = is_sure && entries > 0;
     }
-    return 0;
-}
+
+private:
+    // Pillow skips values beyond the end, or stops there; of a tag that comes twice, versions differ in which they take.
+    void see(const Integers& integers, std::size_t entry, std::size_t nbytes) {
+        static const std::uint8_t sizes[] = {0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8};
+        const std::uint32_t tag = integers.two(entry), type = integers.two(entry + 2), count = integers.four(entry + 4);
+        const std::uint64_t size = type < sizeof(sizes) ? std::uint64_t{sizes[type]} * count : 0;
+        const bool is_integer = type == kShort || type == kLong;
+        if (size > 4) distant_ += size;
+        if (entry + 12 > nbytes || distant_ > nbytes || (size > 4 && integers.four(entry + 8) + size > nbytes)) {
+            is_sure = false;
+        } else if (tag == kOrientation && size > 0) {
+            is_sure = is_integer && count == 1 && !has_orientation;
+            has_orientation = true;
+            orientation = static_cast<int>(type == kShort ? integers.two(entry + 8) : integers.four(entry + 8));
+        } else if (tag == kXResolution && size > 0) {
+            is_plain = is_integer || type == kRational;  // Pillow indexes others without a check
+        }
+    }
+
+    std::uint64_t distant_ = 0;  // bytes of values that do not fit their entries
+};
 
 // Returns the digit after `tiff:Orientation="` or `tiff:Orientation>` in an XMP packet; 0 if there is none.
 int xmp_orientation(Bytes packet) {
@@ -67,56 +93,94 @@ int xmp_orientation(Bytes packet) {
     }
 }
 
-// Orientations in the APP1 segments of one file.
+// Orientations in the APP1 segments of one file. Pillow joins several EXIF segments, and takes the last XMP packet.
 struct Orientations {
-    bool has_exif = false, has_xmp = false;
-    int exif = 0, xmp = 0;
+    Tags exif{Bytes{}};
+    int segments = 0, xmp = 0;
 
-    void see(Bytes segment) {
+    // False for what Pillow may fail to open.
+    bool see(Bytes segment) {
         static const char xmp_name[] = "http://ns.adobe.com/xap/1.0/";
-        if (!has_exif && begins(segment, "Exif\0\0", 6)) {
-            has_exif = true;
-            exif = tiff_orientation({segment.data + 6, segment.size - 6});
-        } else if (!has_xmp && begins(segment, xmp_name, sizeof(xmp_name))) {
-            has_xmp = true;
-            xmp = xmp_orientation(segment);
-        }
+        if (begins(segment, "Exif\0\0", 6)) exif = Tags({segment.data + 6, segment.size - 6}), segments++;
+        else if (begins(segment, xmp_name, sizeof(xmp_name))) xmp = xmp_orientation(segment);
+        return exif.is_plain && segments <= 1;
     }
 
     int value() const {
-        const int found = exif ? exif : xmp;
+        if (!exif.is_sure) return 0;
+        const int found = exif.has_orientation ? exif.orientation : xmp;
         return found >= 2 && found <= 8 ? found : 1;
     }
 };
-
-Status refused(int marker) {
-    if ((marker & 3) == 3 && marker <= 0xCB) return Status::bad("it is a lossless JPEG, which is not supported");
-    return Status::bad("it is a hierarchical JPEG, which is not supported");
-}
 
 bool is_frame(int marker) {
     return marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC;
 }
 
+// Markers that both libjpeg and Pillow read as segments, beside those of frames.
+bool is_segment(int marker) {
+    return marker == 0xC4 || marker == 0xCC || marker == 0xDA || marker == 0xDB || marker == 0xDD ||
+           (marker >= 0xE0 && marker <= 0xEF) || marker == 0xFE;
+}
+
+bool are_whole_tables(Bytes segment) {
+    std::size_t at = 0;
+    while (at < segment.size) at += segment.data[at] >> 4 ? 129 : 65;
+    return at == segment.size;
+}
+
+// Pillow looks for the length of each resource's name without a check.
+bool are_resources(Bytes segment) {
+    const Integers integers(segment, false);
+    for (std::size_t at = 14; segment.size >= at + 4 && !std::memcmp(segment.data + at, "8BIM", 4);) {
+        if (segment.size < at + 6) return true;
+        if (segment.size == at + 6) return false;
+        at += 7 + std::size_t{segment.data[at + 6]};
+        at += at & 1;
+        if (segment.size < at + 4) return true;
+        at += 4 + std::size_t{integers.four(at)};
+        at += at & 1;
+    }
+    return true;
+}
+
+// False for contents that make Pillow's parser fail. libjpeg ignores them, or checks them itself.
+bool is_plain(int marker, Bytes segment) {
+    switch (marker) {
+        case 0xDB: return are_whole_tables(segment);
+        case 0xE0: return !begins(segment, "JFIF", 4) || segment.size >= 7;
+        case 0xE2: return !begins(segment, "ICC_PROFILE\0", 12) || segment.size >= 14;
+        case 0xED: return !begins(segment, "Photoshop 3.0\0", 14) || are_resources(segment);
+        case 0xEE: return !begins(segment, "Adobe", 5) || segment.size >= 7;
+        default: return true;
+    }
+}
+
+Status unsupported(int marker) {
+    if ((marker & 3) == 3 && marker <= 0xCB) return Status::foreign("it is a lossless JPEG, which is not supported");
+    return Status::foreign("it is a hierarchical JPEG, which is not supported");
+}
+
 // SOFn segment.
 Status frame(int marker, Bytes segment, Header& header) {
     const Integers integers(segment, false);
-    if (segment.size < 6) return Status::bad(kCutShort);
+    if (segment.size < 6) return Status::foreign(kCutShort);
     const int process = marker & 3;
-    if (process == 3 || (marker >= 0xC5 && marker <= 0xC7) || marker >= 0xCD) return refused(marker);
+    if (process == 3 || (marker >= 0xC5 && marker <= 0xC7) || marker >= 0xCD) return unsupported(marker);
     if (segment.data[0] != 8)
-        return Status::bad("it is a JPEG of " + std::to_string(segment.data[0]) +
-                           " bits per sample, of which only 8 are supported");
+        return Status::foreign("it is a JPEG of " + std::to_string(segment.data[0]) +
+                               " bits per sample, of which only 8 are supported");
+    if (header.components) return Status::foreign("it has two headers");
     header.height = static_cast<int>(integers.two(1));
     header.width = static_cast<int>(integers.two(3));
     header.components = segment.data[5];
     header.progressive = process == 2;
-    if (header.width == 0 || header.height == 0) return Status::bad("its header says that it has no pixels");
+    if (header.width == 0 || header.height == 0) return Status::foreign("its header says that it has no pixels");
     if (header.components == 4) return Status::foreign();
     if (header.components != 1 && header.components != 3)
-        return Status::bad("it is a JPEG of " + std::to_string(header.components) +
-                           " components, of which only 1, 3 and 4 are supported");
-    return {};
+        return Status::foreign("it is a JPEG of " + std::to_string(header.components) +
+                               " components, of which only 1, 3 and 4 are supported");
+    return segment.size == std::size_t{6} + 3 * segment.data[5] ? Status{} : Status::foreign();
 }
 
 }  // namespace
@@ -128,17 +192,17 @@ Status scan(Bytes jpeg, std::int64_t limit, Header& header) {
     Orientations orientations;
     const Integers integers(jpeg, false);
     for (std::size_t at = 2;;) {
-        while (at < jpeg.size && jpeg.data[at] != 0xFF) at++;  // libjpeg also skips bytes between segments
+        if (at < jpeg.size && jpeg.data[at] != 0xFF) return Status::foreign();  // bytes between segments
         while (at < jpeg.size && jpeg.data[at] == 0xFF) at++;
-        if (at >= jpeg.size) return Status::bad(kCutShort);
+        if (at >= jpeg.size) return Status::foreign(kCutShort);
         const int marker = jpeg.data[at++];
-        if (marker == 0 || marker == 0x01 || (marker >= 0xD0 && marker <= 0xD7)) continue;  // without a length
-        if (marker == 0xD9) return Status::bad("it ends before its picture begins");
+        if (marker == 0xD9) return Status::foreign("it ends before its image begins");
+        if (!is_segment(marker) && !is_frame(marker)) return Status::foreign();
         const std::size_t length = integers.two(at);
+        if (length < 2 || jpeg.size - at < length) return Status::foreign(kCutShort);
         if (marker == 0xDA && header.components) break;
-        if (length < 2 || jpeg.size - at < length) return Status::bad(kCutShort);
         const Bytes segment{jpeg.data + at + 2, length - 2};
-        if (marker == 0xE1) orientations.see(segment);
+        if (!is_plain(marker, segment) || (marker == 0xE1 && !orientations.see(segment))) return Status::foreign();
         if (is_frame(marker)) {
             Status status = frame(marker, segment, header);
             if (!status.fine()) return status;
@@ -148,6 +212,21 @@ Status scan(Bytes jpeg, std::int64_t limit, Header& header) {
     header.orientation = orientations.value();
     const bool large = limit > 0 && std::int64_t{header.width} * header.height > limit;
     return large ? Status::large(header.width, header.height) : Status{};
+}
+
+bool ends_regularly(const std::uint8_t* at, const std::uint8_t* end, std::int64_t next, std::int64_t left) {
+    while (end - at >= 2) {
+        at = static_cast<const std::uint8_t*>(std::memchr(at, 0xFF, static_cast<std::size_t>(end - at - 1)));
+        if (!at) return false;
+        const int marker = at[1];
+        at += 2;
+        if (marker == 0) continue;  // a stuffed byte: data
+        if (marker == 0xD9) return left == 0;
+        if (left == 0 || marker != 0xD0 + (next & 7)) return false;
+        next++;
+        left--;
+    }
+    return false;
 }
 
 }  // namespace feedline

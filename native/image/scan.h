@@ -16,11 +16,16 @@ struct Bytes {
 struct Header {
     int width = 0, height = 0, components = 0;
     bool progressive = false;
-    int orientation = 1;  // from EXIF, or from XMP if EXIF has none, as in Pillow
+    int orientation = 1;  // from EXIF, or from XMP if EXIF has none, as in Pillow; 0 if Pillow has to tell
 };
 
-// Reads the header without allocating. `foreign` for other formats and for four components (CMYK); `bad` for empty or
-// truncated data and for unsupported kinds of JPEG, which the text names; `large` above `limit` pixels (0 is no limit).
+// Reads the header without allocating. `foreign` for other formats, for four components (CMYK), and for anything that
+// Pillow's parser could refuse: truncated or unusual segments, and unsupported kinds of JPEG, which the text names.
+// `large` above `limit` pixels (0 is no limit).
 Status scan(Bytes jpeg, std::int64_t limit, Header& header);
+
+// True if entropy-coded data continue from `at` with nothing but data, `left` restart markers, of which the first has
+// the number `next`, and the end marker. libjpeg and Pillow then accept the rest, whatever its bits say.
+bool ends_regularly(const std::uint8_t* at, const std::uint8_t* end, std::int64_t next, std::int64_t left);
 
 }  // namespace feedline

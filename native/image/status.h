@@ -8,7 +8,7 @@ namespace feedline {
 // Result of reading an image. feedline/images/decode.py uses the same numbers.
 enum class Verdict {
     written = 0,
-    foreign = 1,  // not a JPEG that is read here: for Pillow
+    foreign = 1,  // for Pillow, which decides; if it cannot read the image either, `text` says why, unless empty
     bad = 2,      // `text` says why
     file = 3,     // the file could not be read: `number` is the errno
     large = 4,    // more pixels than the limit: `number` is width << 32 | height
@@ -21,7 +21,7 @@ struct Status {
 
     bool fine() const { return verdict == Verdict::written; }
 
-    static Status foreign() { return {Verdict::foreign, 0, {}}; }
+    static Status foreign(std::string why = {}) { return {Verdict::foreign, 0, std::move(why)}; }
     static Status bad(std::string why) { return {Verdict::bad, 0, std::move(why)}; }
     static Status file(int error) { return {Verdict::file, error, {}}; }
     static Status large(int width, int height) {

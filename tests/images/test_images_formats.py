@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from picture_cases import encoded, jpeg, photo, rgb, with_frame
-from PIL import Image
+from picture_cases import by_pillow, encoded, jpeg, photo, rgb, with_frame
+from PIL import Image, ImageFile
 
 from feedline import images
 from feedline.errors import ArgumentError, SampleError
@@ -110,8 +110,8 @@ BAD = {
     "text": (b"hello, world", r"of no image format that Pillow knows \(it begins with b'hello, w'\)"),
     "only a beginning": (b"\xff\xd8\xff", "it ends within its header"),
     "half a header": (jpeg(60, 40)[:300], "it ends within its header"),
-    "no picture": (jpeg(60, 40)[:20] + b"\xff\xd9", "it ends before its picture begins"),
-    "half the data": (jpeg(200, 200, quality=95)[:-4000], "it is truncated: it ends before the part of the picture"),
+    "no picture": (jpeg(60, 40)[:20] + b"\xff\xd9", "it ends before its image begins"),
+    "half the data": (jpeg(200, 200, quality=95)[:-4000], "it is truncated: it ends before its image does"),
     "half a progressive": (jpeg(60, 40, progressive=True)[:-300], "it is truncated: it ends before its last scan does"),
     "12 bits": (with_frame(jpeg(60, 40), precision=12), "a JPEG of 12 bits per sample, of which only 8 are supported"),
     "lossless": (with_frame(jpeg(60, 40), marker=0xC3), "it is a lossless JPEG, which is not supported"),
@@ -152,17 +152,66 @@ def test_the_remedy_is_told() -> None:
         images.decode(b"")
 
 
-def test_what_is_missing_below_the_box_does_not_matter() -> None:
-    """Only what the row needs is decoded, and only that must be there."""
+def refused_by_pillow(data: bytes) -> bool:
+    try:
+        rgb(data)
+    except (OSError, SyntaxError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("end", [-4000, -20, -2, -1])
+def test_truncated_files_are_refused_as_by_pillow_whatever_part_is_wanted(end: int) -> None:
     data = jpeg(200, 200, quality=95)
+    assert refused_by_pillow(data[:end])
     recipe = Recipe((20, 20), images.RandomBox((0.01, 0.02)))
     key = next(key for key in range(99) if images.geometry(recipe, key, 200, 200).box[1] < 40)
-    assert torch.equal(images.read_one(data[:-4000], recipe, key), images.read_one(data, recipe, key))
+    images.read_one(data, recipe, key)
+    with pytest.raises(images.ImageError, match="it is truncated: it ends before its image does"):
+        images.read_one(data[:end], recipe, key)
+    with pytest.raises(images.ImageError, match="it is truncated"):
+        images.decode(data[:end])
 
 
-def test_a_missing_end_marker_does_not_matter() -> None:
-    data = jpeg(60, 40)
-    np.testing.assert_array_equal(images.decode(data[:-2]), rgb(data))
+@pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 3}], ids=["plain", "restarts"])
+@pytest.mark.parametrize("marker", [0x02, 0x01, 0x4F, 0xBF, 0xD0, 0xD8, 0xD9, 0xDA, 0xF0, 0xFF])
+def test_a_marker_amid_the_data_has_pillows_verdict(marker: int, options: dict[str, int]) -> None:
+    """Pillow refuses impossible ones, wherever they are, and reads on after others."""
+    data = jpeg(200, 200, quality=90, **options)
+    recipe = Recipe((20, 20), images.RandomBox((0.01, 0.9)))
+    for at in range(800, len(data) - 2, 1999):
+        changed = data[:at] + bytes([0xFF, marker]) + data[at + 2 :]
+        for key in range(2):
+            plan = images.geometry(recipe, key, 200, 200)
+            if refused_by_pillow(changed):
+                with pytest.raises(images.ImageError):
+                    images.read_one(changed, recipe, key)
+            else:
+                row = images.read_one(changed, recipe, key).numpy()
+                np.testing.assert_array_equal(row, by_pillow(rgb(changed), plan, "bilinear"))
+
+
+def test_an_impossible_marker_is_named() -> None:
+    data = bytearray(jpeg(200, 200, quality=90))
+    data[-3000:-2998] = b"\xff\x02"
+    with pytest.raises(images.ImageError, match=r"its data are damaged \(libjpeg: Unsupported marker type 0x02\)"):
+        images.decode(bytes(data))
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}], ids="".join)
+def test_truncated_files_are_read_where_pillow_is_told_to(
+    options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = jpeg(200, 200, quality=90, **options)
+    cut = data[: len(data) * 2 // 3]
+    recipe = Recipe((40, 40), images.RandomBox(), flip=0.5)
+    with pytest.raises(images.ImageError, match="it is truncated"):
+        images.read_one(cut, recipe, 1)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    plan = images.geometry(recipe, 1, 200, 200)
+    np.testing.assert_array_equal(images.read_one(cut, recipe, 1).numpy(), by_pillow(rgb(cut), plan, "bilinear"))
+    np.testing.assert_array_equal(images.decode(cut), rgb(cut))
+    np.testing.assert_array_equal(images.decode(data), rgb(data))
 
 
 def test_damage_that_libjpeg_decodes_past_is_pillows() -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -100,3 +104,37 @@ def test_a_row_is_the_same_whatever_was_decoded_before(name: str) -> None:
             assert plan.read([others[turn % 3], data], out, np.array([turn, 5], np.uint64), None, 0, 1) is None
             rows.add(out[1].tobytes())
         assert len(rows) == 1
+
+
+def digest() -> str:
+    """Digest of rows of many samplings, at all scales and with both entropy decoders."""
+    found = sha256()
+    for number, factors in enumerate([*NAMED.values(), *list(all_factors())[::5]]):
+        data = crafted(140 + number, 120 + 3 * number, factors, number)
+        for side in (30, 9, 3):
+            recipe = Recipe((side, side), images.RandomBox((0.02, 0.9), (0.4, 2.5)), scaled_decode=True)
+            for quick in (True, False):
+                out = np.empty((9, *recipe.shape), np.uint8)
+                plan = native.build_plan(recipe, quick=quick)
+                assert plan.read([data] * 9, out, np.arange(9, dtype=np.uint64), None, 0, 1) is None
+                found.update(out.tobytes())
+    return found.hexdigest()
+
+
+def test_rows_do_not_depend_on_what_new_memory_holds() -> None:
+    digests = set()
+    for filling in ("0", "165"):
+        done = subprocess.run(
+            [sys.executable, __file__],
+            env={**os.environ, "MALLOC_PERTURB_": filling, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=True,
+        )
+        digests.add(done.stdout)
+    assert len(digests) == 1
+
+
+if __name__ == "__main__":
+    print(digest())

@@ -12,9 +12,9 @@ from feedline import transforms
 from task import MEAN, SHORTER, STD, Task
 
 
-def open_epochs(task: Task, form: str, workers: str = "thread") -> Callable[[], Iterable[Any]]:
+def open_epochs(task: Task, form: str, workers: str = "thread", scaled: bool = False) -> Callable[[], Iterable[Any]]:
     """`workers` is a worker method; with "auto" feedline chooses it and the number of workers."""
-    dataset = _dataset(task, form)
+    dataset = _dataset(task, form, scaled)
     number: Any = "auto" if workers == "auto" else task.workers
     loader = fl.DataLoader(
         dataset,
@@ -28,16 +28,17 @@ def open_epochs(task: Task, form: str, workers: str = "thread") -> Callable[[], 
     return lambda: loader
 
 
-def _dataset(task: Task, form: str) -> Any:
-    transform = transforms.Compose(_steps(task))
+def _dataset(task: Task, form: str, scaled: bool) -> Any:
+    transform = transforms.Compose(_steps(task, scaled))
     if form == "files":
         return fl.datasets.ImageFolder(task.form(form), transform=transform)
     return fl.datasets.TarShards(task.form(form), ("jpg;npy", "cls"), transform)
 
 
-def _steps(task: Task) -> list[Any]:
+def _steps(task: Task, scaled: bool) -> list[Any]:
     if task.recipe == "random":
-        steps: list[Any] = [transforms.RandomResizedCrop(task.size, task.scale), transforms.RandomHorizontalFlip()]
+        crop = transforms.RandomResizedCrop(task.size, task.scale, scaled_decode=scaled)
+        steps: list[Any] = [crop, transforms.RandomHorizontalFlip()]
     else:
-        steps = [transforms.Resize(SHORTER), transforms.CenterCrop(task.size)]
+        steps = [transforms.Resize(SHORTER, scaled_decode=scaled), transforms.CenterCrop(task.size)]
     return [*steps, transforms.Normalize(MEAN, STD)] if task.output == "float32" else steps

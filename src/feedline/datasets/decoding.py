@@ -205,7 +205,7 @@ def npy_of(source: Encoded) -> torch.Tensor:
 
 def image_of(source: Encoded) -> PIL.Image.Image:
     """Decode an image completely and convert it to RGB."""
-    with PIL.Image.open(io.BytesIO(source)) as image:
+    with images.open_image(io.BytesIO(source)) as image:
         return image.convert("RGB")
 
 
@@ -309,7 +309,7 @@ def rgb(file: Any, *, apply_exif_orientation: bool = False) -> PIL.Image.Image:
 
     The result equals that of torchvision's default loader.
     """
-    with PIL.Image.open(file) as image:
+    with images.open_image(file) as image:
         upright = PIL.ImageOps.exif_transpose(image) if apply_exif_orientation else image
         return upright.convert("RGB")
 

@@ -105,7 +105,7 @@ def load(reference: str) -> Any:
 
 
 IMAGE_EXTENSIONS = frozenset(
-    "avif bmp gif jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tif tiff webp".split()  # noqa: SIM905 - reads as a list
+    "avif bmp gif heic heif jfif jp2 jpe jpeg jpg jxl pbm pgm png pnm ppm tif tiff webp".split()  # noqa: SIM905 - reads as a list
 )
 """Extensions, in lower case, of files and members that hold an encoded image."""
 

@@ -5,6 +5,7 @@ from feedline.images.crops import CenterBox, CropPolicy, Geometry, RandomBox, Wh
 from feedline.images.decode import decode, probe, read_batch, read_one
 from feedline.images.errors import ImageError
 from feedline.images.pillow import Header, Source
+from feedline.images.plugins import open_image
 from feedline.images.recipe import Recipe, geometry
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "decode",
     "geometry",
     "pillow_obstacle",
+    "open_image",
     "probe",
     "read_batch",
     "read_one",

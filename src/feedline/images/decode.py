@@ -17,7 +17,7 @@ from feedline.core.rng import torch_keys
 from feedline.core.tensors import numpy_view
 from feedline.errors import ArgumentError
 from feedline.images import native, pillow
-from feedline.images.errors import too_large, unreadable
+from feedline.images.errors import ImageError, too_large, unreadable
 from feedline.images.pillow import Header, Source, is_pixels
 from feedline.images.recipe import Recipe
 
@@ -32,7 +32,10 @@ _FOREIGN, _FILE, _LARGE = 1, 3, 4
 
 
 Unwritten = tuple[int, int, int, str]
-"""Row that the kernels did not write: its position, the verdict, and the verdict's number and text."""
+"""Row that the kernels did not write: its position, the verdict, and the verdict's number and text.
+
+Foreign rows are for Pillow; their text, if any, is the reason if Pillow cannot read them either.
+"""
 
 
 _STORAGE = {torch.uint8: ("uint8",), torch.float32: ("float32",), torch.bfloat16: ("int16", "uint16")}
@@ -85,9 +88,22 @@ def decode(source: Source, *, apply_exif_orientation: bool = False) -> NDArray[n
         unwritten = native.native.image_decode(jpeg, stored)
         if unwritten is None:
             return _rotate_upright(stored, header[5]) if apply_exif_orientation else stored
+    return _decode_unwritten(unwritten, source, None, apply_exif_orientation)
+
+
+def _decode_unwritten(unwritten: Unwritten, source: Source, row: int | None, oriented: bool) -> NDArray[np.uint8]:
+    """Decode with Pillow what the kernels left.
+
+    If it fails, too, the error has the reason of the kernels, unless they know none.
+    """
     if unwritten[1] != _FOREIGN:
-        raise _error(unwritten, source, None)
-    return pillow.pixels(source, None, apply_exif_orientation)
+        raise _error(unwritten, source, row)
+    try:
+        return pillow.pixels(source, row, oriented)
+    except ImageError:
+        if unwritten[3]:
+            raise _error(unwritten, source, row) from None
+        raise
 
 
 def probe(source: Source) -> Header:
@@ -101,6 +117,12 @@ def probe(source: Source) -> Header:
             return Header(*header)
         if unwritten[1] != _FOREIGN:
             raise _error(unwritten, source, None)
+        try:
+            return pillow.header(source)
+        except ImageError:
+            if unwritten[3]:
+                raise _error(unwritten, source, None) from None
+            raise
     return pillow.header(source)
 
 
@@ -151,26 +173,26 @@ class _Reader:
             self._finish(unwritten, plan)
 
     def _finish(self, unwritten: list[Unwritten], plan: Any) -> None:
-        """Decode other formats with Pillow, then raise the first error."""
-        broken = next((item for item in unwritten if item[1] != _FOREIGN), None)
-        # Rows before the broken one only: if one of them fails, it is the first error of the batch.
-        foreign = [row for row, verdict, *_ in unwritten if verdict == _FOREIGN and (broken is None or row < broken[0])]
+        """Decode with Pillow what the kernels left, up to the first error."""
+        last = next((place for place, item in enumerate(unwritten) if item[1] != _FOREIGN), len(unwritten))
 
-        def read(row: int) -> None:
-            pixels = pillow.pixels(self.sources[row], self.names[row], self.recipe.apply_exif_orientation)
+        def read(place: int) -> None:
+            row = unwritten[place][0]
+            pixels = _decode_unwritten(
+                unwritten[place], self.sources[row], self.names[row], self.recipe.apply_exif_orientation
+            )
             keys = None if self.keys is None else self.keys[row : row + 1]
             plan.read((pixels,), self.out[row : row + 1], keys, None, 0, 1)
 
-        self._for_each(foreign, read)
-        if broken is not None:
-            raise _error(broken, self.sources[broken[0]], self.names[broken[0]])
+        # Nothing after a row that failed: if an earlier one fails, too, it is the first error of the batch.
+        self._for_each(range(min(last + 1, len(unwritten))), read)
 
     def _read_with_pillow(self, row: int) -> None:
         key = None if self.keys is None else int(self.keys[row])
         native.write(pillow.levels(self.sources[row], self.names[row], self.recipe, key), self.recipe, self.out[row])
 
     def _for_each(self, rows: Sequence[int], read: Callable[[int], None]) -> None:
-        """Call `read` for all rows; raises the first failed row's error."""
+        """Call `read` for all rows; raises the first error in their order."""
         if self.threads <= 1 or len(rows) <= 1:
             for row in rows:
                 read(row)

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from feedline.errors import MissingExtraError
 from feedline.images.crops import Geometry
 from feedline.images.errors import RAISE_LIMIT, too_large, unreadable
+from feedline.images.plugins import open_image
 from feedline.images.recipe import Recipe, geometry
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | mmap.mmap | NDArray[np.uint8]
@@ -50,17 +52,6 @@ Pixels = NDArray[np.uint8]
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
-_TRANSPOSES = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
-
 def pixel_limit() -> int:
     """Largest number of pixels that Pillow accepts; 0 for no limit."""
     return 2 * (Image.MAX_IMAGE_PIXELS or 0)
@@ -69,14 +60,16 @@ def pixel_limit() -> int:
 def pixels(source: Source, row: int | None, oriented: bool) -> Pixels:
     """Decode a whole image with Pillow's `convert("RGB")`; of animations, the first frame."""
     with _open(source, row) as image, _translate_errors(source, row):
-        return np.asarray(_rotate_upright(image, _orientation(image) if oriented else 1).convert("RGB"))
+        return np.asarray(_load(image, oriented))
 
 
 def header(source: Source, row: int | None = None) -> Header:
     with _open(source, row) as image, _translate_errors(source, row):
         name = "JPEG" if _is_jpeg(image) else str(image.format)
         progressive = bool(image.info.get("progressive", 0))
-        return Header(image.width, image.height, name, len(image.getbands()), progressive, _orientation(image))
+        # Pillow turns TIFFs upright itself, and tells their size after that.
+        orientation = 1 if image.format == "TIFF" else _orientation(image)
+        return Header(image.width, image.height, name, len(image.getbands()), progressive, orientation)
 
 
 def levels(source: Source, row: int | None, recipe: Recipe, key: int | None) -> Pixels:
@@ -85,17 +78,30 @@ def levels(source: Source, row: int | None, recipe: Recipe, key: int | None) -> 
         image = Image.fromarray(np.ascontiguousarray(source))
         return _window(image, geometry(recipe, key, *image.size), 1, recipe)
     with _open(source, row) as image:
+        if recipe.scaled_decode and _is_jpeg(image) and image.mode != "CMYK":
+            return _scaled_levels(image, source, row, recipe, key)
         with _translate_errors(source, row):
-            orientation = _orientation(image) if recipe.apply_exif_orientation else 1
-        width, height = image.size if orientation < 5 else image.size[::-1]
-        plan = geometry(recipe, key, width, height)
-        scale = _scale(plan) if recipe.scaled_decode and _is_jpeg(image) and image.mode != "CMYK" else 1
-        with _translate_errors(source, row):
-            if scale > 1:
-                image.draft("RGB", (image.width // scale, image.height // scale))
-            upright = _rotate_upright(image, orientation).convert("RGB")
+            upright = _load(image, recipe.apply_exif_orientation)
+    return _window(upright, geometry(recipe, key, *upright.size), 1, recipe)
+
+
+def _scaled_levels(image: Image.Image, source: Source, row: int | None, recipe: Recipe, key: int | None) -> Pixels:
+    with _translate_errors(source, row):
+        orientation = _orientation(image) if recipe.apply_exif_orientation else 1
+    width, height = image.size if orientation < 5 else image.size[::-1]
+    plan = geometry(recipe, key, width, height)
+    scale = _scale(plan)
+    with _translate_errors(source, row):
+        if scale > 1:
+            image.draft("RGB", (image.width // scale, image.height // scale))
+        upright = _load(image, recipe.apply_exif_orientation)
     shift = _shift(orientation, scale, upright.size, (width, height))
     return _window(upright, plan, scale, recipe, shift)
+
+
+def _load(image: Image.Image, oriented: bool) -> Image.Image:
+    image.load()  # some formats are turned upright here, and lose their tag
+    return (ImageOps.exif_transpose(image) if oriented else image).convert("RGB")
 
 
 def _shift(orientation: int, scale: int, reduced: tuple[int, int], full: tuple[int, int]) -> tuple[float, float]:
@@ -172,12 +178,7 @@ def _is_jpeg(image: Image.Image) -> bool:
 
 def _orientation(image: Image.Image) -> int:
     orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    return orientation if orientation in _TRANSPOSES else 1
-
-
-def _rotate_upright(image: Image.Image, orientation: int) -> Image.Image:
-    method = _TRANSPOSES.get(orientation)
-    return image if method is None else image.transpose(method)
+    return int(orientation) if orientation in range(1, 9) else 1
 
 
 def _describe_content(source: Any) -> str:
@@ -197,7 +198,7 @@ def _open(source: Source, row: int | None) -> Iterator[Image.Image]:
     """Open an image; Pillow decodes when the pixels are first used."""
     content: Any = source  # anything with the buffer protocol, for which Python 3.11 has no type
     with _translate_errors(source, row):
-        image = Image.open(content if isinstance(source, str | os.PathLike) else io.BytesIO(content))
+        image = open_image(content if isinstance(source, str | os.PathLike) else io.BytesIO(content))
     with image:
         _check_size(image, source, row)
         yield image
@@ -215,6 +216,8 @@ def _translate_errors(source: Source, row: int | None) -> Iterator[None]:
     """Raise Pillow's errors as ImageError; file errors keep their type."""
     try:
         yield
+    except MissingExtraError:
+        raise
     except UnidentifiedImageError:
         raise unreadable(source, row, _describe_content(source)) from None
     except Image.DecompressionBombError as error:
