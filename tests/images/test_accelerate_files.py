@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from picture_cases import encoded, jpeg, photo
-from PIL import Image, ImageFile, JpegImagePlugin
+from PIL import ExifTags, Image, ImageFile, ImageOps, JpegImagePlugin
 
 from feedline.images import accelerate, accelerate_pillow, native, pillow_obstacle
 
@@ -78,6 +78,19 @@ def test_the_usual_code_does_without_pillows_decoder(path: Path, request: pytest
     assert is_deferred(small)
     assert small.getpixel((3, 4)) == tuple(np.asarray(small)[4, 3])
     assert not is_deferred(small)
+
+
+@pytest.mark.usefixtures("accelerated")
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_rotated_photos_stay_deferred_when_they_are_turned_upright(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    with Image.open(io.BytesIO(jpeg(80, 60, exif=exif))) as image:
+        upright = ImageOps.exif_transpose(image)
+    assert upright.size == ((80, 60) if orientation == 1 else (60, 80))
+    assert is_deferred(upright)
+    assert is_deferred(image)
+    assert "load" not in vars(image)
 
 
 @pytest.mark.usefixtures("accelerated")
@@ -325,7 +338,7 @@ def test_several_crops_of_one_image_decode_it_at_most_twice(path: Path, monkeypa
 
 
 def test_undo_restores_pillow_and_keeps_deferred_images(path: Path) -> None:
-    methods = dict(vars(Image.Image))
+    methods, transpose = dict(vars(Image.Image)), ImageOps.exif_transpose
     expected = Image.open(path).resize((30, 20)).tobytes()
     outer = accelerate_pillow()
     with accelerate_pillow():
@@ -333,6 +346,7 @@ def test_undo_restores_pillow_and_keeps_deferred_images(path: Path) -> None:
     assert is_deferred(Image.open(path).copy())
     outer.undo()
     outer.undo()
+    assert ImageOps.exif_transpose is transpose
     assert {name: value for name, value in vars(Image.Image).items() if name in methods} == methods
     assert not is_deferred(Image.open(path).copy())
     assert is_deferred(image)
