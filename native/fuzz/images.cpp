@@ -6,6 +6,8 @@
 #include <cstring>
 #include <vector>
 
+#include "../image/intact.h"
+#include "../image/part.h"
 #include "../image/row.h"
 
 namespace {
@@ -62,6 +64,43 @@ void both_ways(std::size_t nbytes, Read read) {
     }
 }
 
+// Part and resize of an image, within its bounds.
+PartPlan part_of(const Options& options, const Intact& image) {
+    PartPlan plan{image, 1 << options.law % 4, {0, 0, 0, 0}, (options.switches & 1) != 0, {}};
+    const int width = (image.width + plan.scale - 1) / plan.scale, height = (image.height + plan.scale - 1) / plan.scale;
+    const int x = options.lengths[0] % width, y = options.lengths[1] % height;
+    plan.part = {x, y, options.lengths[2] % (width - x) + 1, options.lengths[3] % (height - y) + 1};
+    Resize& resize = plan.resize;
+    resize.filter = static_cast<Filter>(options.number % 5 + 1);
+    resize.left = plan.part.width * (options.bounds[0] / 512.0);
+    resize.top = plan.part.height * (options.bounds[1] / 512.0);
+    resize.right = plan.part.width;
+    resize.bottom = plan.part.height;
+    resize.width = options.width % 96 + 1;
+    resize.height = options.height % 96 + 1;
+    resize.window = {0, 0, resize.width, resize.height};
+    resize.flip = options.switches & 2;
+    resize.across_first = options.switches & 4;
+    return plan;
+}
+
+// What is intact decodes without an error, whole and in part.
+void intact_decodes(const Source& source, const Options& options) {
+    Intact image;
+    if (!is_intact(source.bytes, image) || std::int64_t{image.width} * image.height > kLimit) return;
+    const PartPlan plan = part_of(options, image);
+    const Window& shown = plan.resizes ? plan.resize.window : plan.part;
+    must(plan.fits(source, shown.width, shown.height));
+    Memory part(3 * static_cast<std::size_t>(shown.width) * static_cast<std::size_t>(shown.height));
+    must(read_part(source, plan, part.data()).fine());
+    both_ways(3 * static_cast<std::size_t>(image.width) * static_cast<std::size_t>(image.height),
+              [&](bool quick, std::uint8_t* rgb) {
+                  const Status status = read_whole(source.bytes, quick, rgb);
+                  must(status.fine());
+                  return status;
+              });
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -82,6 +121,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         plan.quick = quick;
         return read_row(plan, source, options.key, kLimit, row);
     });
+    intact_decodes(source, options);
     Header header;
     if (!read_header(source, kLimit, header).fine() || !(options.switches & 128)) return 0;
     const std::size_t pixels = static_cast<std::size_t>(header.width) * static_cast<std::size_t>(header.height);

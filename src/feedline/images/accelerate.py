@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import operator
+import os
 import sys
 from collections.abc import Callable
 from functools import cache, partial, wraps
@@ -19,6 +20,7 @@ import numpy as np
 import PIL
 from PIL import Image
 
+from feedline.core.optional import after_import
 from feedline.images import native
 from feedline.images.deferred import Deferred, DeferredResize, Pixels, Source, Turn
 
@@ -101,40 +103,56 @@ def accelerate_pillow() -> PillowAcceleration:
 
 
 class _Switch:
-    """State of the class `PIL.Image.Image`: accelerated or its own."""
+    """State of Pillow's classes and functions: accelerated or its own."""
 
     def __init__(self) -> None:
         self.users = 0
         self.methods: dict[str, Any] = {}
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._lock = RLock()
+
+    def renew_lock(self) -> None:
+        """Drop a lock that another thread held when this process was forked."""
         self._lock = RLock()
 
     def on(self) -> None:
         with self._lock:
-            if self.users == 0 and pillow_obstacle() is None:
-                if not isinstance(vars(Image.Image).get(_CORE), _AbsentCore):
-                    setattr(Image.Image, _CORE, _AbsentCore())
-                methods: dict[str, Any] = {
-                    name: _accelerated(getattr(Image.Image, name), fast) for name, fast in _FAST.items()
-                }
-                self.methods = {**methods, "tobytes": _accelerated_tobytes(Image.Image.tobytes)}
-                for name, method in self.methods.items():
-                    setattr(Image.Image, name, method)
             self.users += 1
+            if self.users > 1 or pillow_obstacle() is not None:
+                return
+            if not isinstance(vars(Image.Image).get(_CORE), _AbsentCore):
+                setattr(Image.Image, _CORE, _AbsentCore())
+            self.methods = {name: _accelerated(getattr(Image.Image, name), fast) for name, fast in _FAST.items()}
+            self.methods["tobytes"] = _accelerated_tobytes(Image.Image.tobytes)
+            for name, method in self.methods.items():
+                self._replace(Image.Image, name, method)
+            after_import("PIL.ImageOps", self._on_import_of_image_ops)
 
     def off(self) -> None:
         with self._lock:
             self.users -= 1
             if self.users:
                 return
-            for name, method in self.methods.items():
-                original = method.__wrapped__
-                # A method that the user has wrapped in turn stays: the wrapper calls it.
-                if vars(Image.Image).get(name) is method:
-                    setattr(Image.Image, name, original)
-            self.methods = {}
+            for owner, name, own, replacement in self._replaced:
+                # A function that the user has wrapped in turn stays: the wrapper calls it.
+                if vars(owner).get(name) is replacement:
+                    setattr(owner, name, own)
+            self.methods, self._replaced = {}, []
+
+    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
+        self._replaced.append((owner, name, getattr(owner, name), replacement))
+        setattr(owner, name, replacement)
+
+    def _on_import_of_image_ops(self) -> None:
+        with self._lock:
+            module = sys.modules["PIL.ImageOps"]
+            own = module.exif_transpose
+            if self.methods and own.__module__ == module.__name__ and not hasattr(own, "__wrapped__"):
+                self._replace(module, "exif_transpose", _accelerated_exif_transpose(own))
 
 
 _switch = _Switch()
+os.register_at_fork(after_in_child=_switch.renew_lock)
 
 
 class _AbsentCore:
@@ -189,6 +207,24 @@ def _accelerated_tobytes(original: Callable[..., bytes]) -> Any:
         return _content(deferred.mode, pixels)
 
     return method
+
+
+def _accelerated_exif_transpose(original: Callable[..., Any]) -> Any:
+    """Function that does not load an image only to transpose it."""
+
+    @wraps(original)
+    def exif_transpose(image: Any, *args: Any, **options: Any) -> Any:
+        alone = not args and not options and isinstance(image, Image.Image)
+        if not alone or not _can_be_deferred(image) or _deferred_of(image) is None:
+            return original(image, *args, **options)
+        state = vars(image)
+        state["load"] = lambda: None  # its result, access to the pixels, is not used there
+        try:
+            return original(image)
+        finally:
+            state.pop("load", None)
+
+    return exif_transpose
 
 
 def _can_be_deferred(image: Any) -> bool:
