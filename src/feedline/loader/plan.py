@@ -208,7 +208,7 @@ def _share(source: Any, rank: int, world_size: int, *, pad: bool) -> Share:
     if world_size > 1:
         raise ArgumentError(
             "the sampler is a DistributedSampler, and distributed= is set: both would split the data. "
-            "Remove one of them."
+            "Remove one of them. Lightning adds such a sampler unless it is Trainer(use_distributed_sampler=False)."
         )
     return Share(source.rank, source.num_replicas, strided=True, pad=not source.drop_last)
 
