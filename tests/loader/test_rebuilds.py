@@ -127,6 +127,57 @@ def test_a_framework_that_is_about_to_build_torchs_loader_is_named() -> None:
     rebuild_in("a_users_module", TORCH)(loader)
 
 
+def loaded_by_lightning(loader: Any, state: Any) -> None:
+    module = types.ModuleType("lightning.pytorch.utilities.combined_loader")
+    exec("def load(loader, state):\n    loader.load_state_dict(state)", vars(module))
+    module.load(loader, state)  # type: ignore[attr-defined]
+
+
+STEPS: dict[str, dict[str, Any]] = {
+    "seed": {"shuffle": True, "seed": 1},
+    "drop_last": {"drop_last": True, "batch_size": 5},
+    "generator": {"sampler": torch.utils.data.RandomSampler(NUMBERS, generator=torch.Generator().manual_seed(1))},
+    "batches": {"batch_sampler": [[0, 1], [2], [3, 4]], "batch_size": 1},
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_lightning_continues_with_the_next_epoch_after_the_last_step_of_one(name: str) -> None:
+    arguments = {"batch_size": 4, **STEPS[name]}
+    loader = fl.DataLoader(NUMBERS, **arguments)
+    for _ in zip(range(len(loader)), loader, strict=False):
+        pass
+    state = loader.state_dict()
+    again, by_hand = fl.DataLoader(NUMBERS, **arguments), fl.DataLoader(NUMBERS, **arguments)
+    by_hand.load_state_dict(state)
+    assert list(by_hand) == []
+    following = [batch.tolist() for batch in by_hand]
+    loaded_by_lightning(again, state)
+    assert [batch.tolist() for batch in again] == following
+
+
+def test_lightning_continues_within_an_epoch() -> None:
+    loader = fl.DataLoader(NUMBERS, 4)
+    next(iter(loader))
+    again = fl.DataLoader(NUMBERS, 4)
+    loaded_by_lightning(again, loader.state_dict())
+    assert [batch.tolist() for batch in again] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_set_after_iter_counts_until_the_first_batch(workers: int) -> None:
+    loader = fl.DataLoader(NUMBERS, 4, shuffle=True, seed=1, num_workers=workers)
+    whole = [[batch.tolist() for batch in loader] for _ in range(4)]
+    sampler: Any = loader.sampler
+    with fl.DataLoader(NUMBERS, 4, sampler=sampler, seed=1, num_workers=workers) as again:
+        sampler.begin(0)
+        batches = iter(again)
+        sampler.set_epoch(2)
+        assert [batch.tolist() for batch in batches] == whole[2]
+        assert [batch.tolist() for batch in again] == whole[3]
+    loader.close()
+
+
 class Repeating(fl.DataLoader[Any]):
     """In the manner of Ultralytics: one endless iterator, made by torch's hook."""
 

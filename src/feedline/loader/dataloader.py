@@ -171,12 +171,26 @@ class DataLoader(TorchDataLoader[T_co]):
         if isinstance(self.dataset, IterableDataset) and self.seed is None and not self.num_workers:
             plan.workers.starts.setdefault(0, global_states())
         iteration.on_shutdown = weakref.WeakMethod(self._pools.close)
+        if self.seed is not None or not self.num_workers:  # workers without a seed have begun, as torch's
+            start = weakref.WeakMethod(self._start_late)  # the iteration must not keep the loader alive
+            iteration.late_start = lambda: None if (late := start()) is None else late(plan, progress)
         # Only now: after an error above, the loaded state is still there for another try.
         self._plan, self._progress, self._resume, self._epoch = plan, progress, None, cursor.epoch + 1
         self._live.add(iteration)
         if self.persistent_workers:
             self._iterator = iteration  # type: ignore[assignment]
         return iteration
+
+    def _start_late(self, plan: Plan, progress: Progress) -> Iterator[Any] | None:
+        """The requests of an epoch that was set on the sampler between `iter(loader)` and the first batch."""
+        cursor = progress.cursor
+        epoch = plan.upcoming(cursor.epoch)
+        if epoch == cursor.epoch or cursor != plan.fresh(cursor.epoch) or self._progress is not progress:
+            return None
+        progress.cursor = plan.fresh(epoch)
+        plan.begin(epoch, None)
+        self._epoch = epoch + 1
+        return plan.requests(progress.cursor, lambda: progress.cursor)
 
     def _restored_plan(self, state: Mapping[str, Any] | None) -> Plan:
         """The plan of the next iteration, after what it continues with has been restored in this process."""
@@ -286,7 +300,7 @@ class DataLoader(TorchDataLoader[T_co]):
         plan.check_order(state)
         check_process(part_of(state, "random"))
         unpack_quarantine(state, Quarantine(self._policy))
-        self._resume = dict(state)
+        self._resume = plan.after_complete(state) if rebuilds.counts_epochs(sys._getframe(1)) else dict(state)
 
     def stats(self) -> Stats:
         """Throughput, waiting time, stage times, memory, restarts and skips so far."""

@@ -58,6 +58,14 @@ def _given(own: dict[str, Any]) -> list[str]:
     return [f"{name}={value!r}" for name, value in own.items() if value not in (OWN[name], None)]
 
 
+def counts_epochs(caller: FrameType) -> bool:
+    """True for Lightning, which goes on with the next epoch after a checkpoint at the last step of one.
+
+    A loop of the user's begins with the rest of the epoch, though nothing is left of it.
+    """
+    return str(caller.f_globals.get("__name__")).endswith(".utilities.combined_loader")
+
+
 def warn_of_rebuild(loader: Any, reader: FrameType) -> None:
     """Warn if the code in frame `reader` is about to build torch's loader from this one."""
     module = reader.f_globals.get("__name__")
