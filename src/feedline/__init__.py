@@ -11,6 +11,7 @@ from feedline.core.rng import SampleRng, sample_rng
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.error_policy import ErrorPolicy
 from feedline.loader.partitions import PartitionedDataset
+from feedline.loader.patch import patch_torch
 from feedline.loader.state import merge_states
 from feedline.workers.base import Recovery
 from feedline.workers.transport import share
@@ -33,6 +34,7 @@ __all__ = [
     "get_worker_info",
     "images",
     "merge_states",
+    "patch_torch",
     "sample_rng",
     "samplers",
     "share",

@@ -5,14 +5,17 @@ Also the seeding and sharding of torch's data pipes, as in torch's own loader.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import IterDataPipe, MapDataPipe, graph_settings
+import torch.utils.data._utils.worker as torch_worker
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, Subset, graph_settings
 from torch.utils.data import dataloader as torchs
 
 DIGEST_CHARS = 16
@@ -70,6 +73,45 @@ class LengthCheck:
                 "each its own part in __iter__ (torch.utils.data.get_worker_info() gives id and num_workers)."
             )
         warnings.warn(text, stacklevel=4)
+
+
+def equal_ranks(dataset: Any, distributed: Any) -> None:
+    """Warn, once per process, if all ranks of a training would read the same data.
+
+    Only for map-style datasets in an order that the loader has made: a sampler of the user's, and a stream, may share
+    the data among the ranks.
+    """
+    if distributed is not None or isinstance(dataset, IterableDataset) or torch_worker._worker_info is not None:
+        return
+    ranks = _ranks()
+    if ranks > 1 and not _is_share(dataset, ranks):
+        _warn_of_equal_ranks(os.getpid(), type(dataset).__name__, ranks)
+
+
+def _ranks() -> int:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    number = os.environ.get("WORLD_SIZE", "") if "RANK" in os.environ else ""
+    return int(number) if number.isdecimal() else 1
+
+
+def _is_share(dataset: Any, ranks: int) -> bool:
+    """True for a subset that is about as large as one rank's share."""
+    if not isinstance(dataset, Subset):
+        return False
+    with suppress(TypeError, NotImplementedError):
+        return abs(len(dataset) * ranks - len(dataset.dataset)) < ranks  # type: ignore[arg-type]
+    return False
+
+
+@cache
+def _warn_of_equal_ranks(_pid: int, dataset_name: str, ranks: int) -> None:
+    warnings.warn(
+        f"this is one of {ranks} ranks, and every rank reads all of {dataset_name}: give the loader"
+        " distributed='auto' and a seed, or sampler=DistributedSampler(dataset), to share the samples among the ranks."
+        " distributed=(0, 1) says that every rank shall read all of them",
+        stacklevel=6,
+    )
 
 
 def seed(dataset: Any, generator: torch.Generator | None) -> None:

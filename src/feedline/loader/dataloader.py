@@ -6,6 +6,7 @@ import inspect
 import json
 import operator
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -21,7 +22,7 @@ from feedline.core import store_metrics
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.rng_globals import global_states
 from feedline.errors import ArgumentError
-from feedline.loader import checks
+from feedline.loader import checks, rebuilds
 from feedline.loader.builder import is_stateful
 from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
 from feedline.loader.device import target
@@ -109,14 +110,16 @@ class DataLoader(TorchDataLoader[T_co]):
         recovery: Recovery | None = None,
         accelerate: bool = True,
     ) -> None:
-        self.seed = _to_seed(seed)
-        self.worker_method = worker_method
+        own: dict[str, Any] = {"seed": seed, "worker_method": worker_method, "on_error": on_error, "recovery": recovery}
+        own = rebuilds.inherited(batch_sampler, own)
+        seed = self.seed = _to_seed(own["seed"])
+        self.worker_method = own["worker_method"]
         self.distributed = distributed
-        self.on_error = on_error
+        self.on_error = own["on_error"]
         self.device = device
-        self.recovery = recovery or Recovery()
+        self.recovery = own["recovery"] or Recovery()
         self.accelerate = accelerate
-        self._policy = ErrorPolicy.of(on_error)
+        self._policy = ErrorPolicy.of(self.on_error)
         self._rank, self._world_size = rank_and_world_size(distributed)
         self._adapts = num_workers == "auto"
         if num_workers == "auto":
@@ -134,6 +137,9 @@ class DataLoader(TorchDataLoader[T_co]):
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device, **newer,
         )  # fmt: skip
+        if batch_sampler is None:
+            rebuilds.mark(self)
+        self._has_own_order = (sampler is None and batch_sampler is None) or type(self.sampler) is Shuffled
         self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
         check_method(self)
@@ -147,7 +153,8 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over the next epoch, or the rest of a loaded one."""
-        return self._get_iterator()
+        iteration: Iterator[Any] = self._get_iterator()
+        return iteration
 
     def _get_iterator(self) -> Any:
         """Torch's hook for subclasses; some of them call it in place of `iter(loader)`."""
@@ -156,6 +163,8 @@ class DataLoader(TorchDataLoader[T_co]):
         if self._iterator is not None:
             self._iterator.close()  # type: ignore[attr-defined]
         state, former = self._resume, self._progress
+        if self._has_own_order:
+            checks.equal_ranks(self.dataset, self.distributed)
         plan = self._restored_plan(state)
         if former is not None and self._pools.has_kept:
             plan.workers.follow(former.workers)
@@ -167,12 +176,26 @@ class DataLoader(TorchDataLoader[T_co]):
         if isinstance(self.dataset, IterableDataset) and self.seed is None and not self.num_workers:
             plan.workers.starts.setdefault(0, global_states())
         iteration.on_shutdown = weakref.WeakMethod(self._pools.close)
+        if self.seed is not None or not self.num_workers:  # workers without a seed have begun, as torch's
+            start = weakref.WeakMethod(self._start_late)  # the iteration must not keep the loader alive
+            iteration.late_start = lambda: None if (late := start()) is None else late(plan, progress)
         # Only now: after an error above, the loaded state is still there for another try.
         self._plan, self._progress, self._resume, self._epoch = plan, progress, None, cursor.epoch + 1
         self._live.add(iteration)
         if self.persistent_workers:
             self._iterator = iteration  # type: ignore[assignment]
         return iteration
+
+    def _start_late(self, plan: Plan, progress: Progress) -> Iterator[Any] | None:
+        """The requests of an epoch that was set on the sampler between `iter(loader)` and the first batch."""
+        cursor = progress.cursor
+        epoch = plan.upcoming(cursor.epoch)
+        if epoch == cursor.epoch or cursor != plan.fresh(cursor.epoch) or self._progress is not progress:
+            return None
+        progress.cursor = plan.fresh(epoch)
+        plan.begin(epoch, None)
+        self._epoch = epoch + 1
+        return plan.requests(progress.cursor, lambda: progress.cursor)
 
     def _restored_plan(self, state: Mapping[str, Any] | None) -> Plan:
         """The plan of the next iteration, after what it continues with has been restored in this process."""
@@ -202,6 +225,16 @@ class DataLoader(TorchDataLoader[T_co]):
         if length is not None:
             progress.length_check = LengthCheck(self.dataset, length, self.num_workers)
         return progress
+
+    @property
+    def multiprocessing_context(self) -> Any:
+        """The user's context for worker processes, or None."""
+        rebuilds.warn_of_rebuild(self, sys._getframe(1))
+        return TorchDataLoader.multiprocessing_context.fget(self)  # type: ignore[attr-defined]
+
+    @multiprocessing_context.setter
+    def multiprocessing_context(self, context: Any) -> None:
+        TorchDataLoader.multiprocessing_context.fset(self, context)  # type: ignore[attr-defined]
 
     def __len__(self) -> int:
         """Batches per epoch on this rank, counted as in torch."""
@@ -272,7 +305,7 @@ class DataLoader(TorchDataLoader[T_co]):
         plan.check_order(state)
         check_process(part_of(state, "random"))
         unpack_quarantine(state, Quarantine(self._policy))
-        self._resume = dict(state)
+        self._resume = plan.after_complete(state) if rebuilds.counts_epochs(sys._getframe(1)) else dict(state)
 
     def stats(self) -> Stats:
         """Throughput, waiting time, stage times, memory, restarts and skips so far."""

@@ -119,6 +119,8 @@ class Iteration:
         self._sampled_ns = 0
         self.on_shutdown: Callable[[], Callable[[], None] | None] = lambda: None
         """Returns what stops persistent workers, or None once the loader is gone."""
+        self.late_start: Callable[[], Iterator[Any] | None] | None = None
+        """Called before the first batch: other requests than those of the constructor, or None."""
         self._left_ns = monotonic_ns()
         # Not __del__: an iterator held by a traceback dies in a cycle, maybe after the objects it refers to.
         self._finalizer = weakref.finalize(self, _release, self._window, self._staged, stage, on_close)
@@ -136,6 +138,8 @@ class Iteration:
         called_ns = monotonic_ns()
         step_cpu_ns = None if self._left_cpu_ns is None else self._cpu_clock()
         progress = self._progress
+        if self.late_start is not None:
+            self._start_again(self.late_start())
         while True:
             due = self._due()
             if due is None:
@@ -190,6 +194,15 @@ class Iteration:
         stop = self.on_shutdown()
         if stop is not None:
             stop()
+
+    def _start_again(self, requests: Iterator[Any] | None) -> None:
+        self.late_start = None
+        if requests is None or self._closed:
+            return
+        for future in self._window:
+            future.cancel()
+        self._window.clear()
+        self._requests, self._broken = requests, None
 
     def _end(self) -> None:
         error, self._broken = self._broken, None

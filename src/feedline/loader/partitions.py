@@ -75,6 +75,13 @@ class StreamSource:
             self._iterator.load_state_dict(state[1])
 
 
+def _twin(stream: Any) -> Any:
+    """A `datasets.IterableDataset` for one epoch: a loaded state stays, and later epochs would begin there, too."""
+    twin = object.__new__(type(stream))
+    twin.__dict__ = dict(vars(stream))  # copy.copy would share the attributes
+    return twin
+
+
 def load_dataset(dataset: Any, state: Any) -> None:
     """Restore the dataset, before `iter(dataset)`."""
     if state is not None and state[0] is not None and _is_stateful(dataset):
@@ -228,8 +235,7 @@ class PartitionBuilder:
     def _dataset_of_partition(self, state: Any) -> Any:
         if self._hosts:  # the dataset holds the state, so each partition in a shared worker needs its own copy
             return copy.deepcopy(self.dataset)
-        # A datasets.IterableDataset keeps a loaded state for all later epochs, which would begin there.
-        return copy.copy(self.dataset) if state is not None and is_stream(self.dataset) else self.dataset
+        return _twin(self.dataset) if state is not None and is_stream(self.dataset) else self.dataset
 
     def _draw(self, partition: _OpenPartition, request: PartitionRequest, address: Address, size: int) -> Any:
         """The next samples, or EMPTY_BATCH at the end; advances the mark."""

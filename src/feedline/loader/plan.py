@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.dataset import listing_fingerprint_of
+from feedline.core.packing import to_leaf
 from feedline.core.rng import derive
 from feedline.core.schedule import LOOKAHEAD, BatchSchedule, PartitionSchedule, Schedule, Share
 from feedline.errors import ArgumentError, StateError
@@ -97,6 +98,28 @@ class Plan:
     def upcoming(self, following: int) -> int:
         """The epoch set on the sampler by the user, else `following`."""
         return self.sampler.upcoming(following) if isinstance(self.sampler, _WITH_EPOCHS) else following
+
+    def after_complete(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """`state`, or the start of the next epoch if nothing is left of its own."""
+        cursor = self.unpack(state)
+        if not self._is_complete(cursor):
+            return dict(state)
+        order = states.part_of(state, "order")
+        ended = None if order is None or "seed" in order else to_leaf({**order, "ended": True})
+        following = {"epoch": cursor.epoch + 1, "random": state.get("random")}
+        if isinstance(cursor, PartitionCursor):
+            return {**state, **following, "partitions": [], "next_partition": 0, "num_partitions": None}
+        return {**state, **following, "position": 0, "delivered_ahead": [], "order": ended}
+
+    def _is_complete(self, cursor: Cursor | PartitionCursor) -> bool:
+        if isinstance(self.schedule, PartitionSchedule):
+            return isinstance(cursor, PartitionCursor) and cursor.ended().issuperset(self.schedule.mine)
+        try:
+            batches = self.length()
+        except TypeError:  # a sampler without a length
+            return False
+        each = self.schedule.span if isinstance(self.schedule, Schedule) else self.schedule.share.world_size
+        return isinstance(cursor, Cursor) and not cursor.delivered_ahead and -(-cursor.position // each) >= batches
 
     def check_order(self, state: Mapping[str, Any]) -> None:
         """Raise `StateError` if a foreign sampler cannot repeat its saved order."""
@@ -208,7 +231,7 @@ def _share(source: Any, rank: int, world_size: int, *, pad: bool) -> Share:
     if world_size > 1:
         raise ArgumentError(
             "the sampler is a DistributedSampler, and distributed= is set: both would split the data. "
-            "Remove one of them."
+            "Remove one of them. Lightning adds such a sampler unless it is Trainer(use_distributed_sampler=False)."
         )
     return Share(source.rank, source.num_replicas, strided=True, pad=not source.drop_last)
 

@@ -51,6 +51,7 @@ def _rank_from_environment() -> tuple[int, int]:
     if rank is None or world_size is None:
         raise ArgumentError(
             f"distributed='auto' found RANK={rank} and WORLD_SIZE={world_size} in the environment; both are needed. "
-            "Start with torchrun, or pass distributed=(rank, world_size)."
+            "Start with torchrun, pass distributed=(rank, world_size), or make the loader when the ranks are known: "
+            "with Lightning, in train_dataloader()."
         )
     return rank_and_world_size((rank, world_size))

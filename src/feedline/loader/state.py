@@ -154,6 +154,11 @@ def check_position(cursor: Cursor | PartitionCursor, sampler: Sized) -> None:
 
 def check_version(state: Any) -> Mapping[str, Any]:
     """The state itself; `StateError` if this version cannot read it."""
+    if isinstance(state, Mapping) and "feedline" not in state and {"_iterator_finished", "_snapshot"} & state.keys():
+        raise StateError(
+            "this state was saved by torchdata's StatefulDataLoader, whose position feedline cannot read: finish the "
+            "epoch with StatefulDataLoader, or begin it again without the state"
+        )
     if not isinstance(state, Mapping) or "feedline" not in state:
         raise StateError(f"not a feedline state: expected the dict returned by state_dict(), got {_short(state)}")
     if state["feedline"] != VERSION:

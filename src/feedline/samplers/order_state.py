@@ -72,6 +72,8 @@ class RecordedRun:
         self._context = self._restore_context() if self._script else self._read_context()
         self._install(_ITER)
         self._iterator = self._observe(_ITER, lambda: iter(self._sampler))
+        if is_stateful(self._iterator):
+            self._watch.add(0, [], self._moment())
 
     def pull(self, count: int) -> list[Any]:
         """The next `count` items, fewer only at the end; starts if needed."""
@@ -102,7 +104,7 @@ class RecordedRun:
         """The items before `cut`, repeated; those of another order if the sampler cannot repeat them."""
         at, digest = cut["at"], cut["digest"]
         items = self._advance(at) if digest is not None else []
-        if digest is None or len(items) < at or _digest(items) != digest:
+        if digest is None or len(items) < at or _digest(items) != digest or (not at and cut["iterator"] is not None):
             self._jump(cut)
             items = (items + [0 if self._convert is None else []] * at)[:at]
         return items

@@ -1,0 +1,52 @@
+"""Replacement of torch's DataLoader in a whole process."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Self
+
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from feedline.loader.dataloader import DataLoader
+
+
+class patch_torch:  # noqa: N801 - a function that is a context manager, too
+    """Let `torch.utils.data.DataLoader` be feedline's class, in every module that refers to it.
+
+    For frameworks that build loaders themselves, such as Accelerate. Call it before or after their import. It returns
+    an object whose `undo()` restores torch's class; a `with` block does so at its end. Existing loaders, and subclasses
+    defined before, stay as they are. torchdata's StatefulDataLoader is left alone whenever it is imported.
+    """
+
+    def __init__(self) -> None:
+        self._replaced = list(_references(TorchDataLoader))
+        for module, name in self._replaced:
+            setattr(module, name, DataLoader)
+
+    def undo(self) -> None:
+        """Restore torch's class. Idempotent."""
+        while self._replaced:
+            module, name = self._replaced.pop()
+            setattr(module, name, TorchDataLoader)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+
+def _references(cls: type) -> list[tuple[ModuleType, str]]:
+    found = []
+    for module_name, module in list(sys.modules.items()):
+        if _is_patched(module_name):
+            found += [(module, name) for name, value in list(getattr(module, "__dict__", {}).items()) if value is cls]
+    return found
+
+
+def _is_patched(module: str) -> bool:
+    root = module.partition(".")[0]
+    if root == "torch":
+        return module in {"torch.utils.data", "torch.utils.data.dataloader"}
+    return root not in {"feedline", "torchdata"}

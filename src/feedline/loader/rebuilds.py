@@ -1,0 +1,83 @@
+"""Loaders that frameworks build from the attributes of a feedline loader."""
+
+from __future__ import annotations
+
+import warnings
+from types import FrameType
+from typing import Any
+
+from torch.utils.data import BatchSampler
+
+from feedline.core.rng import derive
+from feedline.workers.base import Recovery
+
+OWN = {"seed": None, "worker_method": "auto", "on_error": "raise", "recovery": Recovery()}
+"""feedline's own arguments that a loader built from another one takes over, with their defaults.
+
+`distributed` and `device` are left out: a framework that builds loaders shards and moves batches itself.
+"""
+
+_ARGUMENTS = "feedline_arguments"  # attribute of the batch sampler that a loader has made
+
+
+_REBUILDERS = {"accelerate.data_loader": ("DataLoader",), "opacus.data_loader": ("DataLoader", "DPDataLoader")}
+"""Modules that build a loader of torch's class from the attributes of another, and their names for that class."""
+
+
+def mark(loader: Any) -> None:
+    """Note the loader's own arguments on the batch sampler that it has made.
+
+    A framework that takes the loader apart passes this object on.
+    """
+    own = {name: getattr(loader, name) for name in OWN}
+    if type(loader.batch_sampler) is BatchSampler and _given(own):
+        setattr(loader.batch_sampler, _ARGUMENTS, own)
+
+
+def inherited(batch_sampler: Any, own: dict[str, Any]) -> dict[str, Any]:
+    """`own`, or the own arguments of the loader from which a framework took `batch_sampler`.
+
+    A batch sampler that deals out the batches of another to several processes gives each a seed of its own: positions
+    count in its share, and equal positions would draw equal numbers.
+    """
+    if _given(own):
+        return own
+    rank, wrapper = 0, batch_sampler
+    while wrapper is not None and not hasattr(wrapper, _ARGUMENTS):
+        rank = getattr(wrapper, "process_index", rank)
+        wrapper = getattr(wrapper, "batch_sampler", None)
+    if wrapper is None:
+        return own
+    found: dict[str, Any] = dict(getattr(wrapper, _ARGUMENTS))
+    if found["seed"] is not None and isinstance(rank, int) and rank:
+        found["seed"] = derive(found["seed"], "rank", rank) >> 1
+    return found
+
+
+def _given(own: dict[str, Any]) -> list[str]:
+    return [f"{name}={value!r}" for name, value in own.items() if value not in (OWN[name], None)]
+
+
+def counts_epochs(caller: FrameType) -> bool:
+    """True for Lightning, which goes on with the next epoch after a checkpoint at the last step of one.
+
+    A loop of the user's begins with the rest of the epoch, though nothing is left of it.
+    """
+    return str(caller.f_globals.get("__name__")).endswith(".utilities.combined_loader")
+
+
+def warn_of_rebuild(loader: Any, reader: FrameType) -> None:
+    """Warn if the code in frame `reader` is about to build torch's loader from this one."""
+    module = reader.f_globals.get("__name__")
+    names = _REBUILDERS.get(str(module))
+    if names is None or any(issubclass(reader.f_globals.get(name, object), type(loader)) for name in names):
+        return
+    given = _given({name: getattr(loader, name, None) for name in OWN})
+    given += [f"{name}={getattr(loader, name)!r}" for name in ("distributed", "device") if getattr(loader, name)]
+    lost = f"{', '.join(given)}, exact resume" if given else "exact resume"
+    warnings.warn(
+        f"{module} reads the arguments of this feedline.DataLoader and builds torch's DataLoader from them: {lost} and"
+        " worker recovery are lost. Call feedline.patch_torch() before, so that it builds feedline's; see"
+        " docs/how-to/frameworks.md",
+        stacklevel=4,
+    )

@@ -1,0 +1,116 @@
+"""Libraries that build, subclass or drive loaders: with feedline's class they give the batches that torch's gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import feedline as fl
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # their imports of torch warn
+    from accelerate import Accelerator, skip_first_batches
+    from ignite.engine import DeterministicEngine, Engine, Events
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+]
+
+
+class Rows(Dataset[Any]):
+    """Rows that draw by position."""
+
+    def __len__(self) -> int:
+        return 13
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, int(fl.sample_rng().integers(1 << 30))])
+
+
+class Plain(Rows):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, index])
+
+
+def lists(batches: Any) -> list[Any]:
+    return [batch.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"shuffle": True}, {"drop_last": True}])
+def test_accelerate_prepares_a_loader_of_the_same_batches(arguments: dict[str, Any]) -> None:
+    accelerator = Accelerator(cpu=True)
+
+    def epochs() -> Any:
+        torch.manual_seed(3)
+        prepared = accelerator.prepare(torch.utils.data.DataLoader(Plain(), 4, **arguments))
+        assert type(prepared.base_dataloader) is torch.utils.data.DataLoader
+        return [[(lists([batch]), prepared.end_of_dataloader) for batch in prepared] for _ in range(2)]
+
+    theirs = epochs()
+    with fl.patch_torch():
+        assert epochs() == theirs
+
+
+@pytest.mark.filterwarnings("error")
+def test_accelerate_keeps_what_a_loader_was_made_with_and_its_state_resumes() -> None:
+    def make(accelerator: Any) -> Any:
+        return accelerator.prepare(fl.DataLoader(Rows(), 4, shuffle=True, seed=5, num_workers=1))
+
+    accelerator = Accelerator(cpu=True)
+    with fl.patch_torch():
+        prepared, again = make(accelerator), make(accelerator)
+    seen = []
+    for number, batch in enumerate(prepared):
+        seen += lists([batch])
+        if number == 1:
+            state = prepared.state_dict()
+    again.load_state_dict(state)
+    assert lists(again) == seen[2:]
+    assert seen == lists(fl.DataLoader(Rows(), 4, shuffle=True, seed=5))
+    with fl.patch_torch():
+        skipped = lists(skip_first_batches(make(accelerator), 2))
+    assert [[index for index, _ in batch] for batch in skipped] == [[index for index, _ in batch] for batch in seen[2:]]
+
+
+def test_accelerate_without_the_patch_is_named() -> None:
+    with pytest.warns(UserWarning, match=r"accelerate\.data_loader reads.*seed=5.*patch_torch"):
+        Accelerator(cpu=True).prepare(fl.DataLoader(Rows(), 4, seed=5))
+
+
+@pytest.mark.parametrize("engine_class", [Engine, DeterministicEngine])
+def test_ignite_runs_over_the_same_batches(engine_class: Any) -> None:
+    runs = []
+    for loader_class in (torch.utils.data.DataLoader, fl.DataLoader):
+        torch.manual_seed(3)
+        seen: list[Any] = []
+        engine = engine_class(lambda _, batch, seen=seen: seen.append(batch.tolist()))
+        engine.add_event_handler(Events.STARTED, lambda engine: engine.state.__setattr__("seed", 3))
+        engine.run(loader_class(Plain(), 4, shuffle=True), max_epochs=2)
+        runs.append(seen)
+    assert runs[0] == runs[1]
+    assert len(runs[0]) == 8
+
+
+@pytest.mark.parametrize("first", ["import torchdata.stateful_dataloader", "feedline.patch_torch()"])
+def test_torchdatas_loader_is_left_alone_by_the_patch(first: str) -> None:
+    second = "feedline.patch_torch()" if "torchdata" in first else "import torchdata.stateful_dataloader"
+    code = f"""
+import feedline
+{first}
+{second}
+from torchdata.stateful_dataloader import StatefulDataLoader
+loader = StatefulDataLoader(list(range(10)), 2, num_workers=0)
+batches = iter(loader)
+assert next(batches).tolist() == [0, 1] and len(loader) == 5
+again = StatefulDataLoader(list(range(10)), 2, num_workers=0)
+again.load_state_dict(loader.state_dict())
+assert [batch.tolist() for batch in again] == [[2, 3], [4, 5], [6, 7], [8, 9]]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
