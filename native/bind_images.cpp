@@ -250,6 +250,12 @@ nb::tuple image_header(nb::handle source, std::int64_t limit) {
         nb::none());
 }
 
+bool image_whole(nb::handle jpeg) {
+    const Held held(jpeg);
+    nb::gil_scoped_release nogil;
+    return (*held).bytes.data && is_whole((*held).bytes);
+}
+
 // Decodes a whole JPEG from memory into `out`, (height, width, 3) as in its header; returns None, or the verdict.
 // Without `quick`, libjpeg decodes everything, with equal results.
 nb::object image_decode(nb::handle jpeg, nb::handle out_, bool quick) {
@@ -285,6 +291,7 @@ void bind_images(nb::module_& m) {
         .def("geometry", &ImagePlan::geometry, nb::arg("key"), nb::arg("width"), nb::arg("height"));
     m.def("image_header", &image_header, nb::arg("source"), nb::arg("limit"));
     m.def("image_decode", &image_decode, nb::arg("jpeg"), nb::arg("out"), nb::arg("quick") = true);
+    m.def("image_whole", &image_whole, nb::arg("jpeg"));
     m.def("image_quick", &quick_is_sound, nb::call_guard<nb::gil_scoped_release>());
 }
 

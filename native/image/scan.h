@@ -23,4 +23,8 @@ struct Header {
 // truncated data and for unsupported kinds of JPEG, which the text names; `large` above `limit` pixels (0 is no limit).
 Status scan(Bytes jpeg, std::int64_t limit, Header& header);
 
+// True if the data goes on to its end marker, with nothing but coded data and restart markers in a sequential scan. Of
+// other files, a decoder that reads only a part may miss an error that one that reads everything reports.
+bool is_whole(Bytes jpeg);
+
 }  // namespace feedline

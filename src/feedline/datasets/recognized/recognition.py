@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch.utils.data import ConcatDataset, Subset
 
 from feedline.collate.rows import RowBuffer
+from feedline.core.dataset import is_table
 from feedline.datasets.recognized.vision import VISION, VisionReader, why_not
 from feedline.transforms.recognized.chain import StepFinding
 from feedline.transforms.recognized.origin import qualified_name, why_modified
@@ -66,6 +67,8 @@ def recognize(dataset: Any) -> Recognition:
 
 
 def _why_unknown(dataset: Any) -> str:
+    if is_table(dataset):
+        return "its format, transform or features need the code of Hugging Face's datasets"
     for base in type(dataset).__mro__[1:]:
         if qualified_name(base) in VISION:
             return f"a subclass of {base.__name__} may do anything: only the class itself is read by feedline"
