@@ -14,10 +14,11 @@ from PIL import Image
 
 from feedline.collate.rows import RowBuffer
 from feedline.core.kernels import SlowKernelsWarning
+from feedline.core.recognition import StepFinding
 from feedline.core.rng_globals import restored_globals
 from feedline.images import native
 from feedline.images.placed import can_place
-from feedline.transforms.recognized.chain import PACKAGE, Chain, StepFinding
+from feedline.transforms.recognized.chain import PACKAGE, Chain
 from feedline.transforms.recognized.frame import Frame, RefusedError, open_encoded
 from feedline.transforms.recognized.origin import is_from, why_modified
 
