@@ -30,8 +30,9 @@ help:
 
 setup: $(DONE)/installed
 
+# With torchvision's Python part, in a folder of its own: its wheels belong to other builds of torch.
 demo: $(DONE)/installed
-	@$(BIN)/python examples/demo/demo.py $(DEMO_ARGS)
+	@PYTHONPATH="$$($(BIN)/python tests/helpers/peers.py torchvision)" $(BIN)/python examples/demo/demo.py $(DEMO_ARGS)
 
 # First the tests that can share the machine, on all cores; then those that measure time or memory, one by one. With
 # PYTEST_ARGS one of the two parts may be empty, which pytest reports with exit code 5.

@@ -15,7 +15,11 @@ BENCH = Path(__file__).parent
 README = BENCH.parent / "README.md"
 START = "<!-- figures: made by bench/readme_table.py out of bench/results; do not edit by hand -->\n"
 STOP = "<!-- end of figures -->\n"
+EXISTING = "existing code, "
+"""Contests whose name begins so have a table of their own, the first of the README."""
+START_EXISTING = "<!-- figures of existing code: made by bench/readme_table.py; do not edit by hand -->\n"
 OURS, THEIRS = "feedline", "torch"
+STOP_EXISTING = "<!-- end of figures of existing code -->\n"
 LESS_IS_BETTER = {"s", "ms", "µs", "GiB", "KiB per epoch"}
 
 Result = dict[str, Any]
@@ -35,7 +39,10 @@ def table(contests: list[Result]) -> str:
 
 def rewritten(readme: str, contests: list[Result]) -> str:
     """The text with a new table between its marks."""
-    return replaced(readme, START, STOP, table(contests))
+    existing = [contest for contest in contests if contest["name"].startswith(EXISTING)]
+    others = [contest for contest in contests if contest not in existing]
+    readme = replaced(readme, START_EXISTING, STOP_EXISTING, table(existing))
+    return replaced(readme, START, STOP, table(others))
 
 
 def replaced(text: str, start: str, stop: str, body: str) -> str:
@@ -52,7 +59,7 @@ def _lines(contests: list[Result]) -> Iterator[str]:
         theirs, ours = _best(contest, THEIRS), _best(contest, OURS)
         better = theirs / ours if contest["unit"] in LESS_IS_BETTER else ours / theirs
         figures = f"{_short(theirs)} {contest['unit']} | {_short(ours)} {contest['unit']} | {better:.3g}"
-        yield f"| {_linked(contest['name'])} | {figures} |"
+        yield f"| {_linked(contest['name'].removeprefix(EXISTING))} | {figures} |"
     yield ""
     yield (
         f"Medians; {'; '.join(sorted({_surroundings(contest) for contest in contests}))}. "

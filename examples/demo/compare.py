@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 import feedline as fl
-from dataset import CroppedImages, EpochSampler, IndexRng, Sample, loader_rng
+from dataset import CroppedImages, EpochSampler, IndexRng, Sample, loader_rng, tutorial_folder
 from feedline.loader.report import Context, Stats, Totals, Verdict, diagnose
 from feedline.loader.resources import usable_cpus
 from feedline.workers.registry import INLINE, PROCESSES
@@ -149,13 +149,24 @@ def warm_up(images: ImageSet, settings: Settings) -> None:
 
 
 def _loader_arguments(images: ImageSet, settings: Settings) -> dict[str, Any]:
-    return {
-        "dataset": CroppedImages(images, IndexRng(settings.seed), PIXELS, settings.epochs),
+    arguments = {
         "batch_size": settings.batch_size,
-        "sampler": EpochSampler(len(images.files), settings.seed),
         "num_workers": settings.workers,
         "persistent_workers": settings.workers > 0,
     }
+    folder = tutorial_folder(images, PIXELS)
+    if folder is not None:  # torch's generator decides order and crops
+        return {"dataset": folder, "shuffle": True, **arguments}
+    by_hand = CroppedImages(images, IndexRng(settings.seed), PIXELS, settings.epochs)
+    return {"dataset": by_hand, "sampler": EpochSampler(len(images.files), settings.seed), **arguments}
+
+
+def reading_plan(images: ImageSet, settings: Settings) -> str:
+    """The plan of feedline's loader, and why the dataset is written by hand if it is."""
+    plan = str(fl.DataLoader(**_loader_arguments(images, settings)).plan())
+    if tutorial_folder(images, PIXELS) is None:
+        return f"torchvision cannot be imported here, so the dataset is written by hand.\n{plan}"
+    return plan
 
 
 def _first_batch_s(loader: Iterable[Batch]) -> float:
@@ -202,8 +213,8 @@ class TimedTorchLoader:
     """torch's DataLoader, with the statistics and the verdict that feedline's loader has."""
 
     def __init__(self, dataset: Dataset[Sample], **arguments: Any) -> None:
-        timed = TimedDataset(dataset)
-        self.loader = torch.utils.data.DataLoader(timed, collate_fn=timed.collate, **arguments)
+        self.timed = TimedDataset(dataset)
+        self.loader = torch.utils.data.DataLoader(self.timed, collate_fn=self.timed.collate, **arguments)
         self.spans: list[list[Span]] = []
 
     def __iter__(self) -> Iterator[Batch]:
@@ -223,7 +234,7 @@ class TimedTorchLoader:
         """The configuration of the loader, as feedline's diagnosis expects it."""
         workers = self.loader.num_workers
         return Context(
-            dataset="CroppedImages",
+            dataset=type(self.timed.dataset).__name__,
             pool=PROCESSES if workers else INLINE,
             num_workers=workers,
             prefetch_factor=self.loader.prefetch_factor or 0,

@@ -1,10 +1,11 @@
-"""An ordinary torch dataset of JPEG files with random crops; any loader can read it."""
+"""The datasets of the demo: torchvision's ImageFolder, as in every tutorial, and one written by hand."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,6 +35,26 @@ class IndexRng:
 def loader_rng(_: int) -> np.random.Generator:
     """The generator of feedline's loader, fixed by its seed, the epoch and the position."""
     return fl.sample_rng().generator
+
+
+def tutorial_folder(images: ImageSet, size: int) -> Dataset[Sample] | None:
+    """Torchvision's ImageFolder with the transforms of every tutorial; None where torchvision cannot be imported.
+
+    A wheel of torchvision made for another build of torch raises RuntimeError.
+    """
+    try:
+        from torchvision import datasets, transforms
+    except (ImportError, RuntimeError):
+        return None
+    steps = [
+        *(transforms.RandomResizedCrop(size, scale=(0.25, 1)), transforms.RandomHorizontalFlip()),
+        *(transforms.ToTensor(), transforms.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))),
+    ]
+    folder: Any = datasets.ImageFolder(images.root, transforms.Compose(steps))
+    wanted = {str(images.root / file.path) for file in images.files}  # an earlier run may have made more
+    number = {label: i for i, label in enumerate(images.classes)}
+    folder.samples = [(path, number[Path(path).parent.name]) for path, _ in folder.samples if path in wanted]
+    return folder  # type: ignore[no-any-return]
 
 
 class CroppedImages(Dataset[Sample]):

@@ -59,6 +59,8 @@ def run(directory: Path, count: int, settings: Settings, console: Console) -> Ou
     resumed = compare.stop_and_resume(images, settings)
     outcome = Outcome(torch_side, feedline_side, resumed)
     console.print(show.trainings(outcome, settings))
+    console.print(show.heading("How feedline read the images: print(loader.plan())"))
+    console.print(compare.reading_plan(images, settings), markup=False, highlight=False)
     console.print(show.heading("Stopped in the middle of an epoch, resumed elsewhere"))
     console.print(show.resumed(resumed))
     return outcome

@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peers import torchvision
 from PIL import Image
 from rich.console import Console
 
@@ -265,6 +266,27 @@ def test_both_loaders_feed_the_same_batches_and_resuming_is_exact(tmp_path: Path
     for loader in ("torch", "feedline"):
         assert {"fetch", "collate"} <= set(summary[loader]["stages_s"])
         assert summary[loader]["verdict"]["headline"].split()[0] in shown
+
+
+@pytest.mark.usefixtures("small_sources")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_both_loaders_feed_the_same_batches_of_torchvision(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(torchvision())
+    summary, shown = compared(tmp_path, workers)
+    assert summary["equal"]
+    assert len(set(summary["feedline"]["losses"])) == 2 * 5
+    assert "ImageFolder: read by feedline" in shown
+    assert "written by hand" not in shown
+
+
+@pytest.mark.usefixtures("small_sources")
+def test_without_torchvision_the_dataset_is_written_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    summary, shown = compared(tmp_path, 0)
+    assert summary["equal"]
+    assert "torchvision cannot be imported here, so the dataset is written by hand" in " ".join(shown.split())
 
 
 @pytest.mark.usefixtures("small_sources")

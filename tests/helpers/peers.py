@@ -91,5 +91,8 @@ def _done(command: list[str], environment: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    peers()
-    torchvision()
+    if sys.argv[1:] == ["torchvision"]:
+        print(torchvision())
+    else:
+        peers()
+        torchvision()

@@ -6,6 +6,7 @@ Objects of Hugging Face's `datasets` are recognized here by name, without import
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -248,7 +249,16 @@ _ADAPTERS = {"datasets.arrow_dataset.Dataset": "feedline.datasets.tables.hugging
 
 
 def adapted(dataset: Any) -> Any:
-    """The dataset, with known foreign types replaced by readers of whole batches."""
+    """The dataset, with known foreign types replaced by readers of whole batches.
+
+    torch's Subset and ConcatDataset are looked through.
+    """
+    if type(dataset) is Subset:
+        inner = adapted(dataset.dataset)
+        return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
+    if type(dataset) is ConcatDataset:
+        parts = list(map(adapted, dataset.datasets))
+        return dataset if all(map(operator.is_, parts, dataset.datasets)) else ConcatDataset(parts)
     adapter = _ADAPTERS.get(f"{type(dataset).__module__}.{type(dataset).__qualname__}")
     if adapter is None:
         return dataset

@@ -23,12 +23,12 @@ from feedline.collate.rows import RowBuffer
 from feedline.core import telemetry
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
 from feedline.core.dataset import BatchRead, Keys, adapted, traits_of
+from feedline.core.recognition import SampleReader, may_be_recognized, recognized
 from feedline.core.rng import Address, addressed, derive, derive_each
 from feedline.core.rng_globals import global_states, restore_globals, seed_globals
 from feedline.core.schedule import BatchRequest
 from feedline.core.telemetry import add_run_delay, recording, spent, spent_cpu, start_cpu
 from feedline.core.tensors import Allocator, allocate_tensor
-from feedline.datasets.recognized.recognition import SampleReader, recognize
 from feedline.errors import SampleIndexError, note
 
 NEIGHBORS = 8
@@ -125,8 +125,8 @@ class BatchBuilder:
             self._reader = reader_of(adapted(self.dataset) if self.accelerate else self.dataset)
         if self.batched and self.action == "raise":
             self._many = many_at_once(self.dataset)
-        if self.accelerate and self._reader is None and self._many is None:
-            self._samples = recognize(self.dataset).reader
+        if self.accelerate and self._reader is None and self._many is None and may_be_recognized(self.dataset):
+            self._samples = recognized(self.dataset).reader
 
     def __getstate__(self) -> tuple[Any, ...]:
         schemes = traveling_schemes()

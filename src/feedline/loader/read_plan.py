@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from feedline.collate.batch_reads import reader_of
-from feedline.datasets.recognized.recognition import Recognition, recognize
+from feedline.core.recognition import Recognition, recognized
 from feedline.loader.builder import BatchBuilder
 from feedline.loader.pools import builder_of
 
@@ -47,7 +47,7 @@ def read_plan(loader: Any) -> ReadingPlan:
         return ReadingPlan(True, _WHOLE_BATCHES, Recognition(name, None))
     if not loader.accelerate:
         return ReadingPlan(False, _ORIGINAL, Recognition(name, None, "accelerate=False"))
-    found = recognize(dataset)
+    found = recognized(dataset)
     if found.reader is not None and isinstance(builder, BatchBuilder) and builder.accelerated:
         is_direct = builder.collate_fn is None and builder.batched and builder.action == "raise"
         return ReadingPlan(True, _INTO_BATCH if is_direct else _SINGLE, found)

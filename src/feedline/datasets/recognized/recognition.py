@@ -4,45 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
 from feedline.collate.rows import RowBuffer
+from feedline.core.dataset import is_table
+from feedline.core.recognition import Recognition, SampleReader
 from feedline.datasets.recognized.vision import VISION, VisionReader, why_not
-from feedline.transforms.recognized.chain import StepFinding
 from feedline.transforms.recognized.origin import qualified_name, why_modified
-
-
-class SampleReader(Protocol):
-    """Samples equal to `dataset[index]`, with the same draws from the global generators.
-
-    The image of a sample may be the next row of `rows`.
-    """
-
-    @property
-    def uses_kernels(self) -> bool: ...
-
-    def refresh(self) -> None:
-        """Follow changes of the dataset; called before each batch."""
-        ...
-
-    def read(self, index: Any, rows: RowBuffer | None) -> Any: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Recognition:
-    """Findings about a dataset, and about those it wraps.
-
-    `reader` is None if no part of it is read by feedline. `reason` says why the dataset itself runs as it is.
-    """
-
-    name: str
-    reader: SampleReader | None
-    reason: str = ""
-    findings: tuple[StepFinding, ...] = ()
-    parts: tuple[Recognition, ...] = ()
 
 
 def recognize(dataset: Any) -> Recognition:
@@ -66,6 +36,8 @@ def recognize(dataset: Any) -> Recognition:
 
 
 def _why_unknown(dataset: Any) -> str:
+    if is_table(dataset):
+        return "its format, transform or features need the code of Hugging Face's datasets"
     for base in type(dataset).__mro__[1:]:
         if qualified_name(base) in VISION:
             return f"a subclass of {base.__name__} may do anything: only the class itself is read by feedline"

@@ -14,10 +14,11 @@ from PIL import Image
 
 from feedline.collate.rows import RowBuffer
 from feedline.core.kernels import SlowKernelsWarning
+from feedline.core.recognition import StepFinding
 from feedline.core.rng_globals import restored_globals
 from feedline.images import native
 from feedline.images.placed import can_place
-from feedline.transforms.recognized.chain import PACKAGE, Chain, StepFinding
+from feedline.transforms.recognized.chain import PACKAGE, Chain
 from feedline.transforms.recognized.frame import Frame, RefusedError, open_encoded
 from feedline.transforms.recognized.origin import is_from, why_modified
 
@@ -46,7 +47,8 @@ class ImageFiles:
             raise RefusedError("the file cannot be read") from error
         limit = Image.MAX_IMAGE_PIXELS or 0  # Pillow warns above it
         header, unwritten = native.native.image_header(encoded, limit)
-        if unwritten is not None or header[3] not in _COMPONENTS:
+        # Pillow also reports damage outside of the crop, which the kernels do not read.
+        if unwritten is not None or header[3] not in _COMPONENTS or not native.native.image_whole(encoded):
             return _loader_of(dataset)(path), target
         frame = Frame(encoded, header[0], header[1], limit)
         frame.opened = open_encoded(encoded)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from feedline.core.recognition import StepFinding
 from feedline.transforms.recognized import steps as known
 from feedline.transforms.recognized.frame import Frame
 from feedline.transforms.recognized.numbers import Numbers, numbers_of
@@ -25,20 +26,6 @@ class Rows(Protocol):
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None: ...
 
     def defer(self, write: Callable[[list[Any]], None], item: Any) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StepFinding:
-    """One step of a user's code, and what feedline makes of it.
-
-    `reason` is empty for a step that the kernels execute.
-    """
-
-    step: str
-    reason: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.step}: {self.reason or 'executed by the kernels'}"
 
 
 class Node(Protocol):

@@ -1,0 +1,131 @@
+"""The code of every tutorial with only the import changed: torchvision's and Hugging Face's own datasets.
+
+All loaders have two worker processes and their defaults, and give equal batches.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from torch.utils.data import DataLoader
+
+import feedline as fl
+from harness import Contest
+from loaders import rate
+
+sys.path.insert(1, str(Path(__file__).parents[1] / "tests/helpers"))
+from peers import torchvision
+
+sys.path.insert(1, str(torchvision()))
+
+from torchvision import datasets, transforms
+
+import datasets as hugging_face
+
+SEED = 0
+IMAGES, SIZE = 2_000, (500, 375)
+SMALL, ROWS = 50_000, 1_000_000
+WORKERS = 2
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def photographs() -> list[bytes]:
+    """JPEGs of 500 × 375 pixels, cut from photographs."""
+    rng = np.random.default_rng(SEED)
+    whole = [Image.fromarray(each) for each in load_sample_images().images]
+    files = []
+    for number in range(IMAGES):
+        image = whole[number % len(whole)]
+        x, y = int(rng.integers(0, image.width - SIZE[0] + 1)), int(rng.integers(0, image.height - SIZE[1] + 1))
+        file = io.BytesIO()
+        image.crop((x, y, x + SIZE[0], y + SIZE[1])).save(file, "JPEG", quality=90)
+        files.append(file.getvalue())
+    return files
+
+
+def folder(root: Path, files: list[bytes]) -> Path:
+    for number, content in enumerate(files):
+        path = root / f"class {number % 10}" / f"{number:06}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    return root
+
+
+def crop(*last: Any) -> Any:
+    return transforms.Compose([transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), *last])
+
+
+def cifar() -> Any:
+    """CIFAR10 with random images, without its archive."""
+    rng = np.random.default_rng(SEED)
+    dataset = datasets.CIFAR10.__new__(datasets.CIFAR10)
+    dataset.data = rng.integers(0, 256, (SMALL, 32, 32, 3), np.uint8)
+    dataset.targets = rng.integers(0, 10, SMALL).tolist()
+    dataset.target_transform = None
+    dataset.transform = transforms.Compose(
+        [
+            *(transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()),
+            *(transforms.ToTensor(), transforms.Normalize(MEAN, STD)),
+        ]
+    )
+    return dataset
+
+
+def table(root: Path) -> Any:
+    rng = np.random.default_rng(SEED)
+    columns = {f"x{number}": rng.random(ROWS, np.float32) for number in range(8)}
+    hugging_face.Dataset.from_dict({**columns, "label": rng.integers(0, 10, ROWS)}).save_to_disk(root / "table")
+    return hugging_face.load_from_disk(root / "table").with_format("torch")
+
+
+def image_table(files: list[bytes]) -> Any:
+    """Images of a table with a transform that the user wrote."""
+    features = hugging_face.Features({"image": hugging_face.Image(), "label": hugging_face.Value("int64")})
+    rows = {"image": [{"bytes": content, "path": None} for content in files], "label": list(range(len(files)))}
+    pipeline = crop(transforms.ToTensor(), transforms.Normalize(MEAN, STD))
+
+    def prepared(batch: dict[str, Any]) -> dict[str, Any]:
+        images = [pipeline(image.convert("RGB")) for image in batch["image"]]
+        return {"pixel_values": images, "label": batch["label"]}
+
+    return hugging_face.Dataset.from_dict(rows, features).with_transform(prepared)
+
+
+def compare(name: str, unit: str, dataset: Any, batch: int) -> None:
+    race = Contest(f"existing code, {name}", unit=f"{unit}/s", baseline="torch")
+    arguments: Any = {"batch_size": batch, "shuffle": True, "num_workers": WORKERS}
+
+    def made(loader: Callable[..., Any]) -> Callable[[], float]:
+        return rate(lambda: loader(dataset, **arguments), batch)
+
+    race.measure("torch", made(DataLoader))
+    race.measure("feedline", made(fl.DataLoader))
+    race.run(rounds=5).publish("datasets", "pillow")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    hugging_face.disable_progress_bars()
+    files = photographs()
+    with tempfile.TemporaryDirectory() as name:
+        root = folder(Path(name), files)
+        compare("ImageFolder, uint8", "images", datasets.ImageFolder(root, crop(transforms.PILToTensor())), 64)
+        normalized = crop(transforms.ToTensor(), transforms.Normalize(MEAN, STD))
+        compare("ImageFolder, normalized float32", "images", datasets.ImageFolder(root, normalized), 64)
+    compare("CIFAR10, padded crop and flip", "images", cifar(), 128)
+    with tempfile.TemporaryDirectory() as name:
+        compare("Hugging Face table, rows", "rows", table(Path(name)), 1_024)
+    compare("Hugging Face images, with_transform", "images", image_table(files), 64)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Findings about datasets of other libraries, and where they are looked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+from torch.utils.data import ConcatDataset, Subset
+
+
+class SampleReader(Protocol):
+    """Samples equal to `dataset[index]`, with the same draws from the global generators."""
+
+    @property
+    def uses_kernels(self) -> bool:
+        """False if all samples are left to the dataset."""
+        ...
+
+    def refresh(self) -> None:
+        """Follow changes of the dataset; called before each batch."""
+        ...
+
+    def read(self, index: Any, rows: Any) -> Any:
+        """Sample `index`; its image may be the next of `rows`, a `collate.rows.RowBuffer`, or None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinding:
+    """One step of a user's code, and what feedline makes of it.
+
+    `reason` is empty for a step that the kernels execute.
+    """
+
+    step: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.step}: {self.reason or 'executed by the kernels'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recognition:
+    """Findings about a dataset, and about those it wraps.
+
+    `reader` is None if no part of it is read by feedline. `reason` says why the dataset itself runs as it is.
+    """
+
+    name: str
+    reader: SampleReader | None
+    reason: str = ""
+    findings: tuple[StepFinding, ...] = ()
+    parts: tuple[Recognition, ...] = ()
+
+
+_LIBRARIES = frozenset({"torchvision"})
+"""Packages whose datasets are looked at."""
+
+
+_RECOGNIZER = "feedline.datasets.recognized.recognition:recognize"
+"""Imported late: most loaders do without the image kernels."""
+
+
+def may_be_recognized(dataset: Any) -> bool:
+    """True if a dataset's class is of a library that feedline looks at.
+
+    torch's wrappers are looked through.
+    """
+    if type(dataset) is Subset:
+        return may_be_recognized(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return any(map(may_be_recognized, dataset.datasets))
+    return type(dataset).__module__.partition(".")[0] in _LIBRARIES
+
+
+def recognized(dataset: Any) -> Recognition:
+    """Look at a dataset, and at those in torch's wrappers."""
+    module, _, name = _RECOGNIZER.partition(":")
+    found: Recognition = getattr(import_module(module), name)(dataset)
+    return found
