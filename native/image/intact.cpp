@@ -89,7 +89,6 @@ bool is_intact(Bytes jpeg, Intact& found) {
         const bool agrees = reader.width() == found.width && reader.height() == found.height &&
                             reader.components() == found.components;
         const bool started = agrees && reader.start(1, JCS_RGB, false);
-        reader.stop();
         return started;
     } catch (const std::bad_alloc&) {
         return false;
