@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from feedline.collate.default import default
-from feedline.core.tensors import Allocator, allocate_tensor, wants
+from feedline.core.tensors import Allocator, allocate_tensor, uses_allocator
 
 
 class RowBuffer:
@@ -38,7 +38,7 @@ class RowBuffer:
 
     def _memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         nbytes = torch.Size(shape).numel() * dtype.itemsize
-        return (self._allocate if wants(self._allocate, nbytes) else allocate_tensor)(shape, dtype)
+        return (self._allocate if uses_allocator(self._allocate, nbytes) else allocate_tensor)(shape, dtype)
 
     def defer(self, write: Callable[[list[Any]], None], item: Any) -> None:
         """Let `write(items)` write this and other rows before they are collated."""
@@ -72,8 +72,8 @@ class RowBuffer:
         for write, items in deferred.items():
             write(items)
         if not self._holds(samples):
-            return default(samples, empty=None if self._allocate is allocate_tensor else self._allocate)
-        rest = default([sample[1:] for sample in samples], empty=self._allocate) if len(samples[0]) > 1 else []
+            return default(samples, allocate=None if self._allocate is allocate_tensor else self._allocate)
+        rest = default([sample[1:] for sample in samples], allocate=self._allocate) if len(samples[0]) > 1 else []
         return [self._batch, *rest]
 
     def _holds(self, samples: Sequence[Any]) -> bool:

@@ -70,6 +70,8 @@ def split_capture(captured: bytes) -> tuple[bytes, Any]:
     """The states of the random generators, and the dataset's state or None, of a `BatchBuilder.capture()`."""
     content = pickle.loads(captured)
     return content if len(content) == 2 else (captured, None)
+
+
 Get = Callable[[Any], Any]
 """`get(index)` returns a sample."""
 

@@ -42,7 +42,8 @@ def inherited(batch_sampler: Any, own: dict[str, Any]) -> dict[str, Any]:
     """
     if _given(own):
         return own
-    rank, wrapper = 0, batch_sampler
+    rank: Any = 0
+    wrapper = batch_sampler
     while wrapper is not None and not hasattr(wrapper, _ARGUMENTS):
         rank = getattr(wrapper, "process_index", rank)
         wrapper = getattr(wrapper, "batch_sampler", None)

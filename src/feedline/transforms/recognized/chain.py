@@ -20,7 +20,7 @@ from feedline.transforms.recognized.origin import is_from, qualified_name, repla
 PACKAGE = "torchvision"
 
 
-class Rows(Protocol):
+class RowMemory(Protocol):
     """Memory of the batch, of which each sample takes the next row."""
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None: ...
@@ -34,7 +34,7 @@ class Node(Protocol):
     `run(value, rows)` takes and returns a frame, a Pillow image, a tensor or anything else.
     """
 
-    def run(self, value: Any, rows: Rows | None) -> Any: ...
+    def run(self, value: Any, rows: RowMemory | None) -> Any: ...
 
 
 class Chain:
@@ -76,7 +76,7 @@ class Chain:
         """True if all steps run the library's own code only."""
         return not any(isinstance(node, _Call) and not node.is_known for node in _all_nodes(self.nodes))
 
-    def __call__(self, value: Any, rows: Rows | None) -> Any:
+    def __call__(self, value: Any, rows: RowMemory | None) -> Any:
         for node in self.nodes:
             value = node.run(value, rows)
         return value.pillow(with_info=True) if isinstance(value, Frame) else value
@@ -224,7 +224,7 @@ class _OnFrame:
     step: Any
     apply: known.Apply
 
-    def run(self, value: Any, rows: Rows | None) -> Any:  # noqa: ARG002 - makes no tensor
+    def run(self, value: Any, rows: RowMemory | None) -> Any:  # noqa: ARG002 - makes no tensor
         frame = as_frame(value)
         if frame is None:
             return self.step(value)
@@ -238,7 +238,7 @@ class _Convert:
     goes_to_batch: bool
     is_last: bool
 
-    def run(self, value: Any, rows: Rows | None) -> Any:
+    def run(self, value: Any, rows: RowMemory | None) -> Any:
         frame = as_frame(value)
         if frame is None:
             for step in self.steps:
@@ -264,7 +264,7 @@ class _Perhaps:
     at_equality: bool
     nodes: list[Node]
 
-    def run(self, value: Any, rows: Rows | None) -> Any:  # noqa: ARG002 - what may not happen has no row
+    def run(self, value: Any, rows: RowMemory | None) -> Any:  # noqa: ARG002 - what may not happen has no row
         drawn, p = torch.rand(1), self.step.p
         if not (drawn <= p if self.at_equality else drawn < p):
             return value
@@ -277,7 +277,7 @@ class _Perhaps:
 class _Erase:
     step: Any
 
-    def run(self, value: Any, rows: Rows | None) -> Any:
+    def run(self, value: Any, rows: RowMemory | None) -> Any:
         frame = as_frame(value)
         given = value if frame is None else frame.pillow(with_info=False)
         changed = self.step(given)
@@ -291,5 +291,5 @@ class _Call:
     step: Any
     is_known: bool
 
-    def run(self, value: Any, rows: Rows | None) -> Any:  # noqa: ARG002 - the step knows nothing of rows
+    def run(self, value: Any, rows: RowMemory | None) -> Any:  # noqa: ARG002 - the step knows nothing of rows
         return self.step(value.pillow(with_info=not self.is_known) if isinstance(value, Frame) else value)
