@@ -1,4 +1,4 @@
-"""Random generators and dataset states of the workers, as far as the loop has received their batches."""
+"""Random generators and dataset states of the workers, as delivered."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ class WorkerStates:
         self.latest, self.former = dict(former.latest), former.former  # of workers that had no batch to build
 
     def opened(self, requests: Iterator[Any]) -> Iterator[Any]:
-        """The requests; the first for each worker, and for each partition, carries what must be restored."""
+        """The requests, with openings.
+
+        The first request for each worker, and for each partition, carries what must be restored.
+        """
         while self.latest or self.replayed:
             request = next(requests, None)
             if request is None:
@@ -73,7 +76,10 @@ class WorkerStates:
         return Opening(latest, self.replayed.pop(partition))
 
     def pack(self, *, starts: bool) -> dict[str, Any] | None:
-        """The states as JSON values, or None if there are none; `starts` if partitions may be replayed."""
+        """The states as JSON values, or None.
+
+        `starts` says that partitions may be replayed.
+        """
         if self.base_seed is None and not self.held:
             return None
         packed: dict[str, Any] = {"count": self.count, "base_seed": self.base_seed}
@@ -141,7 +147,7 @@ def _as_array(content: bytes) -> Any:
 def resumed(
     packed: dict[str, Any] | None, count: int, place: int, partitions: tuple[int, ...] | None, *, begun: bool
 ) -> WorkerStates:
-    """The states of a loader with `count` workers that continues at a saved place.
+    """The states of `count` workers that continue at a saved place.
 
     With another number of workers, the workers start from a seed of their own, derived from `place`: the generators of
     the former ones do not fit. Dataset states are dealt out in turn. `partitions` is None for map-style datasets;
@@ -168,7 +174,7 @@ def resumed(
 
 
 def of_dataset(dataset_state: Any) -> bytes:
-    """What a builder would capture of a dataset alone."""
+    """The capture of a dataset's state alone."""
     return pickle.dumps((b"", dataset_state), 5)
 
 
