@@ -285,9 +285,9 @@ class DataLoader(TorchDataLoader[T_co]):
             keeps = not over or self.persistent_workers
             return workers.pack(starts=is_stream and not over) if keeps and not self._repeats else None
         held = {} if is_stream or not is_stateful(self.dataset) else {0: of_dataset(self.dataset.state_dict())}  # type: ignore[attr-defined]
-        has_drawn = not over and workers.starts.get(0) != global_states()
+        has_drawn = is_stream and not over and workers.starts.get(0) != global_states()
         base_seed = None if over or self._repeats else workers.base_seed
-        return replace(workers, base_seed=base_seed, held=held).pack(starts=is_stream and has_drawn)
+        return replace(workers, base_seed=base_seed, held=held).pack(starts=has_drawn)
 
     @property
     def _repeats(self) -> bool:

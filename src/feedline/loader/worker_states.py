@@ -19,6 +19,9 @@ from feedline.errors import StateError
 from feedline.loader.builder import split_capture
 from feedline.samplers.generator_state import PROCESS, GeneratorState, select_states
 
+_CACHED_NBYTES = 1 << 16
+"""Packed states are cached up to this size: random generators, and not the data of a dataset's state."""
+
 
 @dataclass(slots=True)
 class WorkerStates:
@@ -90,11 +93,18 @@ class WorkerStates:
         return packed
 
     def _pack_one(self, worker: int, captured: bytes) -> dict[str, Any]:
-        states, dataset_state = split_capture(captured)
-        usual = seeded(self.base_seed, worker) if self.count and self.base_seed is not None else None
-        generators = pack_states(states, usual) if states else {}
-        packed: dict[str, Any] = {"generators": generators} if generators else {}
-        return packed if dataset_state is None else {**packed, "dataset": pack_or_keep(dataset_state)}
+        pack = _pack_capture if len(captured) < _CACHED_NBYTES else _pack_capture.__wrapped__
+        packed: dict[str, Any] = pack(captured, self.base_seed if self.count else None, worker)
+        return packed
+
+
+# Frameworks take a state at every step: of all workers, only one has moved since the step before.
+@lru_cache(maxsize=256)
+def _pack_capture(captured: bytes, base_seed: int | None, worker: int) -> dict[str, Any]:
+    states, dataset_state = split_capture(captured)
+    generators = pack_states(states, None if base_seed is None else seeded(base_seed, worker)) if states else {}
+    packed: dict[str, Any] = {"generators": generators} if generators else {}
+    return packed if dataset_state is None else {**packed, "dataset": pack_or_keep(dataset_state)}
 
 
 def process_generators() -> dict[str, Any]:
