@@ -17,6 +17,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # their imports of torch warn
     from accelerate import Accelerator, skip_first_batches
     from ignite.engine import DeterministicEngine, Engine, Events
+    from torchdata.stateful_dataloader import StatefulDataLoader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -114,3 +115,42 @@ again.load_state_dict(loader.state_dict())
 assert [batch.tolist() for batch in again] == [[2, 3], [4, 5], [6, 7], [8, 9]]
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Stateful(Plain):
+    """Draws from a generator that its state holds."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(1)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, int(torch.randint(1 << 30, (), generator=self.generator))])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.generator.set_state(state["generator"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_resumed_run_is_that_of_torchdatas_loader(workers: int, persistent: bool) -> None:
+    def run(loader_class: Any) -> list[Any]:
+        seen, state = [], None
+        for count in (2, 1, 9):
+            loader = loader_class(
+                Stateful(), 2, num_workers=workers, persistent_workers=persistent and workers > 0,
+                snapshot_every_n_steps=1,
+            )  # fmt: skip
+            if state is not None:
+                loader.load_state_dict(state)
+            batches = iter(loader)
+            seen += [batch.tolist() for _, batch in zip(range(count), batches, strict=False)]
+            state = loader.state_dict()
+            del batches
+            if loader_class is fl.DataLoader:
+                loader.close()
+        return seen
+
+    assert run(fl.DataLoader) == run(StatefulDataLoader)

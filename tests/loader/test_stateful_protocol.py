@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -384,3 +387,55 @@ def test_a_state_of_torchdata_is_refused_by_name() -> None:
     theirs = {"_sampler_iter_yielded": 3, "_num_yielded": 3, "_iterator_finished": False}
     with pytest.raises(fl.errors.StateError, match="torchdata"):
         fl.DataLoader([1, 2, 3]).load_state_dict(theirs)
+
+
+class Deadly(Augmented):
+    """Kills its worker at one sample, the first time only."""
+
+    def __init__(self, once: Path) -> None:
+        super().__init__()
+        self.once = once
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        if index == 11 and get_worker_info() is not None and not self.once.exists():
+            self.once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_state_of_a_dataset_outlives_a_killed_worker(tmp_path: Path, resumed: bool) -> None:
+    def received(*, dies: bool) -> list[Any]:
+        once = tmp_path / "once"
+        once.unlink(missing_ok=True) if dies else once.touch()
+        state, seen = None, []
+        for cut in (2, None) if resumed else (None,):
+            with fl.DataLoader(Deadly(once), 2, num_workers=2) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                seen += [plain(batch) for batch in islice(loader, cut)]
+                state = loader.state_dict()
+        assert once.exists()
+        return seen
+
+    assert received(dies=True) == received(dies=False)
+
+
+class Threaded(Augmented):
+    traits = fl.Traits(thread_safe=True)
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        return index, torch.rand(()).item()
+
+
+def test_threads_do_not_take_up_the_generators_of_processes() -> None:
+    with fl.DataLoader(Threaded(), 2, num_workers=2, worker_method="process") as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with fl.DataLoader(Threaded(), 2, num_workers=2, worker_method="thread") as again:
+        again.load_state_dict(state)
+        torch.manual_seed(5)
+        batches = [plain(batch) for batch in again]
+    drawn = sorted(value for _, values in batches for value in values)
+    torch.manual_seed(5)
+    assert drawn == sorted(torch.rand(()).item() for _ in range(LENGTH - 2))

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from itertools import count
 from typing import Any, Self

@@ -144,7 +144,7 @@ class OpaqueState:
 
 
 def pack_or_keep(value: Any) -> Any:
-    """`pack(value)`, or a copy of it in an `OpaqueState` if JSON cannot hold it."""
+    """`pack(value)`, or an `OpaqueState` of a copy of it."""
     try:
         return pack(value)
     except StateError:

@@ -30,7 +30,10 @@ def _numpy_state() -> Any:
 
 
 def seeded_states(python: int, numpy: Any) -> bytes:
-    """The `global_states()` of a process that seeded `random` and torch with `python`, and NumPy with `numpy`."""
+    """`global_states()` after seeding.
+
+    `python` seeds `random` and torch, `numpy` seeds NumPy.
+    """
     states = (
         random.Random(python).getstate(),
         np.random.RandomState(numpy).get_state(legacy=False),

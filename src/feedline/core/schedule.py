@@ -22,7 +22,7 @@ Many batches share the cost of a call.
 
 
 class Opening(NamedTuple):
-    """States that a worker restores before it builds its first batch of a resumed run.
+    """States to restore before the first batch of a resumed run.
 
     They are what its builder's `capture()` returned.
     """

@@ -58,7 +58,7 @@ def is_stateful(thing: Any) -> bool:
 
 
 def _needs_arguments(method: Any) -> bool:
-    """True for a `state_dict` of another protocol, such as that of litdata, which counts workers."""
+    """True for a `state_dict` of another protocol, such as litdata's."""
     try:
         parameters = inspect.signature(method).parameters.values()
     except (TypeError, ValueError):  # built-in methods
@@ -67,7 +67,7 @@ def _needs_arguments(method: Any) -> bool:
 
 
 def split_capture(captured: bytes) -> tuple[bytes, Any]:
-    """The states of the random generators, and the dataset's state or None, of a `BatchBuilder.capture()`."""
+    """The generators' states and the dataset's, or None, of a capture."""
     content = pickle.loads(captured)
     return content if len(content) == 2 else (captured, None)
 
@@ -160,11 +160,11 @@ class BatchBuilder:
 
     @property
     def is_stateful(self) -> bool:
-        """True if the dataset has a state of its own, which the loader saves and restores for each worker."""
+        """True if the dataset has a state, saved for each worker."""
         return is_stateful(self.dataset)
 
     def capture(self) -> bytes:
-        """The state of this worker after its latest batch: random generators, and the dataset's own state."""
+        """Random generators and dataset state after the latest batch."""
         states = global_states()
         return pickle.dumps((states, self._dataset_state), 5) if self.is_stateful else states
 

@@ -76,7 +76,7 @@ class LengthCheck:
 
 
 def equal_ranks(dataset: Any, distributed: Any) -> None:
-    """Warn, once per process, if all ranks of a training would read the same data.
+    """Warn once per process if all ranks read the same data.
 
     Only for map-style datasets in an order that the loader has made: a sampler of the user's, and a stream, may share
     the data among the ranks.
@@ -96,7 +96,7 @@ def _ranks() -> int:
 
 
 def _is_share(dataset: Any, ranks: int) -> bool:
-    """True for a subset that is about as large as one rank's share."""
+    """True for a subset as large as one rank's share."""
     if not isinstance(dataset, Subset):
         return False
     with suppress(TypeError, NotImplementedError):

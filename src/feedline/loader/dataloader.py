@@ -157,7 +157,10 @@ class DataLoader(TorchDataLoader[T_co]):
         return iteration
 
     def _get_iterator(self) -> Any:
-        """Torch's hook for subclasses; some of them call it in place of `iter(loader)`."""
+        """Do what `iter(loader)` does: torch's hook for subclasses.
+
+        Some of them call it themselves.
+        """
         if self.num_workers == 0 and self.timeout:  # AssertionError, as in torch
             raise AssertionError(f"timeout={self.timeout} needs num_workers > 0: there is no worker to wait for")
         if self._iterator is not None:
@@ -187,7 +190,10 @@ class DataLoader(TorchDataLoader[T_co]):
         return iteration
 
     def _start_late(self, plan: Plan, progress: Progress) -> Iterator[Any] | None:
-        """The requests of an epoch that was set on the sampler between `iter(loader)` and the first batch."""
+        """The requests of an epoch set after `iter(loader)`, or None.
+
+        It counts until the first batch.
+        """
         cursor = progress.cursor
         epoch = plan.upcoming(cursor.epoch)
         if epoch == cursor.epoch or cursor != plan.fresh(cursor.epoch) or self._progress is not progress:
@@ -198,7 +204,7 @@ class DataLoader(TorchDataLoader[T_co]):
         return plan.requests(progress.cursor, lambda: progress.cursor)
 
     def _restored_plan(self, state: Mapping[str, Any] | None) -> Plan:
-        """The plan of the next iteration, after what it continues with has been restored in this process."""
+        """The plan of the next iteration; restores this process's part."""
         restore_process(part_of(state, "random"))
         plan = self._make_plan(state).continues(state, self.num_workers)
         if state is not None and not self._repeats:
@@ -284,13 +290,13 @@ class DataLoader(TorchDataLoader[T_co]):
             keeps = not over or self.persistent_workers
             return workers.pack(starts=is_stream and not over) if keeps and not self._repeats else None
         held = {} if is_stream or not is_stateful(self.dataset) else {0: of_dataset(self.dataset.state_dict())}  # type: ignore[attr-defined]
-        has_drawn = not over and workers.starts.get(0) != global_states()
+        has_drawn = is_stream and not over and workers.starts.get(0) != global_states()
         base_seed = None if over or self._repeats else workers.base_seed
-        return replace(workers, base_seed=base_seed, held=held).pack(starts=is_stream and has_drawn)
+        return replace(workers, base_seed=base_seed, held=held).pack(starts=has_drawn)
 
     @property
     def _repeats(self) -> bool:
-        """True if a batch depends on its position only, not on the worker."""
+        """True if a batch depends on its position only."""
         return self.seed is not None and not is_stateful(self.dataset)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

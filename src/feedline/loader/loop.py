@@ -189,7 +189,10 @@ class Iteration:
         self._finalizer()
 
     def _shutdown_workers(self) -> None:
-        """Stop the workers, persistent ones too, under torch's name for it, which other tools call."""
+        """Stop the workers, persistent ones too.
+
+        Other tools call it by this name, which is torch's.
+        """
         self.close()
         stop = self.on_shutdown()
         if stop is not None:

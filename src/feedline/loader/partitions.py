@@ -50,7 +50,7 @@ class PartitionedDataset(Protocol):
 
 
 class StreamSource:
-    """A stream's dataset and iterator, of which both, one or none may have a state."""
+    """A stream's dataset and iterator, which may have states."""
 
     __slots__ = ("_dataset", "_iterator")
 
@@ -60,7 +60,7 @@ class StreamSource:
 
     @property
     def is_stateful(self) -> bool:
-        """True if the position is in the state, so that no sample has to be read again."""
+        """True if the position is in the state."""
         return self._dataset is not None or self._iterator is not None
 
     def state_dict(self) -> Any:
@@ -76,7 +76,10 @@ class StreamSource:
 
 
 def _twin(stream: Any) -> Any:
-    """A `datasets.IterableDataset` for one epoch: a loaded state stays, and later epochs would begin there, too."""
+    """A `datasets.IterableDataset` for one epoch.
+
+    It keeps a loaded state, and later epochs would begin there, too.
+    """
     twin = object.__new__(type(stream))
     twin.__dict__ = dict(vars(stream))  # copy.copy would share the attributes
     return twin
@@ -131,7 +134,10 @@ class PartitionBuilder:
         self.__init__(*arguments)  # type: ignore[misc]
 
     def capture(self) -> bytes:
-        """The states of this worker's random generators. The dataset's state travels with the marks."""
+        """The states of this worker's random generators.
+
+        The dataset's state travels with the marks.
+        """
         return global_states()
 
     def restore(self, captured: bytes) -> None:
@@ -191,7 +197,7 @@ class PartitionBuilder:
 
     @contextmanager
     def _opening(self, opening: Opening | None) -> Iterator[None]:
-        """Let a partition of a resumed run draw again what it drew from the start of its epoch to its mark."""
+        """Let a resumed partition draw again up to its mark."""
         if opening is None or telemetry.is_thread():  # threads share the generators with the training process
             yield
             return

@@ -50,7 +50,10 @@ class Plan:
             self.sampler.begin(epoch)
 
     def base_seed(self, epoch: int, generator: torch.Generator | None) -> int:
-        """The base seed of new workers; without `seed`, drawn as torch does, or that of a resumed run."""
+        """The base seed of new workers.
+
+        Without `seed`, it is drawn as torch does, or that of a resumed run.
+        """
         if self.schedule.seed is not None:
             self.workers.base_seed = derive(self.schedule.seed, epoch, "workers") >> 1
         elif self.workers.base_seed is None:
@@ -100,7 +103,7 @@ class Plan:
         return self.sampler.upcoming(following) if isinstance(self.sampler, _WITH_EPOCHS) else following
 
     def after_complete(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """`state`, or the start of the next epoch if nothing is left of its own."""
+        """`state`, or the next epoch's start if its own is complete."""
         cursor = self.unpack(state)
         if not self._is_complete(cursor):
             return dict(state)

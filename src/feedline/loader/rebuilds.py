@@ -25,7 +25,7 @@ _REBUILDERS = {"accelerate.data_loader": ("DataLoader",), "opacus.data_loader": 
 
 
 def mark(loader: Any) -> None:
-    """Note the loader's own arguments on the batch sampler that it has made.
+    """Note the loader's own arguments on its batch sampler.
 
     A framework that takes the loader apart passes this object on.
     """
@@ -35,14 +35,14 @@ def mark(loader: Any) -> None:
 
 
 def inherited(batch_sampler: Any, own: dict[str, Any]) -> dict[str, Any]:
-    """`own`, or the own arguments of the loader from which a framework took `batch_sampler`.
+    """`own`, or the arguments noted on the batch sampler.
 
     A batch sampler that deals out the batches of another to several processes gives each a seed of its own: positions
     count in its share, and equal positions would draw equal numbers.
     """
     if _given(own):
         return own
-    rank: Any = 0
+    rank: int = 0
     wrapper = batch_sampler
     while wrapper is not None and not hasattr(wrapper, _ARGUMENTS):
         rank = getattr(wrapper, "process_index", rank)
@@ -50,7 +50,7 @@ def inherited(batch_sampler: Any, own: dict[str, Any]) -> dict[str, Any]:
     if wrapper is None:
         return own
     found: dict[str, Any] = dict(getattr(wrapper, _ARGUMENTS))
-    if found["seed"] is not None and isinstance(rank, int) and rank:
+    if found["seed"] is not None and rank:
         found["seed"] = derive(found["seed"], "rank", rank) >> 1
     return found
 
@@ -60,15 +60,16 @@ def _given(own: dict[str, Any]) -> list[str]:
 
 
 def counts_epochs(caller: FrameType) -> bool:
-    """True for Lightning, which goes on with the next epoch after a checkpoint at the last step of one.
+    """True for Lightning, which skips what is left of a complete epoch.
 
-    A loop of the user's begins with the rest of the epoch, though nothing is left of it.
+    After a checkpoint at the last step of an epoch, it asks for the next one. A loop of the user's begins with the rest
+    of the epoch, though nothing is left of it.
     """
     return str(caller.f_globals.get("__name__")).endswith(".utilities.combined_loader")
 
 
 def warn_of_rebuild(loader: Any, reader: FrameType) -> None:
-    """Warn if the code in frame `reader` is about to build torch's loader from this one."""
+    """Warn if `reader` is about to build torch's loader from this one."""
     module = reader.f_globals.get("__name__")
     names = _REBUILDERS.get(str(module))
     if names is None or any(issubclass(reader.f_globals.get(name, object), type(loader)) for name in names):

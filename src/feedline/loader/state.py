@@ -107,7 +107,7 @@ def pack(
 
 
 def part_of(state: Mapping[str, Any] | None, field: str) -> dict[str, Any] | None:
-    """A part of a state that may be None; `StateError` if it is damaged."""
+    """A part of a state, or None; `StateError` if damaged."""
     part = from_leaf(None if state is None else state.get(field), field)
     if part is not None and not isinstance(part, dict):
         raise StateError(f"the field '{field}' of this state is damaged: {_short(part)} is no mapping")
@@ -207,7 +207,10 @@ def _progress(entry: list[Any]) -> tuple[int, int, bool]:
 
 
 def _merge_skips(skips: list[dict[str, Any]]) -> dict[str, Any]:
-    """The failed samples of all ranks; those of a merged state that they resumed from count once."""
+    """The failed samples of all ranks.
+
+    Those of a merged state that the ranks were resumed from count once.
+    """
     count, this_epoch = (
         max(skip["shared"][place] for skip in skips) + sum(skip[name] - skip["shared"][place] for skip in skips)
         for place, name in enumerate(("count", "this_epoch"))

@@ -1,4 +1,4 @@
-"""Random generators and dataset states of the workers, as far as the loop has received their batches."""
+"""Random generators and dataset states of the workers, as delivered."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from feedline.core.schedule import Opening
 from feedline.errors import StateError
 from feedline.loader.builder import split_capture
 from feedline.samplers.generator_state import PROCESS, GeneratorState, select_states
+
+_CACHED_NBYTES = 1 << 16
+"""Packed states are cached up to this size: random generators, and not the data of a dataset's state."""
 
 
 @dataclass(slots=True)
@@ -54,7 +57,10 @@ class WorkerStates:
         self.latest, self.former = dict(former.latest), former.former  # of workers that had no batch to build
 
     def opened(self, requests: Iterator[Any]) -> Iterator[Any]:
-        """The requests; the first for each worker, and for each partition, carries what must be restored."""
+        """The requests, with openings.
+
+        The first request for each worker, and for each partition, carries what must be restored.
+        """
         while self.latest or self.replayed:
             request = next(requests, None)
             if request is None:
@@ -73,7 +79,10 @@ class WorkerStates:
         return Opening(latest, self.replayed.pop(partition))
 
     def pack(self, *, starts: bool) -> dict[str, Any] | None:
-        """The states as JSON values, or None if there are none; `starts` if partitions may be replayed."""
+        """The states as JSON values, or None.
+
+        `starts` says that partitions may be replayed.
+        """
         if self.base_seed is None and not self.held:
             return None
         packed: dict[str, Any] = {"count": self.count, "base_seed": self.base_seed}
@@ -84,11 +93,18 @@ class WorkerStates:
         return packed
 
     def _pack_one(self, worker: int, captured: bytes) -> dict[str, Any]:
-        states, dataset_state = split_capture(captured)
-        usual = seeded(self.base_seed, worker) if self.count and self.base_seed is not None else None
-        generators = pack_states(states, usual) if states else {}
-        packed: dict[str, Any] = {"generators": generators} if generators else {}
-        return packed if dataset_state is None else {**packed, "dataset": pack_or_keep(dataset_state)}
+        pack = _pack_capture if len(captured) < _CACHED_NBYTES else _pack_capture.__wrapped__
+        packed: dict[str, Any] = pack(captured, self.base_seed if self.count else None, worker)
+        return packed
+
+
+# Frameworks take a state at every step: of all workers, only one has moved since the step before.
+@lru_cache(maxsize=256)
+def _pack_capture(captured: bytes, base_seed: int | None, worker: int) -> dict[str, Any]:
+    states, dataset_state = split_capture(captured)
+    generators = pack_states(states, None if base_seed is None else seeded(base_seed, worker)) if states else {}
+    packed: dict[str, Any] = {"generators": generators} if generators else {}
+    return packed if dataset_state is None else {**packed, "dataset": pack_or_keep(dataset_state)}
 
 
 def process_generators() -> dict[str, Any]:
@@ -141,7 +157,7 @@ def _as_array(content: bytes) -> Any:
 def resumed(
     packed: dict[str, Any] | None, count: int, place: int, partitions: tuple[int, ...] | None, *, begun: bool
 ) -> WorkerStates:
-    """The states of a loader with `count` workers that continues at a saved place.
+    """The states of `count` workers that continue at a saved place.
 
     With another number of workers, the workers start from a seed of their own, derived from `place`: the generators of
     the former ones do not fit. Dataset states are dealt out in turn. `partitions` is None for map-style datasets;
@@ -168,7 +184,7 @@ def resumed(
 
 
 def of_dataset(dataset_state: Any) -> bytes:
-    """What a builder would capture of a dataset alone."""
+    """The capture of a dataset's state alone."""
     return pickle.dumps((b"", dataset_state), 5)
 
 

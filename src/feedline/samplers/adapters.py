@@ -192,11 +192,11 @@ class MaterializedSampler(Sampler[Any]):
         return self._script or self._run.recorded(position)
 
     def rested(self) -> dict[str, Any]:
-        """JSON from which `restore` lets the epoch after a complete one start as it would here."""
+        """JSON from which `restore` starts the epoch after a complete one."""
         return self._script or self._run.rested()
 
     def draw_first(self) -> None:
-        """Draw what the first item of this epoch takes, unless that is done."""
+        """Draw the first item of this epoch, unless that is done."""
         if not len(self._items):
             self.take(self.epoch, 0, 1)
 

@@ -1,4 +1,4 @@
-"""States of the random generators that a sampler may draw from, in JSON.
+"""States of the random generators of samplers, in JSON.
 
 Finds the generators, reads and sets their states, and packs them.
 """

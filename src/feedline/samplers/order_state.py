@@ -101,7 +101,10 @@ class RecordedRun:
         return items
 
     def _return_to(self, cut: dict[str, Any]) -> list[Any]:
-        """The items before `cut`, repeated; those of another order if the sampler cannot repeat them."""
+        """The items before `cut`, repeated.
+
+        They are others if the sampler cannot repeat them.
+        """
         at, digest = cut["at"], cut["digest"]
         items = self._advance(at) if digest is not None else []
         if digest is None or len(items) < at or _digest(items) != digest or (not at and cut["iterator"] is not None):
@@ -138,7 +141,7 @@ class RecordedRun:
         return list(items if self._convert is None else map(self._convert, items))
 
     def recorded(self, position: int | None = None) -> dict[str, Any]:
-        """JSON from which another run gives the same items, from `position` on at least."""
+        """JSON from which another run gives the items from `position`."""
         if self._iterator is None:
             return self._script
         cut = self._watch.at(self._position if position is None else position)
@@ -149,7 +152,7 @@ class RecordedRun:
         }
 
     def rested(self) -> dict[str, Any]:
-        """JSON from which the epoch after this one starts as it would here."""
+        """JSON from which the epoch after this one starts."""
         if self._iterator is not None and self._is_stateful:
             return {**self.recorded(), "ended": True}
         states = {source.path: source.pack(source.read()) for source in self._sources if source.owned}
@@ -238,7 +241,10 @@ class _Watch:
         self._moments.append((position, self._hash.hexdigest(), moment))
 
     def at(self, position: int) -> dict[str, Any] | None:
-        """The latest moment at or before `position`, or None; earlier ones are forgotten."""
+        """The latest moment at or before `position`, or None.
+
+        Earlier ones are forgotten.
+        """
         while len(self._moments) > 1 and self._moments[1][0] <= position:
             self._moments.popleft()
         if not self._moments or self._moments[0][0] > position:

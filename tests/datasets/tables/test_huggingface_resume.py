@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-import datasets
 import pytest
 
+import datasets
 import feedline as fl
 
 
