@@ -54,6 +54,8 @@ class ProcessPool:
     `timeout_s` (0: no limit) is torch's `timeout`. Thread-safe: calls are serialized.
     """
 
+    _closed = True  # for `__del__` after an interrupt in the constructor
+
     def __init__(
         self,
         launcher: Launcher,
@@ -76,7 +78,6 @@ class ProcessPool:
         self._poisoned: list[tuple[ProcessFuture, Death]] = []
         self._error: BaseException | None = None
         self._stuck_forks = 0
-        self._closed = True
         self._dispatch = Dispatch(launcher, base_seed, new_inbox, pinned=pinned, reports_generators=reports_generators)
         self._closed = False
         fork_server.close_at_exit(self)
