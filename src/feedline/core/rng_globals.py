@@ -62,7 +62,10 @@ class GlobalStateChanges:
         self._has_spare = False
 
     def take(self) -> bytes:
-        """The states, as `global_states()`, if they have changed since the last call; else b""."""
+        """`global_states()` if they have changed since the last call.
+
+        Else b"".
+        """
         seen = (torch.get_rng_state().numpy().tobytes(), _numpy_mark(), _python_mark())
         # To draw the second of a pair of normal values, which NumPy keeps, moves nothing that the marks cover.
         if seen == self._seen and not self._has_spare:
@@ -77,7 +80,10 @@ _TWISTER_NBYTES = 625 * 4
 
 
 def _numpy_mark() -> object:
-    """Memory of NumPy's global generator; its state if it is not a Mersenne twister."""
+    """Memory of NumPy's global generator.
+
+    Its state if it is not a Mersenne twister.
+    """
     generator: Any = np.random.mtrand._rand._bit_generator
     if type(generator) is not np.random.MT19937:
         return pickle.dumps(np.random.get_state())  # noqa: NPY002
@@ -88,7 +94,7 @@ _HEAD_NBYTES = object.__basicsize__
 
 
 def _is_readable() -> bool:
-    """True if the words of a `random.Random` follow the head of the object, as in CPython."""
+    """True if the words of `random.Random` follow the object's head."""
     if sys.implementation.name != "cpython" or random.Random.__basicsize__ < _HEAD_NBYTES + _TWISTER_NBYTES:
         return False
     sample = random.Random(1)

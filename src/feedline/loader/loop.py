@@ -160,7 +160,10 @@ class Iteration:
         return batch
 
     def _advance(self, request: Any, result: BatchResult) -> int:
-        """Record a batch as delivered, once: an interrupt may come before it is returned."""
+        """Record a batch as delivered, once.
+
+        An interrupt may come before it is returned.
+        """
         taken, progress = self._taken, self._progress
         if self._stage is None and taken is not None and taken.cursor is not progress.cursor:
             return 0
@@ -209,7 +212,7 @@ class Iteration:
             self._unsent = None
 
     def _draw(self) -> bool:
-        """Draw the next request; False at the end, or after a sampler's error."""
+        """Draw the next request; False at the end and after errors."""
         try:
             # Not `next`: an interrupt cannot come between a step of a loop and the storing of its value.
             for self._unsent in self._requests:  # noqa: B020 - an attribute is the target

@@ -91,7 +91,10 @@ def disconnect(channel: socket.socket) -> None:
 
 
 class Descriptor:
-    """File descriptor that is closed with its object at the latest, as after an interrupt."""
+    """File descriptor, closed with its object at the latest.
+
+    An interrupt may prevent its regular end.
+    """
 
     __slots__ = ("fd",)
 

@@ -115,7 +115,7 @@ class ZygoteProcessGroup:
             self._wake_pool()
 
     def _wake_pool(self) -> None:
-        """Wake the pool if it polls for reports that have been taken from the socket."""
+        """Wake the pool, whose reports were taken from the socket."""
         if self._exited:
             self._send(Wakeup())
 
