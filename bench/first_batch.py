@@ -1,8 +1,12 @@
-"""Time to the first batch: of a process, of a later loader, of the second epoch, and of a new worker."""
+"""Time to the first batch from worker processes: of a process, of a later loader, of the second epoch, of a new worker.
+
+torch and feedline start their workers by the same method in each contest.
+"""
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -16,7 +20,7 @@ import feedline as fl
 from feedline.core.schedule import BatchRequest
 from feedline.loader.builder import BatchBuilder
 from feedline.workers.process.pool import ProcessPool
-from feedline.workers.process.zygote import ZygoteLauncher
+from feedline.workers.process.snapshot import SnapshotLauncher
 from harness import Contest
 
 WORKERS = 2
@@ -39,11 +43,8 @@ class Numbers:
 
 Make = Callable[[], Any]
 LOADERS: dict[str, Make] = {
-    "torch, fork": lambda: DataLoader(Numbers(), 8, num_workers=WORKERS, multiprocessing_context="fork"),
-    "torch, spawn": lambda: DataLoader(Numbers(), 8, num_workers=WORKERS, multiprocessing_context="spawn"),
-    "torch, forkserver": lambda: DataLoader(Numbers(), 8, num_workers=WORKERS, multiprocessing_context="forkserver"),
-    "feedline, threads": lambda: fl.DataLoader(Numbers(), 8, num_workers=WORKERS, worker_method="thread"),
-    "feedline, processes": lambda: fl.DataLoader(Numbers(), 8, num_workers=WORKERS, worker_method="process"),
+    "torch": lambda: DataLoader(Numbers(), 8, num_workers=WORKERS),
+    "feedline": lambda: fl.DataLoader(Numbers(), 8, num_workers=WORKERS, worker_method="process"),
 }
 
 
@@ -57,11 +58,11 @@ def first_batch(make: Make) -> float:
     return seconds
 
 
-def in_a_new_process(name: str) -> Callable[[], float]:
-    """The same in a new process, where no loader existed before."""
+def in_a_new_process(name: str, method: str) -> Callable[[], float]:
+    """The same in a new process, where no loader existed before, with a default start method of multiprocessing."""
 
     def measure() -> float:
-        done = subprocess.run([sys.executable, __file__, name], capture_output=True, text=True, check=True)
+        done = subprocess.run([sys.executable, __file__, name, method], capture_output=True, text=True, check=True)
         return float(done.stdout)
 
     return measure
@@ -88,7 +89,7 @@ def request(number: int) -> BatchRequest:
 
 def replaced() -> float:
     """Seconds from `kill -9` of the only worker to a batch from its replacement."""
-    launcher = ZygoteLauncher(BatchBuilder(Numbers()))
+    launcher = SnapshotLauncher(BatchBuilder(Numbers()))
     with ProcessPool(launcher, 1) as pool:
         pool.submit(request(1)).result()
         start = perf_counter()
@@ -102,7 +103,7 @@ def replaced() -> float:
 
 def added() -> float:
     """Seconds from `resize` to a batch from the added worker, while the other one is busy."""
-    launcher = ZygoteLauncher(BatchBuilder(Numbers(slow=True)))
+    launcher = SnapshotLauncher(BatchBuilder(Numbers(slow=True)))
     with ProcessPool(launcher, 1) as pool:
         pool.submit(request(1)).result()
         busy = pool.submit(request(0))
@@ -116,14 +117,17 @@ def added() -> float:
 
 
 def main() -> None:
-    first = Contest("first batch of a process", unit="s", baseline="torch, spawn")
-    later = Contest("first batch of a later loader", unit="s", baseline="torch, fork")
-    epoch = Contest("first batch of the second epoch", unit="s", baseline="torch, fork")
+    first = Contest("first batch of a process", unit="s", baseline="torch")
+    fresh = Contest("first batch of a process, forkserver", unit="s", baseline="torch")
+    later = Contest("first batch of a later loader", unit="s", baseline="torch")
+    epoch = Contest("first batch of the second epoch", unit="s", baseline="torch")
     for name, make in LOADERS.items():
-        first.measure(name, in_a_new_process(name))
+        first.measure(name, in_a_new_process(name, "fork"))
+        fresh.measure(name, in_a_new_process(name, "forkserver"))
         later.measure(name, lambda make=make: first_batch(make))  # type: ignore[misc]
         epoch.measure(name, second_epoch(make))
     first.run(rounds=5, warm_up=1).publish()
+    fresh.run(rounds=3, warm_up=0).publish()
     later.run(rounds=7).publish()
     epoch.run(rounds=7).publish()
     logging.getLogger("feedline").setLevel(logging.ERROR)  # these deaths are intended
@@ -135,6 +139,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
+        multiprocessing.set_start_method(sys.argv[2])
         print(first_batch(LOADERS[sys.argv[1]]))
         sys.stdout.flush()
         os._exit(0)

@@ -90,7 +90,10 @@ _TWISTER_NBYTES = 625 * 4
 
 
 def _numpy_mark() -> object:
-    """Memory of NumPy's global generator; its state if it is not a Mersenne twister."""
+    """Memory of NumPy's global generator.
+
+    Its state if it is not a Mersenne twister.
+    """
     generator: Any = np.random.mtrand._rand._bit_generator
     if type(generator) is not np.random.MT19937:
         return pickle.dumps(np.random.get_state())  # noqa: NPY002

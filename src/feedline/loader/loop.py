@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic_ns, process_time_ns, thread_time_ns
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -74,6 +74,14 @@ class Progress:
 _Entry = tuple[Any, BatchResult, Any]
 
 
+class Taken(NamedTuple):
+    """Batch on its way to the loop, with the cursor before it."""
+
+    request: Any
+    result: BatchResult
+    cursor: Cursor | PartitionCursor
+
+
 @dataclass(slots=True)
 class Flow:
     """Order of delivery, and number of requests in flight.
@@ -105,12 +113,16 @@ class Iteration:
         stage: Stage | None = None,
         length: Callable[[], int] = lambda: 0,
         on_close: Callable[[], None] | None = None,
+        restart: Callable[[Any], Iterator[Any]] | None = None,
     ) -> None:
         self._requests, self._pool, self._progress = requests, pool, progress
         self._flow, self._stage, self._length = flow, stage, length
         self._window: deque[BatchFuture] = deque()
         self._staged: deque[_Entry | Exception] = deque()
         self._broken: Exception | None = None
+        self._unsent: Any = None
+        self._taken: Taken | None = None
+        self._restart = restart
         self._closed = False
         # The CPU time of a step includes the threads that compute it, but not those that build batches.
         self._cpu_clock = process_time_ns if pool.processes or not flow.ahead else thread_time_ns
@@ -148,9 +160,10 @@ class Iteration:
             request, result, moving = due
             if result.batch is not EMPTY_BATCH:
                 break
-            progress.advance(request, result)
+            self._advance(request, result)
+            self._taken = None
         batch = result.batch if self._stage is None else self._stage.finish(moving)
-        samples = progress.advance(request, result)
+        samples = self._advance(request, result)
         now = monotonic_ns()
         spans = result.spans
         spans.append(("step", self._left_ns, called_ns, MAIN))
@@ -168,7 +181,18 @@ class Iteration:
         self._left_cpu_ns = None
         if now >= self._next_cpu_ns:
             self._next_cpu_ns, self._left_cpu_ns = now + CPU_EVERY_NS, self._cpu_clock()
+        self._taken = None
         return batch
+
+    def _advance(self, request: Any, result: BatchResult) -> int:
+        """Record a batch as delivered, once.
+
+        An interrupt may come before it is returned.
+        """
+        taken, progress = self._taken, self._progress
+        if self._stage is None and taken is not None and taken.cursor is not progress.cursor:
+            return 0
+        return progress.advance(request, result)
 
     def __len__(self) -> int:
         return self._length()
@@ -226,16 +250,39 @@ class Iteration:
         window = self._window
         while len(window) < depth:
             start_ns = monotonic_ns()
-            try:
-                request = next(self._requests)
-            except StopIteration:
+            if self._unsent is None and not self._draw():
                 return
-            except Exception as error:  # noqa: BLE001 - raised when its turn comes
-                self._broken, self._requests = error, iter(())
-                return
-            finally:
-                self._sampled_ns += monotonic_ns() - start_ns
-            window.append(self._pool.submit(request))
+            self._sampled_ns += monotonic_ns() - start_ns
+            if not (window and window[-1].request is self._unsent):  # an interrupt came before the last line
+                window.append(self._pool.submit(self._unsent))
+            self._unsent = None
+
+    def _draw(self) -> bool:
+        """Draw the next request; False at the end and after errors."""
+        try:
+            # Not `next`: an interrupt cannot come between a step of a loop and the storing of its value.
+            for self._unsent in self._requests:  # noqa: B020 - an attribute is the target
+                return True
+        except Exception as error:  # noqa: BLE001 - raised when its turn comes
+            self._broken, self._requests = error, iter(())
+        except BaseException:
+            if self._unsent is None:  # an interrupt has ended the generator
+                self._requests = self._redraw()
+            raise
+        return False
+
+    def _redraw(self) -> Iterator[Any]:
+        """Requests after those in flight, drawn by a new generator."""
+        if self._restart is None or isinstance(self._progress.cursor, PartitionCursor):
+            self._broken = InterruptedError(
+                "an interrupt has ended the iteration while the sampler was asked for the next batch: call iter(loader)"
+                " again; after load_state_dict(loader.state_dict()) it goes on here"
+            )
+            return iter(())
+        cursor: Any = self._progress.cursor
+        for future in self._window:
+            cursor, _ = future.request.advance(cursor, None)
+        return self._restart(cursor)
 
     def _due(self) -> _Entry | None:
         """Wait for the next batch; None at the end."""
@@ -274,20 +321,26 @@ class Iteration:
 
     def _result(self) -> _Entry | None:
         window = self._window
-        if len(window) <= self._flow.ahead:
-            self._fill(self._flow.ahead + 1)
-        if not window:
-            return None
-        future = window[0] if self._flow.in_order else self._pool.wait_any(window)
-        try:
-            result = future.result()
-        except (WorkerStalledError, KeyboardInterrupt):
-            raise  # the batch is still due: the next call continues to wait
-        except BaseException:
-            window.remove(future)
-            raise
-        window.remove(future)
-        return future.request, result, None
+        if self._taken is None or self._stage is not None:
+            if len(window) <= self._flow.ahead:
+                self._fill(self._flow.ahead + 1)
+            if not window:
+                return None
+            future = window[0] if self._flow.in_order else self._pool.wait_any(window)
+            try:
+                # Stored at once: after an interrupt, the next call goes on from here.
+                self._taken = Taken(future.request, future.result(), self._progress.cursor)
+            except (WorkerStalledError, KeyboardInterrupt):
+                raise  # the batch is still due: the next call continues to wait
+            except BaseException:
+                window.remove(future)
+                raise
+        request, result, _ = self._taken
+        for future in window:
+            if future.request is request:
+                window.remove(future)
+                break
+        return request, result, None
 
 
 def _release(

@@ -122,6 +122,7 @@ class LoaderPools:
         iteration = Iteration(
             ahead or requests, pool, progress, _flow(loader, kind, pool, self._together),
             stage=self._stage, length=plan.length, on_close=partial(self._release, pool, ahead),
+            restart=lambda cursor: plan.requests(cursor, lambda: progress.cursor),
         )  # fmt: skip
         if kind.works_ahead:
             iteration.start()

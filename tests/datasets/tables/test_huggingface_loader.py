@@ -62,7 +62,16 @@ def test_a_stream_loses_nothing_on_resume(buffered: bool) -> None:
         assert begun + rest == whole
 
 
-def test_a_stream_with_workers_is_pointed_to_ours_once() -> None:
+def test_a_stream_is_inherited_by_forked_workers() -> None:
+    with fl.DataLoader(table().to_iterable_dataset(num_shards=2), batch_size=10, num_workers=2) as loader:
+        for _ in range(2):
+            assert sorted(y for batch in loader for y in batch["y"].tolist()) == list(range(50))
+
+
+def test_a_stream_is_pointed_to_ours_once_where_workers_are_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Python 3.14 on Linux."""
+    monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: None)
+    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["forkserver", "spawn", "fork"])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with fl.DataLoader(table().to_iterable_dataset(num_shards=2), batch_size=10, num_workers=2) as loader:

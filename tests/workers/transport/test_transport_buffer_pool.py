@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -98,3 +99,22 @@ def test_a_loader_uses_its_memory_again_and_keeps_what_is_kept(workers: int) -> 
         del kept, batch
         loader.close()
         assert loader.stats().arena_nbytes == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_keeps_the_batches_of_its_moment() -> None:
+    """Neither what the parent writes later nor what it makes in recycled memory reaches them."""
+    pool = BufferPool()
+    batch = pool(LARGE, torch.uint8).fill_(1)
+    source, sink = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(sink)
+        os.read(source, 1)  # the end of the pipe: the parent has written
+        os._exit(0 if bool((batch == 1).all()) else 1)
+    os.close(source)
+    batch.fill_(2)
+    del batch
+    pool(LARGE, torch.uint8).fill_(3)
+    os.close(sink)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

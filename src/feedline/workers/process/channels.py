@@ -90,6 +90,27 @@ def disconnect(channel: socket.socket) -> None:
     channel.close()
 
 
+class Descriptor:
+    """File descriptor, closed with its object at the latest.
+
+    An interrupt may prevent its regular end.
+    """
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def close(self) -> None:
+        """Close it. Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def close_all(fds: Iterable[int]) -> None:
     """Close file descriptors."""
     for fd in fds:
@@ -251,9 +272,14 @@ class StatusTable:
     """
 
     def __init__(self, fd: int | None = None) -> None:
-        self.fd = _memory() if fd is None else fd
+        self._descriptor = _memory() if fd is None else Descriptor(fd)
         self._memory = mmap.mmap(self.fd, _NBYTES)
         self._cells = memoryview(self._memory).cast("q")
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the table's memory."""
+        return self._descriptor.fd
 
     def task(self, worker: int) -> int | None:
         """Current task of the worker; None if it is idle."""
@@ -283,7 +309,7 @@ class StatusTable:
         """Unmap the table and close its descriptor."""
         self._cells.release()
         self._memory.close()
-        os.close(self.fd)
+        self._descriptor.close()
 
 
 class StatusRow:
@@ -320,7 +346,7 @@ class StatusRow:
         self._cells[self._task] = _IDLE
 
 
-def _memory() -> int:
-    fd = os.memfd_create("feedline-status", os.MFD_CLOEXEC)
-    os.truncate(fd, _NBYTES)
-    return fd
+def _memory() -> Descriptor:
+    descriptor = Descriptor(os.memfd_create("feedline-status", os.MFD_CLOEXEC))
+    os.truncate(descriptor.fd, _NBYTES)
+    return descriptor

@@ -1,7 +1,7 @@
 """Detection of processes that wait forever for a lock inherited by fork.
 
-A fork copies the locks that other threads hold, but not the threads. Whoever needs such a lock in the child waits for a
-thread that does not exist there.
+A fork copies the locks that other threads hold, but not the threads. Code that needs such a lock in the child waits for
+a thread that does not exist there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WAITS = {0, 6, 9, 11, 13}
 
 
 class LockWatch:
-    """Finds processes that no event can wake, from what the kernel says of their threads."""
+    """Search for processes that no event can wake."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -47,7 +47,7 @@ class LockWatch:
         return True
 
     def find(self, pids: Iterable[int]) -> int | None:
-        """First process that has waited in vain for `STUCK_S`; None if there is none."""
+        """First process that has waited in vain for `STUCK_S`, or None."""
         now = self._clock()
         seen = {pid: ticks for pid in pids if (ticks := ticks_if_waiting(pid)) is not None}
         self._since = {
@@ -58,10 +58,10 @@ class LockWatch:
 
 
 def ticks_if_waiting(pid: int) -> int | None:
-    """CPU time used by a process, in ticks, if only itself could wake it and it cannot.
+    """CPU time, in ticks, of a process that nothing can wake.
 
-    That is the case if each of its threads waits without a time limit for memory that is not shared with other
-    processes. None otherwise, and where the system does not say.
+    Each of its threads waits without a time limit for memory that is not shared with other processes. None for other
+    processes, and where the system does not give this information.
     """
     folder = Path(f"/proc/{pid}")
     try:
@@ -73,7 +73,7 @@ def ticks_if_waiting(pid: int) -> int | None:
 
 
 def describe_stuck(pid: int, inherited: InheritedLocks, workers: str) -> str:
-    """Describe an inherited lock: the waiting process, and the threads that may have held it."""
+    """Describe a waiting process, and threads that may hold the lock."""
     who = "the process that forks the workers" if pid == inherited.pid else "a worker"
     names = ", ".join(map(repr, inherited.threads)) or "none of Python"
     return (
@@ -85,7 +85,7 @@ def describe_stuck(pid: int, inherited: InheritedLocks, workers: str) -> str:
 
 
 def _is_endless(call: list[str]) -> bool:
-    """True for a system call that waits for memory of its own process, without a time limit."""
+    """True for an unlimited wait for memory of its own process."""
     if len(call) < 5 or call[0] != _FUTEX:
         return False
     operation, limit = int(call[2], 16), int(call[4], 16)

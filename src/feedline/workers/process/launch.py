@@ -44,7 +44,7 @@ class ExitedProcess(NamedTuple):
 
 
 class InheritedLocks(NamedTuple):
-    """Threads of the training process when it was forked, and the forked process."""
+    """Forked process, and the threads of its parent during the fork."""
 
     pid: int
     threads: tuple[str, ...]
@@ -67,7 +67,10 @@ class ProcessGroup(Protocol):
         """
 
     def pid_of(self, process: WorkerProcess) -> int | None:
-        """Process id of a member; None before it has started. Does not wait; any thread may call it."""
+        """Process id of a member; None before it has started.
+
+        Does not wait. Any thread may call it.
+        """
 
     def collect_exited(self) -> list[ExitedProcess]:
         """Processes that have ended since the last call; does not wait."""
@@ -76,10 +79,16 @@ class ProcessGroup(Protocol):
         """Send SIGKILL; `collect_exited` reports the end."""
 
     def abandon(self) -> None:
-        """Give up the process that it forks from: all members count as ended, and `lost` is true."""
+        """Give up the process that it forks from.
+
+        All members count as ended, and `lost` is true.
+        """
 
     def inherited_locks(self) -> InheritedLocks | None:
-        """Facts for the search for locks that were held during the fork; None if there was no such fork."""
+        """Facts for the search for locks that were held during the fork.
+
+        None if the training process was not forked.
+        """
 
     def close(self) -> None:
         """Stop watching the processes; nothing waits for those that still run."""

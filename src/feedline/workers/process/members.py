@@ -11,7 +11,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from feedline.workers.process import channels
-from feedline.workers.process.channels import RequestQueue, StatusTable
+from feedline.workers.process.channels import Descriptor, RequestQueue, StatusTable
 from feedline.workers.process.launch import ExitedProcess, Launcher, ProcessGroup, WorkerProcess
 from feedline.workers.process.worker_main import HEADER, STOPPED, WorkerChannels, WorkerSetup
 from feedline.workers.transport import Inbox
@@ -25,14 +25,23 @@ _KILLED_S = 1.0
 class WorkerHandle:
     """One worker, with the pool's ends of its channels."""
 
-    __slots__ = ("answers", "inbox", "process", "stacks", "stopping", "worker_id")
+    __slots__ = ("_stacks", "answers", "inbox", "process", "stopping", "worker_id")
 
     def __init__(
-        self, worker_id: int, process: WorkerProcess, answers: socket.socket, stacks: int, inbox: Inbox
+        self, worker_id: int, process: WorkerProcess, answers: socket.socket, stacks: Descriptor, inbox: Inbox
     ) -> None:
         self.worker_id, self.process = worker_id, process
-        self.answers, self.stacks, self.inbox = answers, stacks, inbox
+        self.answers, self._stacks, self.inbox = answers, stacks, inbox
         self.stopping = False
+
+    @property
+    def stacks(self) -> int:
+        """Descriptor of the pipe that the worker writes its stacks to."""
+        return self._stacks.fd
+
+    def close_stacks(self) -> None:
+        """Close that pipe."""
+        self._stacks.close()
 
     def read_stacks(self) -> str:
         """Read its Python stacks, as written since the last call."""
@@ -91,19 +100,19 @@ class WorkerSet:
         """Start a worker that reads requests from `queue`."""
         self.status.clear(setup.worker_id)
         answers, their_answers = channels.pair()
-        stacks, their_stacks = os.pipe()
-        os.set_blocking(stacks, False)
-        os.set_blocking(their_stacks, False)  # a full pipe must not block the signal handler
+        stacks, their_stacks = map(Descriptor, os.pipe())
+        os.set_blocking(stacks.fd, False)
+        os.set_blocking(their_stacks.fd, False)  # a full pipe must not block the signal handler
         try:
-            worker_channels = WorkerChannels(queue.fd, their_answers.fileno(), self.status.fd, their_stacks)
+            worker_channels = WorkerChannels(queue.fd, their_answers.fileno(), self.status.fd, their_stacks.fd)
             process = self._group.launch(setup, worker_channels)
         except BaseException:
             answers.close()
-            os.close(stacks)
+            stacks.close()
             raise
         finally:
             their_answers.close()
-            os.close(their_stacks)
+            their_stacks.close()
         member = WorkerHandle(setup.worker_id, process, answers, stacks, self._new_inbox())
         self.processes[setup.worker_id] = process
         self.members[setup.worker_id] = self._by_fd[answers.fileno()] = member
@@ -232,5 +241,5 @@ class WorkerSet:
 
     def _forget(self, member: WorkerHandle) -> None:
         self._disconnect(member)
-        os.close(member.stacks)
+        member.close_stacks()
         del self.members[member.worker_id]

@@ -54,6 +54,8 @@ class ProcessPool:
     `timeout_s` (0: no limit) is torch's `timeout`. Thread-safe: calls are serialized.
     """
 
+    _closed = True  # for `__del__` after an interrupt in the constructor
+
     def __init__(
         self,
         launcher: Launcher,
@@ -76,7 +78,6 @@ class ProcessPool:
         self._poisoned: list[tuple[ProcessFuture, Death]] = []
         self._error: BaseException | None = None
         self._stuck_forks = 0
-        self._closed = True
         self._dispatch = Dispatch(launcher, base_seed, new_inbox, pinned=pinned, reports_generators=reports_generators)
         self._closed = False
         fork_server.close_at_exit(self)
@@ -132,7 +133,10 @@ class ProcessPool:
             self._dispatch.resize(num_workers)
 
     def statistics(self) -> PoolStatistics:
-        """See `WorkerPool`. Never waits, neither for a batch nor for a worker to start."""
+        """See `WorkerPool`.
+
+        Waits neither for a batch nor for a worker to start.
+        """
         # Without the lock, which a thread holds while it waits for a batch: each figure is right, for its own moment.
         members = list(self._dispatch.worker_set.members.values())
         memory = [member.inbox.statistics() for member in members]
@@ -202,13 +206,13 @@ class ProcessPool:
                 _log.warning("no batch for %g s.\n%s", self._recovery.stall_s, self._describe_workers())
 
     def _limited(self, timeout_s: float | None) -> float | None:
-        """`timeout_s`, but at most the time until the next search for inherited locks."""
+        """Limit a wait to the next search for inherited locks."""
         if self._dispatch.worker_set.group.inherited_locks() is None:
             return timeout_s
         return CHECK_S if timeout_s is None else min(CHECK_S, timeout_s)
 
     def _replace_if_stuck(self, watch: LockWatch) -> None:
-        """Replace workers that wait for an inherited lock by workers that inherit nothing."""
+        """Replace workers if one of them waits for an inherited lock."""
         inherited = self._dispatch.worker_set.group.inherited_locks()
         if inherited is None or not watch.is_due():
             return

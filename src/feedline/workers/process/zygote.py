@@ -21,6 +21,7 @@ from typing import Any
 
 from feedline.errors import WorkerError
 from feedline.workers.process import channels, exceptions, fork_server
+from feedline.workers.process.channels import Descriptor
 from feedline.workers.process.environment import ProcessEnvironment
 from feedline.workers.process.launch import ExitedProcess, InheritedLocks, WorkerProcess
 from feedline.workers.process.settings import LibrarySettings, registered_collates
@@ -114,7 +115,7 @@ class ZygoteProcessGroup:
             self._wake_pool()
 
     def _wake_pool(self) -> None:
-        """Wake the pool if it polls for reports that have been taken from the socket."""
+        """Wake the pool, whose reports were taken from the socket."""
         if self._exited:
             self._send(Wakeup())
 
@@ -162,7 +163,7 @@ class ZygoteProcess:
     def __init__(self, group: ZygoteProcessGroup, serial: int, name: str) -> None:
         self._group, self.serial, self.name = group, serial, name
         self._pid: int | None = None
-        self._pidfd = -1
+        self._pidfd = Descriptor(-1)
         self._lock = (
             threading.Lock()
         )  # guards the pidfd: closed under another thread, its number could name another process
@@ -193,7 +194,7 @@ class ZygoteProcess:
 
     def is_alive(self) -> bool:
         """True while it runs, and before it has started."""
-        return not self._over and not (self._pidfd >= 0 and self._wait(0))
+        return not self._over and not (self._pidfd.fd >= 0 and self._wait(0))
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has ended, for at most `timeout` seconds."""
@@ -210,34 +211,33 @@ class ZygoteProcess:
 
     def mark_started(self, pid: int, pidfd: int) -> None:
         """Record that it runs; takes ownership of `pidfd`."""
-        self._pid, self._pidfd = pid, pidfd
+        self._pid, self._pidfd = pid, Descriptor(pidfd)
 
     def mark_exited(self, exitcode: int | None) -> None:
         """Record that it has ended, or that the pool has closed."""
         with self._lock:
             self._exitcode, self._over = exitcode, True
-            if self._pidfd >= 0:
-                os.close(self._pidfd)
+            self._pidfd.close()
 
     def _wait(self, timeout_ms: float | None) -> bool:
         """Wait for the end; False if it did not come in time."""
         with self._lock:
             if self._over:
                 return True
-            pidfd = os.dup(self._pidfd)
+            pidfd = Descriptor(os.dup(self._pidfd.fd))
         try:
             poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
+            poll.register(pidfd.fd, select.POLLIN)
             return bool(poll.poll(timeout_ms))
         finally:
-            os.close(pidfd)
+            pidfd.close()
 
     def _signal(self, number: signal.Signals) -> None:
         if self.pid is None:
             return
         with self._lock, suppress(ProcessLookupError):
             if not self._over:
-                signal.pidfd_send_signal(self._pidfd, number)
+                signal.pidfd_send_signal(self._pidfd.fd, number)
 
 
 _ANSWER_S = 0.5

@@ -1,0 +1,69 @@
+"""Interrupts between a batch and the loop: the same iterator goes on without a loss or a repetition."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import feedline as fl
+
+
+class Numbers:
+    """16 samples, each large enough to travel in a slot."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((5_000,), index)
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt at the entry of the function that is called as the `at`-th one of feedline's loop."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.count, self.place = at, 0, ""
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "call" and "feedline/loader" in frame.f_code.co_filename:
+            self.count += 1
+            if self.count == self.at:
+                self.place = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+                raise KeyboardInterrupt
+        return None
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        former = sys.gettrace()
+        sys.settrace(self)
+        try:
+            yield
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(former)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"shuffle": True, "seed": 1}, {"num_workers": 1, "worker_method": "process", "seed": 0}]
+)
+def test_nothing_is_lost_or_repeated(arguments: dict[str, Any], no_debris: Any) -> None:
+    with fl.DataLoader(Numbers(), 4, **arguments) as loader:
+        expected = [int(batch[0, 0]) for batch in loader]
+        for at in range(1, 1000):
+            loader.set_epoch(0)
+            iterator = iter(loader)
+            seen = [int(next(iterator)[0, 0])]
+            interrupter = Interrupter(at)
+            with interrupter.interrupting():
+                seen.append(int(next(iterator)[0, 0]))
+            seen += [int(batch[0, 0]) for batch in iterator]
+            assert seen == expected, interrupter.place
+            if not interrupter.place:
+                return

@@ -1,0 +1,112 @@
+"""Interrupts at random moments; run by test_interrupts.py. Prints what was left behind or lost.
+
+The arguments are the number of interrupts and a seed.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+import feedline
+
+LONGEST_S = 0.15
+
+
+class Numbers:
+    """64 samples, each large enough to travel in a slot."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((5_000,), index)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def descriptors() -> dict[str, str]:
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found[entry.name] = str(entry.readlink())
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def left(before: dict[str, str]) -> list[str]:
+    """Processes and descriptors that are there after five seconds."""
+    gc.collect()
+    end = time.monotonic() + 5
+    while True:
+        processes = psutil.Process().children(recursive=True)
+        new = [f"descriptor {fd} -> {target}" for fd, target in descriptors().items() if before.get(fd) != target]
+        if not (processes or new) or time.monotonic() > end:
+            return [*map(str, processes), *new]
+
+
+def make_and_close() -> None:
+    """A whole life of a loader, interrupted anywhere."""
+    loader = feedline.DataLoader(Numbers(), 8, num_workers=2)
+    for _ in loader:
+        pass
+    loader.close()
+
+
+def go_on() -> list[int]:
+    """The first elements of all batches of one iterator, asked again after each interrupt."""
+    seen: list[int] = []
+    loader = feedline.DataLoader(Numbers(), 8, num_workers=2, seed=0)
+    iterator: Any = iter(loader)
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(0, LONGEST_S))
+    while True:
+        try:
+            batch = next(iterator)
+            seen.append(int(batch[0, 0]))
+        except KeyboardInterrupt:
+            continue
+        except StopIteration:
+            break
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    loader.close()
+    return seen
+
+
+def main(count: int, seed: int) -> None:
+    random.seed(seed)
+    signal.signal(signal.SIGALRM, interrupt)
+    sys.unraisablehook = lambda unraisable: print("unraisable:", unraisable.exc_value, unraisable.object, flush=True)
+    make_and_close()
+    before = descriptors()
+    for number in range(count):
+        delay_s = random.uniform(0, LONGEST_S)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, delay_s)
+            make_and_close()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            pass
+        if debris := left(before):
+            print(f"interrupt {number} after {delay_s:.6f} s left {debris}", flush=True)
+            before = descriptors()
+    for number in range(count // 4):
+        if (seen := go_on()) != list(range(0, 64, 8)):
+            print(f"run {number} gave {seen}", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(0)
