@@ -189,6 +189,8 @@ def _version(package: str) -> str:
 
 
 def _equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, Image.Image) and isinstance(theirs, Image.Image):  # maybe of a class that decodes later
+        return (ours.mode, ours.size, ours.tobytes()) == (theirs.mode, theirs.size, theirs.tobytes())
     if type(ours) is not type(theirs):
         return False
     if isinstance(ours, torch.Tensor):
