@@ -20,7 +20,20 @@ from torchvision import datasets
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-__all__ = ["CONVERSIONS", "PIPELINES", "assert_same", "cifar", "datasets", "folder", "seeded", "states", "v1", "v2"]
+__all__ = [
+    "MEAN",
+    "PIPELINES",
+    "STD",
+    "assert_same",
+    "cifar",
+    "datasets",
+    "folder",
+    "mnist",
+    "seeded",
+    "states",
+    "v1",
+    "v2",
+]
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BICUBIC = v1.InterpolationMode.BICUBIC
@@ -117,13 +130,6 @@ PIPELINES: dict[str, Callable[[], Any]] = {
 }
 """Pipelines that people have; each call gives new objects."""
 
-CONVERSIONS: dict[str, Callable[[], list[Any]]] = {
-    "ToTensor": lambda: [v1.ToTensor()],
-    "Normalize": lambda: [v1.ToTensor(), v1.Normalize(0.4, 0.3)],
-    "in place": lambda: [v1.ToTensor(), v1.Normalize(MEAN, STD, inplace=True)],
-    "without scale": lambda: [v2.ToImage(), v2.ToDtype(torch.float32)],
-}
-
 
 def folder(root: Path, count: int = 48, seed: int = 0) -> Path:
     """Images of two classes in every mode that Pillow makes an RGB image of, of 20 to 300 pixels."""
@@ -159,6 +165,15 @@ def cifar(transform: Any, count: int = 40) -> Any:
     dataset = datasets.CIFAR10.__new__(datasets.CIFAR10)
     dataset.data = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
     dataset.targets = rng.integers(0, 10, count).tolist()
+    dataset.transform, dataset.target_transform = transform, None
+    return dataset
+
+
+def mnist(transform: Any, count: int = 40) -> Any:
+    """FashionMNIST with random images, without its files."""
+    dataset = datasets.FashionMNIST.__new__(datasets.FashionMNIST)
+    dataset.data = torch.randint(0, 256, (count, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    dataset.targets = torch.arange(count) % 10
     dataset.transform, dataset.target_transform = transform, None
     return dataset
 

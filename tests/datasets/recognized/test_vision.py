@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 from torch.utils.data import ConcatDataset, Subset, random_split
-from vision_cases import PIPELINES, assert_same, cifar, datasets, folder, seeded, states, v1, v2
+from vision_cases import MEAN, PIPELINES, STD, assert_same, cifar, datasets, folder, mnist, seeded, states, v1, v2
 
 import feedline as fl
 from feedline.core.kernels import SlowKernelsWarning
@@ -60,6 +60,24 @@ def test_batches_of_worker_processes_are_torchs(root: Path, pipeline: str, worke
 def test_batches_of_arrays_are_torchs(pipeline: str) -> None:
     dataset = cifar(PIPELINES[pipeline]())
     compare(dataset)
+    assert is_read(dataset)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: v1.Compose([v1.ToTensor(), v1.Normalize((0.1307,), (0.3081,))]),
+        lambda: v1.Compose([v1.RandomCrop(28, padding=4), v1.RandomHorizontalFlip(), v1.PILToTensor()]),
+        lambda: v1.Compose([v1.Resize(32), v1.ColorJitter(0.3, 0.3, 0.3, 0.1), v1.RandomGrayscale(), v1.ToTensor()]),
+        lambda: v1.Compose([v1.Grayscale(3), v1.RandomResizedCrop(20), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
+        lambda: v2.Compose([v2.RandomRotation(10), v2.RandomResizedCrop(20), v2.ToImage()]),
+        lambda: v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.13], [0.3])]),
+    ],
+)
+def test_batches_of_gray_arrays_are_torchs(make: Any) -> None:
+    dataset = mnist(make())
+    compare(dataset)
+    compare(dataset, collate_fn=list)
     assert is_read(dataset)
 
 

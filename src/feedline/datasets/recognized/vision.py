@@ -19,7 +19,7 @@ from feedline.core.rng_globals import restored_globals
 from feedline.images import native
 from feedline.images.placed import can_place
 from feedline.transforms.recognized.chain import PACKAGE, Chain
-from feedline.transforms.recognized.frame import Frame, RefusedError, open_encoded
+from feedline.transforms.recognized.frame import Frame, RefusedError, frame_of, open_encoded
 from feedline.transforms.recognized.origin import is_from, why_modified
 
 Item = tuple[Any, Any]
@@ -64,20 +64,19 @@ _COMPONENTS = (1, 3)
 
 @dataclass(frozen=True, slots=True)
 class LevelArrays:
-    """A class whose samples are levels in memory, (height, width, 3)."""
+    """A class whose samples are levels in memory, (height, width, 3) or (height, width)."""
 
     item: Callable[[Any, Any], Item]
 
     def begin(self, dataset: Any, index: Any, chain: Chain) -> Item:
         """Start of the chain, and the target."""
         levels, target = self.item(dataset, index)
-        if not (isinstance(levels, np.ndarray) and levels.dtype == np.uint8 and levels.ndim == 3):
-            raise RefusedError("not levels")
-        if levels.shape[2] != 3 or not levels.size:
-            raise RefusedError("not an image in RGB")
+        is_image = isinstance(levels, np.ndarray) and levels.dtype == np.uint8 and levels.size
+        if not is_image or not (levels.ndim == 2 or (levels.ndim == 3 and levels.shape[2] == 3)):
+            raise RefusedError("not an image in RGB or gray")
         if chain.opens_itself:
             return Image.fromarray(np.ascontiguousarray(levels)), target
-        return Frame(levels, levels.shape[1], levels.shape[0]), target
+        return frame_of(levels), target
 
     def original(self, dataset: Any, index: Any) -> Any:
         """The image as the dataset opens it."""
@@ -190,6 +189,8 @@ def _version(package: str) -> str:
 
 
 def _equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, Image.Image) and isinstance(theirs, Image.Image):  # maybe of a class that decodes later
+        return (ours.mode, ours.size, ours.tobytes()) == (theirs.mode, theirs.size, theirs.tobytes())
     if type(ours) is not type(theirs):
         return False
     if isinstance(ours, torch.Tensor):
@@ -248,6 +249,14 @@ def _cifar(dataset: Any, index: Any) -> Item:
     return dataset.data[index], dataset.targets[index]
 
 
+def _mnist(dataset: Any, index: Any) -> Item:
+    return dataset.data[index].numpy(), int(dataset.targets[index])
+
+
+def _usps(dataset: Any, index: Any) -> Item:
+    return dataset.data[index], int(dataset.targets[index])
+
+
 def _svhn(dataset: Any, index: Any) -> Item:
     return np.transpose(dataset.data[index], (1, 2, 0)), int(dataset.labels[index])
 
@@ -270,6 +279,8 @@ VISION: dict[str, Known] = {
     _DATASETS + "country211.Country211": _FOLDER,
     _DATASETS + "cifar.CIFAR10": _CIFAR,
     _DATASETS + "cifar.CIFAR100": _CIFAR,
+    **{_DATASETS + f"mnist.{name}": LevelArrays(_mnist) for name in ("MNIST", "FashionMNIST", "KMNIST", "EMNIST")},
+    _DATASETS + "usps.USPS": LevelArrays(_usps),
     _DATASETS + "svhn.SVHN": LevelArrays(_svhn),
     _DATASETS + "stl10.STL10": LevelArrays(_stl10),
     _DATASETS + "food101.Food101": _COLUMNS,

@@ -13,11 +13,15 @@ from PIL import Image
 
 from feedline.core.recognition import StepFinding
 from feedline.transforms.recognized import steps as known
-from feedline.transforms.recognized.frame import Frame
+from feedline.transforms.recognized.frame import Frame, frame_of
 from feedline.transforms.recognized.numbers import Numbers, numbers_of
 from feedline.transforms.recognized.origin import is_from, qualified_name, replaced_function, why_modified
 
 PACKAGE = "torchvision"
+
+
+ByMode = tuple[Numbers | None, Numbers | None]
+"""Conversions of images in RGB and in L."""
 
 
 class RowMemory(Protocol):
@@ -150,7 +154,7 @@ def _compile(flat: Sequence[tuple[Any, str | None]], findings: list[StepFinding]
     at = 0
     while at < len(flat):
         numbers, count = _conversion(flat[at:])
-        if numbers is not None:
+        if any(numbers):
             steps = [step for step, _ in flat[at : at + count]]
             is_last = all(_name(step) in known.ERASERS and reason is None for step, reason in flat[at + count :])
             nodes.append(_Convert(numbers, steps, is_last, is_last and at + count == len(flat)))
@@ -166,16 +170,17 @@ def _name(step: Any) -> str:
     return qualified_name(type(step))
 
 
-def _conversion(flat: Sequence[tuple[Any, str | None]]) -> tuple[Numbers | None, int]:
+def _conversion(flat: Sequence[tuple[Any, str | None]]) -> tuple[ByMode, int]:
     """The longest beginning that is one conversion, and its length."""
     count = 0
     while count < len(flat) and flat[count][1] is None and _name(flat[count][0]) in known.CONVERSIONS:
         count += 1
     for length in range(count, 0, -1):
-        numbers = numbers_of([step for step, _ in flat[:length]])
-        if numbers is not None:
+        steps = [step for step, _ in flat[:length]]
+        numbers = numbers_of(steps, "RGB"), numbers_of(steps, "L")
+        if any(numbers):
             return numbers, length
-    return None, 0
+    return (None, None), 0
 
 
 def _node(step: Any, reason: str | None, findings: list[StepFinding]) -> Node:
@@ -206,15 +211,15 @@ _WIDTH = 76
 
 
 def as_frame(value: Any) -> Frame | None:
-    """Frame of a Pillow image in RGB, or the frame itself.
+    """Frame of a Pillow image in RGB or L, or the frame itself.
 
     None for other values.
     """
     if isinstance(value, Frame):
         return value
-    if type(value) is not Image.Image or value.mode != "RGB":
+    if type(value) is not Image.Image or value.mode not in ("RGB", "L") or not (value.width and value.height):
         return None
-    frame = Frame(np.asarray(value), value.width, value.height)
+    frame = frame_of(np.asarray(value))
     frame.opened = lambda: value
     return frame
 
@@ -233,21 +238,22 @@ class _OnFrame:
 
 @dataclass(slots=True)
 class _Convert:
-    numbers: Numbers
+    numbers: ByMode
     steps: list[Any]
     goes_to_batch: bool
     is_last: bool
 
     def run(self, value: Any, rows: RowMemory | None) -> Any:
         frame = as_frame(value)
-        if frame is None:
+        numbers = None if frame is None else self.numbers[frame.gray]
+        if frame is None or numbers is None:
+            value = value.pillow(with_info=False) if isinstance(value, Frame) else value
             for step in self.steps:
                 value = step(value)
             return value
         if rows is None or not self.goes_to_batch:
-            return self.numbers.fresh(frame)
-        numbers = self.numbers
-        row = rows.take((3, frame.height, frame.width), numbers.dtype)
+            return numbers.fresh(frame)
+        row = rows.take(numbers.shape(frame), numbers.dtype)
         if row is None:
             return numbers.fresh(frame)
         if self.is_last and isinstance(frame.source, np.ndarray):

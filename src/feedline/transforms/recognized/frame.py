@@ -36,12 +36,13 @@ class Frame:
     The pixels of `box` are resized to `full`, of which `window` shows a part, mirrored. Coordinates of `crop` are those
     of the image as it appears, after all steps so far. What cannot be one call is executed at once, and the steps go on
     from its levels. All pixels equal those of Pillow's `crop`, `resize` and `transpose` in the same order.
+    A gray frame has three equal channels, and stands for an image in mode L.
     """
 
-    __slots__ = ("bicubic", "box", "flip", "full", "limit", "opened", "source", "upended", "window")
+    __slots__ = ("bicubic", "box", "flip", "full", "gray", "limit", "opened", "source", "upended", "window")
 
     def __init__(self, source: images.Source, width: int, height: int, limit: int = 0) -> None:
-        self.limit = limit
+        self.limit, self.gray = limit, False
         self.opened: Callable[[], Image.Image] | None = None
         self._begin(source, width, height)
 
@@ -152,10 +153,21 @@ class Frame:
 
         `with_info` adds the attributes that Pillow reads from its file.
         """
-        image = Image.fromarray(np.ascontiguousarray(self.settle()))
+        levels = self.settle()
+        image = Image.fromarray(np.ascontiguousarray(levels[:, :, 0] if self.gray else levels))
         if with_info and self.opened is not None:
             image.info = self.opened().info
         return image
+
+
+def frame_of(levels: NDArray[np.uint8]) -> Frame:
+    """Frame of levels: (height, width, 3), or (height, width) for a gray image."""
+    height, width = levels.shape[:2]
+    if levels.ndim == 3:
+        return Frame(levels, width, height)
+    frame = Frame(np.broadcast_to(levels[:, :, None], (height, width, 3)), width, height)
+    frame.gray = True
+    return frame
 
 
 def open_encoded(encoded: bytes) -> Callable[[], Image.Image]:

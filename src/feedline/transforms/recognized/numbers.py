@@ -31,12 +31,12 @@ class Numbers:
 
     They map each level of a channel to one number. The table of all levels comes from the steps themselves, so every
     bit is theirs. `kind` is the class of the resulting tensor; `interleaved` is True if its memory is ordered (height,
-    width, channels).
+    width, channels). Gray images have one channel.
     """
 
-    def __init__(self, table: Table | None, interleaved: bool, kind: type, scale: Scale) -> None:
+    def __init__(self, table: Table | None, channels: int, interleaved: bool, kind: type, scale: Scale) -> None:
         self.dtype = torch.uint8 if table is None else torch.float32
-        self.interleaved, self.kind = interleaved, kind
+        self.channels, self.interleaved, self.kind = channels, interleaved, kind
         self._table, self._scale = table, scale
         self._readers: dict[tuple[bool, bool], PlacedReader] = {}
         self._deferred: dict[bool, Callable[[list[Item]], None]] = {}
@@ -49,14 +49,22 @@ class Numbers:
             self._readers[planar, bicubic] = reader
         return reader
 
+    def shape(self, frame: Frame) -> tuple[int, int, int]:
+        return self.channels, frame.height, frame.width
+
     def fresh(self, frame: Frame) -> torch.Tensor:
         """New tensor with the class and strides that the steps give."""
-        tensor = empty_row((3, frame.height, frame.width), self.dtype, self.interleaved)
+        tensor = empty_row(self.shape(frame), self.dtype, self.interleaved)
         self.write(frame, tensor)
         return tensor if self.kind is torch.Tensor else tensor.as_subclass(self.kind)
 
     def write(self, frame: Frame, row: torch.Tensor) -> None:
         """Write a row of either memory order."""
+        if self.channels == 1:
+            planes = torch.empty((1, 3, *row.shape[1:]), dtype=self.dtype)
+            frame.write(self.reader(True, frame.bicubic), numpy_view(planes))
+            row.copy_(planes[0, :1])
+            return
         planar = row.is_contiguous()
         memory = numpy_view(row if planar else row.permute(1, 2, 0))
         frame.write(self.reader(planar, frame.bicubic), memory[None])
@@ -69,19 +77,19 @@ class Numbers:
         return write
 
     def _write_all(self, bicubic: bool, items: list[Item]) -> None:
-        first, last = items[0][2], items[-1][2]
-        step = first.nbytes
-        planar = first.is_contiguous()
         sources, placements, rows = zip(*items, strict=True)
-        lines = np.array(placements, np.int64)
-        if last.data_ptr() - first.data_ptr() == step * (len(items) - 1):  # neighbors, in order
-            shape = (len(items), *((first if planar else first.permute(1, 2, 0)).shape))
-            plain = first.as_strided(shape, (first.numel(), *_strides(shape[1:])))
-            self._check(self.reader(planar, bicubic).read(sources, numpy_view(plain), lines))
+        first, last = rows[0], rows[-1]
+        reader, lines = self.reader(True, bicubic), np.array(placements, np.int64)
+        # Rows of a batch are contiguous, and come in order.
+        are_neighbors = last.data_ptr() - first.data_ptr() == first.nbytes * (len(rows) - 1)
+        if are_neighbors and self.channels == 3:
+            batch = first.as_strided((len(rows), *first.shape), (first.numel(), *first.stride()))
+            self._check(reader.read(sources, numpy_view(batch), lines))
             return
-        for at, row in enumerate(rows):
-            memory = numpy_view(row if planar else row.permute(1, 2, 0))[None]
-            self._check(self.reader(planar, bicubic).read(sources[at : at + 1], memory, lines[at : at + 1]))
+        planes = torch.empty((len(rows), 3, *first.shape[1:]), dtype=self.dtype)
+        self._check(reader.read(sources, numpy_view(planes), lines))
+        for row, plane in zip(rows, planes, strict=True):
+            row.copy_(plane[: self.channels])
 
     def _check(self, unwritten: object) -> None:
         if unwritten:
@@ -96,20 +104,17 @@ def empty_row(shape: tuple[int, ...], dtype: torch.dtype, interleaved: bool) -> 
     return torch.empty((height, width, channels), dtype=dtype).permute(2, 0, 1)
 
 
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (shape[1] * shape[2], shape[2], 1)
-
-
-def numbers_of(steps: Sequence[Step]) -> Numbers | None:
-    """The steps as one conversion.
+def numbers_of(steps: Sequence[Step], mode: str) -> Numbers | None:
+    """The steps as one conversion of images in `mode`, "RGB" or "L".
 
     None if the kernels do not have it.
     """
+    channels = len(mode)
     try:
-        given, other = (_apply(steps, _specimen(turn)) for turn in (0, 1))
+        given, other = (_apply(steps, _specimen(mode, turn)) for turn in (0, 1))
     except Exception:  # noqa: BLE001 - the steps raise it again, for each sample
         return None
-    if not (_is_known(given) and _is_known(other)):
+    if not (_is_known(given, channels) and _is_known(other, channels)):
         return None
     plain = given.as_subclass(torch.Tensor)
     table = plain[:, 0].contiguous()
@@ -118,11 +123,12 @@ def numbers_of(steps: Sequence[Step]) -> Numbers | None:
         return None
     if not torch.equal(other.as_subclass(torch.Tensor)[:, 0], table.flip(1)):
         return None
-    interleaved = not given.is_contiguous()
+    interleaved = given.stride(0) == 1
     if given.dtype == torch.uint8:
-        levels = torch.arange(256, dtype=torch.uint8).expand(3, 256)
-        return Numbers(None, interleaved, type(given), _NO_SCALE) if torch.equal(table, levels) else None
-    return Numbers(table.numpy(), interleaved, type(given), _scale_of(steps))
+        levels = torch.arange(256, dtype=torch.uint8).expand(channels, 256)
+        return Numbers(None, channels, interleaved, type(given), _NO_SCALE) if torch.equal(table, levels) else None
+    of_each = table.expand(3, 256).contiguous().numpy()
+    return Numbers(of_each, channels, interleaved, type(given), _scale_of(steps))
 
 
 _LINES = 2
@@ -131,15 +137,15 @@ _LINES = 2
 _NO_SCALE = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
-@lru_cache(maxsize=2)
-def _levels(turn: int) -> bytes:
+@lru_cache(maxsize=4)
+def _levels(channels: int, turn: int) -> bytes:
     line = np.arange(256, dtype=np.uint8)[:: -1 if turn else 1]
-    return np.broadcast_to(line[None, :, None], (_LINES, 256, 3)).tobytes()
+    return np.broadcast_to(line[None, :, None], (_LINES, 256, channels)).tobytes()
 
 
-def _specimen(turn: int) -> Image.Image:
+def _specimen(mode: str, turn: int) -> Image.Image:
     """Image of all levels in each channel, up or down."""
-    return Image.frombytes("RGB", (256, _LINES), _levels(turn))
+    return Image.frombytes(mode, (256, _LINES), _levels(len(mode), turn))
 
 
 def _apply(steps: Sequence[Step], value: Any) -> Any:
@@ -148,9 +154,9 @@ def _apply(steps: Sequence[Step], value: Any) -> Any:
     return value
 
 
-def _is_known(tensor: Any) -> bool:
+def _is_known(tensor: Any, channels: int) -> bool:
     """True for a tensor that the kernels can write."""
-    if not isinstance(tensor, torch.Tensor) or tensor.shape != (3, _LINES, 256) or tensor.requires_grad:
+    if not isinstance(tensor, torch.Tensor) or tensor.shape != (channels, _LINES, 256) or tensor.requires_grad:
         return False
     if tensor.dtype not in (torch.uint8, torch.float32) or tensor.device.type != "cpu":
         return False

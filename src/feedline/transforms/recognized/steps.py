@@ -35,7 +35,7 @@ class FrameStep:
 def sized(frame: Frame) -> Image.Image:
     """Image without pixels, for methods that only ask for its size."""
     image = Image.Image()
-    image._size, image._mode = (frame.width, frame.height), "RGB"
+    image._size, image._mode = (frame.width, frame.height), "L" if frame.gray else "RGB"
     return image
 
 
@@ -230,13 +230,15 @@ def _replace(frame: Frame, levels: Any) -> None:
 
 
 def grayscale(step: Any, frame: Frame) -> bool:
-    if step.num_output_channels != 3:
+    if step.num_output_channels != 3 or frame.gray:
         return False
     _replace(frame, adjust(frame.settle(), [(SATURATION, 0.0)]))
     return True
 
 
 def random_grayscale(step: Any, frame: Frame) -> bool:
+    if frame.gray:
+        return False
     if happens(step.p):
         _replace(frame, adjust(frame.settle(), [(SATURATION, 0.0)]))
     return True
@@ -255,11 +257,15 @@ _HUE = 3
 
 
 def color_jitter_v1(step: Any, frame: Frame) -> bool:
+    if frame.gray:
+        return False
     order, *factors = step.get_params(step.brightness, step.contrast, step.saturation, step.hue)
     return _jitter(frame, order, tuple(factors))
 
 
 def color_jitter_v2(step: Any, frame: Frame) -> bool:
+    if frame.gray:
+        return False
     drawn = parameters(step, frame)
     names = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
     return _jitter(frame, drawn["fn_idx"], tuple(drawn[name] for name in names))
