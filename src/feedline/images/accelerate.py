@@ -152,7 +152,8 @@ class _Switch:
 
 
 _switch = _Switch()
-os.register_at_fork(after_in_child=_switch.renew_lock)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_switch.renew_lock)
 
 
 class _AbsentCore:
