@@ -370,6 +370,7 @@ def test_without_kernels_pillow_is_left_alone(path: Path, monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("accelerated")
 def test_another_libjpeg_in_pillow_is_left_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerate, "_agrees", lambda: False)
+    assert "another libjpeg" in str(pillow_obstacle())
     assert not is_deferred(Image.open(path).copy())
 
 

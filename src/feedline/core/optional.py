@@ -62,7 +62,9 @@ class _ImportWatcher(MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = find_spec(fullname)
-        if spec is not None and spec.loader is not None:
+        if spec is None:
+            sys.meta_path.insert(0, self)  # it may be found later
+        elif spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:

@@ -57,6 +57,14 @@ Change = Callable[[Deferred], Deferred | None]
 
 def pillow_obstacle() -> str | None:
     """Reason why Pillow cannot be accelerated; None if it can."""
+    obstacle = _obvious_obstacle()
+    if obstacle is None and not _agrees():
+        obstacle = f"Pillow {PIL.__version__} decodes or resizes JPEGs to other pixels: it has another libjpeg"
+    return obstacle
+
+
+def _obvious_obstacle() -> str | None:
+    """The obstacle that can be seen without decoding."""
     if native.native is None:
         return "feedline was built without its native image kernels"
     if not OLDEST <= _MAJOR <= NEWEST:
@@ -118,7 +126,7 @@ class _Switch:
     def on(self) -> None:
         with self._lock:
             self.users += 1
-            if self.users > 1 or pillow_obstacle() is not None:
+            if self.users > 1 or _obvious_obstacle() is not None:
                 return
             if not isinstance(vars(Image.Image).get(_CORE), _AbsentCore):
                 setattr(Image.Image, _CORE, _AbsentCore())
@@ -152,7 +160,8 @@ class _Switch:
 
 
 _switch = _Switch()
-os.register_at_fork(after_in_child=_switch.renew_lock)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_switch.renew_lock)
 
 
 class _AbsentCore:
@@ -410,7 +419,8 @@ def _agrees_on(image: Image.Image, options: dict[str, Any]) -> bool:
     file = io.BytesIO()
     image.save(file, "JPEG", **options)
     jpeg = file.getvalue()
-    expected = Image.open(file)
+    file.seek(0)
+    expected = sys.modules["PIL.JpegImagePlugin"].JpegImageFile(file)  # not `Image.open`, which users replace
     expected.load()
     source = Source(jpeg, image.size, 1, lambda: np.empty((0, 0, 3), np.uint8))
     resize = DeferredResize(Image.Resampling.BICUBIC, (2, 3, 50, 70), (40, 9), (0, 0, 40, 9), across_first=_MAJOR < 13)
