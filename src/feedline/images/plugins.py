@@ -72,7 +72,7 @@ def open_image(source: str | os.PathLike[str] | IO[bytes]) -> Image.Image:
 
 
 def _load_plugin(beginning: bytes) -> bool:
-    """Load the plugin for a file; False if there is none, or perhaps none."""
+    """Load the plugin for a file; False without one."""
     plugin = plugin_for(beginning)
     try:
         if plugin is not None:
@@ -85,7 +85,7 @@ def _load_plugin(beginning: bytes) -> bool:
 
 
 def beginning_of(source: Any) -> bytes:
-    """First bytes of a path or a file, which stays at its start."""
+    """Read the first bytes of a path or file object."""
     if isinstance(source, str | os.PathLike):
         with open(source, "rb") as file:
             return file.read(_SNIFFED)
