@@ -135,8 +135,12 @@ bool JpegReader::finish() {
     const bool regular = errors_.base.num_warnings == 0 && rest_is_regular();
     gave_up_ = quick_ && !regular;
     if (!regular && !quick_) explain();
-    jpeg_abort_decompress(&decoder_);
+    stop();
     return regular;
+}
+
+void JpegReader::stop() {
+    if (decoder_.mem) jpeg_abort_decompress(&decoder_);
 }
 
 // Decodes the rest as well, for libjpeg's message.

@@ -46,8 +46,9 @@ public:
     static constexpr int kLines = 4;
     int read(std::uint8_t* const* lines, int most);
 
-    // After the last line: checks the rest of the data.
+    // After the last line: checks the rest of the data, and stops.
     bool finish();
+    void stop();
 
     const char* problem() const { return errors_.text; }  // empty if nothing but libjpeg's warnings is known
     bool hopeless() const { return hopeless_; }           // true if Pillow should not try, either

@@ -22,7 +22,7 @@ from feedline.images import Recipe
 
 STARTS = {
     "pillow_heif": b"\0\0\0\x1cftypheic\0\0\0\0",
-    "pillow_jxl": b"\xff\x0a\x7f\x06\0\x13\x88\x02\0\x81\x02\xb5",
+    "pillow_jxl": b"\0\0\0\x0cJXL \r\n\x87\n",
 }
 EXTRAS = {"pillow_heif": "heic", "pillow_jxl": "jxl"}
 RECIPE = Recipe((20, 30), images.WholeBox())
@@ -99,6 +99,13 @@ def test_an_installed_plugin_is_registered_on_first_use(
     np.testing.assert_array_equal(np.asarray(loaded(str(path))), np.asarray(image))
     assert torch.equal(images.read_one(path, RECIPE), images.read_one(np.asarray(image), RECIPE))
     assert images.probe(io.BytesIO(data).getbuffer()).width == 40
+
+
+@pytest.mark.usefixtures("no_plugins")
+def test_two_bytes_are_no_proof_of_a_missing_package() -> None:
+    """A damaged JPEG may begin like a JPEG XL codestream, and must stay an error that on_error can skip."""
+    with pytest.raises(images.ImageError, match=r"JPEG XL files do so, too, and need pip install 'feedline\[jxl\]'"):
+        images.decode(b"\xff\x0a" + bytes(100))
 
 
 def test_damage_is_not_taken_for_a_missing_package() -> None:

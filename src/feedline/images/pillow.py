@@ -18,7 +18,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from feedline.errors import MissingExtraError
 from feedline.images.crops import Geometry
 from feedline.images.errors import RAISE_LIMIT, too_large, unreadable
-from feedline.images.plugins import open_image
+from feedline.images.plugins import open_image, plugin_for
 from feedline.images.recipe import Recipe, geometry
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | mmap.mmap | NDArray[np.uint8]
@@ -190,7 +190,9 @@ def _describe_content(source: Any) -> str:
         beginning = bytes(memoryview(source)[:8])
     if not beginning:
         return "it is empty (0 bytes)"
-    return f"its content is of no image format that Pillow knows (it begins with {beginning!r})"
+    plugin = plugin_for(beginning)
+    hint = f"; {plugin.format} files do so, too, and need pip install 'feedline[{plugin.extra}]'" if plugin else ""
+    return f"its content is of no image format that Pillow knows (it begins with {beginning!r}{hint})"
 
 
 @contextmanager

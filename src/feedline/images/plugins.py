@@ -10,6 +10,7 @@ from typing import IO, Any
 from PIL import Image, UnidentifiedImageError
 
 from feedline.core import optional
+from feedline.errors import MissingExtraError
 
 _SNIFFED = 16
 """Bytes of a file that name its format."""
@@ -43,14 +44,18 @@ JPEG_XL = Plugin("JPEG XL", "pillow_jxl", "jxl")
 _HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"}
 
 
-_JPEG_XL_STARTS = b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n"
+_JPEG_XL_CONTAINER = b"\0\0\0\x0cJXL \r\n\x87\n"
+
+
+_JPEG_XL_STREAM = b"\xff\x0a"
+"""Two bytes, with which damaged files of other formats may begin, too."""
 
 
 def plugin_for(beginning: bytes) -> Plugin | None:
     """Plugin for a file with this beginning; None for all other formats."""
     if beginning[4:8] == b"ftyp" and beginning[8:12] in _HEIC_BRANDS:
         return HEIC
-    return JPEG_XL if beginning.startswith(_JPEG_XL_STARTS) else None
+    return JPEG_XL if beginning.startswith((_JPEG_XL_CONTAINER, _JPEG_XL_STREAM)) else None
 
 
 def open_image(source: str | os.PathLike[str] | IO[bytes]) -> Image.Image:
@@ -61,14 +66,26 @@ def open_image(source: str | os.PathLike[str] | IO[bytes]) -> Image.Image:
     try:
         return Image.open(source)
     except UnidentifiedImageError:
-        plugin = plugin_for(_beginning(source))
-        if plugin is None:
+        if not _load_plugin(beginning_of(source)):
             raise
-        plugin.load()
     return Image.open(source)
 
 
-def _beginning(source: Any) -> bytes:
+def _load_plugin(beginning: bytes) -> bool:
+    """Load the plugin for a file; False without one."""
+    plugin = plugin_for(beginning)
+    try:
+        if plugin is not None:
+            plugin.load()
+    except MissingExtraError:
+        if not beginning.startswith(_JPEG_XL_STREAM):
+            raise
+        return False
+    return plugin is not None
+
+
+def beginning_of(source: Any) -> bytes:
+    """Read the first bytes of a path or file object."""
     if isinstance(source, str | os.PathLike):
         with open(source, "rb") as file:
             return file.read(_SNIFFED)
