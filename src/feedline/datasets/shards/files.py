@@ -138,7 +138,7 @@ class ShardSources:
         return data
 
     def check_sizes(self) -> None:
-        """SampleError for an uncompressed shard whose size differs from that in the index."""
+        """SampleError for an uncompressed shard of another size than listed."""
         for number, shard in enumerate(self.shards):
             nbytes = self.blobs.info(number).size
             if self.is_plain(number) and nbytes != shard.nbytes:
