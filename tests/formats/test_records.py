@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
 import struct
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,8 +22,9 @@ from hypothesis import strategies as st
 
 import feedline as fl
 from feedline.datasets import CSV, JSONL, MDS, Lines, LitData, TFRecord, file_objects
-from feedline.errors import SampleError
+from feedline.errors import SampleError, StateError
 from feedline.stores import Cache, CacheWarning, ObjectNotFoundError, StoreError
+from feedline.stores.local import LOOK_EVERY_S
 from formats.places import Memory
 from formats.records import FORMATS
 
@@ -261,6 +264,20 @@ class TestIndexes:
         memory.write("a.txt", b"one\ntwo\n")
         memory.write("a.txt.lines-index", b"feedline arrays\n no, not at all")
         assert Lines(f"{memory.root}/a.txt")[1] == "two"
+
+
+@pytest.mark.parametrize("case", ["mds", "litdata", "litdata, rows", "litdata, batches", "litdata, tokens"])
+def test_a_shard_that_is_cut_short_while_it_is_read(folder: Path, case: str) -> None:
+    """Touching a page that was truncated away would kill the process."""
+    FORMATS[case].write(folder)
+    dataset = FORMATS[case].open(str(folder))
+    dataset[0]
+    for shard in folder.glob("*0.[bm]*"):
+        os.truncate(shard, 0)
+    time.sleep(2 * LOOK_EVERY_S)
+    for read in (lambda: dataset[1], lambda: dataset.__getitems__([0, 2])):
+        with pytest.raises(StateError, match=r"has changed since this dataset was made"):
+            read()
 
 
 class TestTrouble:

@@ -215,7 +215,7 @@ class TestProcesses:
         dataset = LitData(folder / "tuples")
         dataset[0]
         data = pickle.dumps(dataset)
-        assert len(data) < 3000
+        assert len(data) < 4000
         assert equal(pickle.loads(data)[7], dataset[7])
 
     @pytest.mark.filterwarnings("ignore:.*use of fork\\(\\) may lead to deadlocks:DeprecationWarning")
@@ -296,10 +296,8 @@ class TestDamage:
     def test_a_chunk_of_another_size(self, copy: Path) -> None:
         chunk = copy / "chunk-0-1.bin"
         chunk.write_bytes(chunk.read_bytes()[:-1])
-        dataset = LitData(copy)
         with pytest.raises(SampleError, match=r"chunk-0-1.bin has \d+ bytes, its index says \d+; copy it again"):
-            dataset[8]
-        assert dataset[0][0] == 0
+            LitData(copy)
 
     @pytest.mark.parametrize(("at", "value"), [(0, 9), (4, 2**32 - 1), (12, 0)])
     def test_offsets_that_lead_astray(self, copy: Path, at: int, value: int) -> None:

@@ -8,12 +8,9 @@ records are, are read once and kept on this machine.
 from __future__ import annotations
 
 import logging
-import mmap
-import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
@@ -28,13 +25,13 @@ from feedline.core.tensors import within
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import ShardedFields
-from feedline.datasets.indexes import MetadataCache, key_of, place_of, stamp
+from feedline.datasets.indexes import MetadataCache, key_of, place_of
 from feedline.datasets.shards.compression import InflatedFiles, check_hashes, inflate
 from feedline.datasets.shards.folder import FolderFile, IndexedFolder
 from feedline.errors import SampleError
 from feedline.stores import Cache, CachedStore, CacheWarning, ObjectInfo, ObjectNotFoundError, ObjectRange, Store, join
 from feedline.stores.cache import without_cache
-from feedline.stores.files import Extent, FileSet, LazyList
+from feedline.stores.files import Extent, FileSet, LazyList, LocalFile
 
 
 class ShardSource(NamedTuple):
@@ -63,7 +60,7 @@ class ShardSources:
         self._folders, self._extra, self._own = [folder for folder, _ in shards], extra, uuid4().hex
         self._files = _find_files(self._folders, self.shards)
         self.blobs = FileSet([*map(_blob, self._folders, self._files)])
-        """All shards by number; only objects are read through it."""
+        """All shards by number, as they are stored."""
         self._inflated = InflatedFiles(cache if isinstance(cache, Cache) else Cache(_folder(cache)))
 
     def where(self, number: int) -> str:
@@ -72,28 +69,23 @@ class ShardSources:
 
     def is_ranged(self, number: int) -> bool:
         """True if a shard is an uncompressed object, read in ranges."""
-        return self._files[number].info is not None and self._codec(number) is None
+        return self._codec(number) is None and self._folders[number].store is not None
+
+    def is_plain(self, number: int) -> bool:
+        """True if a shard is not compressed as a whole."""
+        return self._codec(number) is None
 
     def object(self, number: int) -> tuple[Store, ObjectInfo]:
-        """Store and metadata of an uncompressed object.
-
-        SampleError if its size differs from that in the index.
-        """
-        store, info = self._folders[number].store, self._files[number].info
+        """Store and metadata of an uncompressed object."""
+        store = self._folders[number].store
         assert store is not None
-        assert info is not None
-        self._check_size(number, info.size)
-        return store, info
+        return store, self.blobs.info(number)
 
     def whole(self, number: int) -> memoryview:
-        """Content of a local or compressed shard, mapped."""
+        """Content of a compressed shard, mapped."""
         codec = self._codec(number)
-        if codec is None:
-            data = _map_file(self.where(number))
-            self._check_size(number, len(data))
-            return data
-        info = self._files[number].info
-        version = self._version(info) if info is not None else "-".join(map(str, stamp(self.where(number))))
+        assert codec is not None
+        version = self._version(self.blobs.info(number))
         return self._inflated.data(self.where(number), version, partial(self._inflate, number, codec))
 
     def whole_ranges(self, number: int) -> list[tuple[CachedStore, ObjectRange]] | None:
@@ -101,8 +93,9 @@ class ShardSources:
 
         None if `whole` fetches nothing: for local, uncompressed and already decompressed shards.
         """
-        info = self._files[number].info
-        if info is None or self.is_ranged(number) or self._inflated.has(self.where(number), self._version(info)):
+        info = self.blobs.info(number)
+        is_local = self._folders[number].store is None
+        if is_local or self.is_plain(number) or self._inflated.has(self.where(number), self._version(info)):
             return None
         return self.blobs.ranges([Extent(number, 0, info.size)])
 
@@ -138,16 +131,24 @@ class ShardSources:
         return self.shards[number].forms[self._files[number].name]
 
     def _inflate(self, number: int, codec: str) -> NDArray[np.uint8]:
-        info, shard, where = self._files[number].info, self.shards[number], self.where(number)
-        packed = _map_file(where) if info is None else self.blobs.read([Extent(number, 0, info.size)])[0]
+        shard, where = self.shards[number], self.where(number)
+        (packed,) = self.blobs.read([Extent(number, 0, self.blobs.info(number).size)])
         data = inflate(np.frombuffer(packed, np.uint8), codec, shard.nbytes, where, self._extra)
         check_hashes(data, shard.hashes, where)
         return data
 
-    def _check_size(self, number: int, nbytes: int) -> None:
-        expected = self.shards[number].nbytes
-        if nbytes != expected:
-            raise SampleError(f"{self.where(number)} has {nbytes} bytes, its index says {expected}; copy it again")
+    def check_sizes(self) -> None:
+        """SampleError for an uncompressed shard of another size than listed."""
+        for number, shard in enumerate(self.shards):
+            nbytes = self.blobs.info(number).size
+            if self.is_plain(number) and nbytes != shard.nbytes:
+                raise SampleError(
+                    f"{self.where(number)} has {nbytes} bytes, its index says {shard.nbytes}; copy it again"
+                )
+
+    def missing(self) -> int | None:
+        """Number of the first shard without a file, or None."""
+        return next((number for number, file in enumerate(self._files) if file.info is None), None)
 
 
 def _find_files(folders: Sequence[IndexedFolder], shards: Sequence[ShardSource]) -> list[FolderFile]:
@@ -160,18 +161,11 @@ def _find_files(folders: Sequence[IndexedFolder], shards: Sequence[ShardSource])
 
 
 def _blob(folder: IndexedFolder, file: FolderFile) -> tuple[Store | None, ObjectInfo]:
-    return (None, ObjectInfo(file.name, 0, "")) if file.info is None else (folder.store, file.info)
+    return folder.store, file.info or ObjectInfo(file.name, 0, "")
 
 
 def _folder(cache: Pathlike | None) -> Path:
     return Path(user_cache("inflated")) if cache is None else Path(cache)
-
-
-def _map_file(path: str) -> memoryview:
-    with open(path, "rb", buffering=0) as file:
-        # mmap rejects empty files.
-        empty = not os.fstat(file.fileno()).st_size
-        return memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 _log = logging.getLogger("feedline")
@@ -296,9 +290,13 @@ class ShardFiles:
     ) -> None:
         sources = self._sources = ShardSources(shards, extra, cache)
         self.shards, self._cut = sources.shards, cut or _no_ends
-        making = partial(_read_whole, sources, sizes)
-        _check_files_exist(sources, sizes, [folder.store is None for folder, _ in shards])
-        self._whole = LazyList(making, len(shards), None if sources.has_room() else _MAPPED_WITHOUT_ROOM)
+        absent = sources.missing()
+        if absent is not None:
+            raise _missing_error(sources, sizes, absent)
+        sources.check_sizes()
+        self._is_mapped = [sources.is_plain(number) and not sources.is_ranged(number) for number in range(len(shards))]
+        self._mapped = LazyList(partial(_open_file, sources, sizes), len(shards))
+        self._whole = LazyList(sources.whole, len(shards), None if sources.has_room() else _MAPPED_WITHOUT_ROOM)
         self._openers = PerProcess(partial(DaemonPool, _OPEN_AT_ONCE, "feedline-shards"))
         objects = {number: sources.object(number) for number in range(len(shards)) if sources.is_ranged(number)}
         samples = {number: self.shards[number].samples for number in objects}
@@ -320,7 +318,18 @@ class ShardFiles:
 
     def data(self, number: int) -> memoryview | None:
         """Content of a shard, mapped; None if it is read in ranges."""
+        if self._is_mapped[number]:
+            return self._mapped[number].data
         return None if self._sources.is_ranged(number) else self._whole[number]
+
+    def check_unchanged(self, number: int) -> None:
+        """StateError within moments of a change of a local shard.
+
+        To be called before its mapping is used, offsets included: touching a page that was truncated away would kill
+        the process.
+        """
+        if self._is_mapped[number]:
+            self._mapped[number].refuse_changed()
 
     def ends(self, number: int) -> Ends:
         """Beginning and end of a shard."""
@@ -342,11 +351,10 @@ class ShardFiles:
 
         Positions are those in the uncompressed shard.
         """
-        whole, blobs = self._whole, self._sources.blobs
-        if blobs.is_local:
-            return [whole[number][start:stop] for number, start, stop in extents]
+        if self.is_local:
+            return [self._content(number)[start:stop] for number, start, stop in extents]
         ranged = [each for each in extents if self._sources.is_ranged(each.blob)]
-        objects = iter(blobs.read(ranged))
+        objects = iter(self._sources.blobs.read(ranged))
         others = self._open_shards({each.blob for each in extents} - {each.blob for each in ranged})
         return [others[number][start:stop] if number in others else next(objects) for number, start, stop in extents]
 
@@ -364,31 +372,20 @@ class ShardFiles:
     def _open_shards(self, numbers: Collection[int]) -> dict[int, memoryview]:
         """Contents of these shards; several are fetched and decompressed at once."""
         if len(numbers) < 2:
-            return {number: self._whole[number] for number in numbers}
-        return dict(zip(numbers, self._openers().map(self._whole.__getitem__, numbers), strict=True))
+            return {number: self._content(number) for number in numbers}
+        return dict(zip(numbers, self._openers().map(self._content, numbers), strict=True))
+
+    def _content(self, number: int) -> memoryview:
+        return self._mapped[number].data if self._is_mapped[number] else self._whole[number]
 
 
-def _read_whole(sources: ShardSources, sizes: Sequence[int] | None, number: int) -> memoryview:
-    """Content of a shard, mapped; ObjectNotFoundError names a missing one."""
+def _open_file(sources: ShardSources, sizes: Sequence[int] | None, number: int) -> LocalFile:
     try:
-        return sources.whole(number)
+        blob = sources.blobs[number]
     except FileNotFoundError as error:
         raise _missing_error(sources, sizes, number) from error
-
-
-def _check_files_exist(sources: ShardSources, sizes: Sequence[int] | None, local: Sequence[bool]) -> None:
-    """ObjectNotFoundError names the first local file that is missing.
-
-    Each folder is listed once.
-    """
-    listed: dict[Path, set[str]] = {}
-    for number in compress(range(len(local)), local):
-        path = Path(sources.where(number))
-        if path.parent not in listed:
-            there = path.parent.iterdir() if path.parent.is_dir() else ()
-            listed[path.parent] = {each.name for each in there}
-        if path.name not in listed[path.parent]:
-            raise _missing_error(sources, sizes, number)
+    assert isinstance(blob, LocalFile)
+    return blob
 
 
 def _missing_error(sources: ShardSources, sizes: Sequence[int] | None, number: int) -> ObjectNotFoundError:

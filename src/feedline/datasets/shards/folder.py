@@ -16,12 +16,13 @@ from feedline.core.paths import missing
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store, open_store
+from feedline.stores.files import local_info
 from feedline.stores.open import list_below
 from feedline.stores.urls import is_local, join, local_path
 
 
 class FolderFile(NamedTuple):
-    """File of a folder; `info` is set for objects in stores."""
+    """File of a folder; without `info`, a local one that is missing."""
 
     name: str
     info: ObjectInfo | None = None
@@ -73,18 +74,19 @@ class IndexedFolder:
     def files(self, several: Sequence[Sequence[str]]) -> list[FolderFile]:
         """First existing file of each group of names, in order of preference.
 
-        Objects are looked up in few requests. A missing object raises ObjectNotFoundError; a missing local file is
-        noticed when it is opened.
+        Objects are looked up in few requests. A missing object raises ObjectNotFoundError.
         """
         if self.store is None:
-            return [FolderFile(self._first_file(names)) for names in several]
+            return [self._first_file(names) for names in several]
         known = self._list([name for names in several for name in names])
         with DaemonPool(thread_name_prefix="feedline-folder") as pool:
             return list(pool.map(partial(self._first_object, known), several))
 
-    def _first_file(self, names: Sequence[str]) -> str:
-        there = (name for name in names if Path(self.name, name).exists())
-        return names[0] if len(names) == 1 else next(there, names[0])
+    def _first_file(self, names: Sequence[str]) -> FolderFile:
+        for name in names:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return FolderFile(name, local_info(self.where(name)))
+        return FolderFile(names[0])
 
     def _list(self, names: Sequence[str]) -> Mapping[str, ObjectInfo] | None:
         """Objects among `names` from a listing; None if single requests are cheaper."""

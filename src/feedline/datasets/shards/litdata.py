@@ -220,6 +220,7 @@ class LitData(ShardFileFields):
         self._leaves = self._leaf_decodings(wanted, by_leaf)
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
+        self._files.check_unchanged(shard)
         items = self._items[shard]
         return (0, 0) if items.is_cached(row) else items.span(row)
 

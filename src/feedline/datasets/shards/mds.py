@@ -293,6 +293,7 @@ class MDS(ShardFileFields):
             self._files.check()
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
+        self._files.check_unchanged(shard)
         offsets = self._offsets[shard]
         return offsets[row], offsets[row + 1]
 
