@@ -110,7 +110,7 @@ class _SignedReader(WebReader):
         self._base = self._sign(keys).partition("?")[0].removesuffix("/-")
 
     def refuse_elsewhere(self, what: str) -> None:
-        """Raise RegionError if the server names another region, which obstore does not show."""
+        """Raise RegionError if the server names another region."""
         with self._asked("", what):
             pass
 
