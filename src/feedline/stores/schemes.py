@@ -41,7 +41,7 @@ class Scheme:
     quoted: bool = False
     """True if paths are percent-quoted, and end at a question mark, as in a browser."""
     links: bool = False
-    """True if the query after a question mark is a part of the path, which its stores take apart (`links.split_link`)."""
+    """True if a query after a question mark is a part of the path, as in presigned links."""
     credentials: str = ""
     """The environment variables with the credentials, named when there are none."""
     install: str | None = None
