@@ -8,6 +8,7 @@ import hmac
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,11 @@ class Azure:
         for path, data in objects.items():
             obstore.put(store, path, data)
         return name
+
+    def link(self, container: str, path: str) -> str:
+        """A link to an object, with a shared access signature for GET."""
+        store: Any = AzureStore(container, config=self.options, client_options={"allow_http": True})
+        return obstore.sign(store, "GET", path, timedelta(minutes=5))
 
     def _make(self, name: str) -> None:
         """What obstore cannot do: a request signed with the account's key, as Azure's documentation describes it."""

@@ -25,6 +25,7 @@ import feedline as fl
 from feedline import stores
 from feedline.core.threads import CancelScope, WaitCancelledError
 from feedline.errors import ArgumentError
+from feedline.stores.obstore_errors import translate_error
 
 PATIENT = stores.Retry(deadline_s=10_000, idle_timeout_s=10_000)
 KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
@@ -367,12 +368,20 @@ def test_a_listing_goes_on_where_a_page_failed(server: FailingServer) -> None:
     assert server.pages == 30 + 10
 
 
-def test_a_name_that_cannot_be_listed_is_told(server: FailingServer) -> None:
-    server.objects = {"a.bin": b"x", "d//e.bin": b"x"}
+def test_a_name_that_is_no_path_does_not_stop_a_listing(server: FailingServer) -> None:
+    server.objects = {"a.bin": b"x", "d//e.bin": b"odd", "f%2Fg.bin": b"y"}
+    store = opened(server)
+    assert [info.path for info in store.list()] == ["a.bin", "d//e.bin", "f%2Fg.bin"]
+    assert store.read("d//e.bin") == b"odd"
+
+
+def test_a_name_that_cannot_be_listed_is_named() -> None:
+    text = 'Encountered object with invalid path: Path "d//e.bin" contained empty path segment'
+    error = translate_error(ValueError(text), "gs://b")
     with pytest.raises(
-        stores.StoreError, match=r"s3://b: there is an object named 'd//e\.bin', .* Rename or remove it"
+        stores.StoreError, match=r"gs://b: there is an object named 'd//e\.bin', .* Rename or remove it"
     ):
-        list(opened(server).list())
+        raise error
 
 
 def test_names_for_a_web_server_are_shown_as_they_must_be(server: FailingServer) -> None:

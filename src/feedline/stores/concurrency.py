@@ -76,7 +76,7 @@ class ConcurrencyLimit:
 
     def _note_failure(self, generation: int) -> None:
         if generation != self._generation:
-            return
+            return  # sent before the limit was lowered: the answer to that failure has been given
         self._failed.append(True)
         if self._limit > 1 and sum(self._failed.copy()) > max(1, len(self._failed) // 2):
             self._limit = max(1.0, self._limit / 2)
@@ -91,6 +91,7 @@ class ConcurrencyLimit:
             gate = threading.Event()
             self._waiting.append(gate)
         try:
+            # The gate is set by a cancellation, too: only its absence from the queue says that the slot is ours.
             while gate in self._waiting:
                 threads.wait(gate, threads.WAKE_S)
         except BaseException:

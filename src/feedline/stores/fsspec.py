@@ -20,16 +20,7 @@ from feedline.errors import (
 )
 from feedline.stores.base import ObjectInfo, Views, check_version, unversioned
 from feedline.stores.options import StoreOptions
-from feedline.stores.requests import (
-    FetchedRanges,
-    Flight,
-    Requests,
-    Transfers,
-    are_many,
-    check_ranges,
-    check_within,
-    spans_for,
-)
+from feedline.stores.requests import Flight, Requests, Transfers, are_many, check_ranges, check_within
 from feedline.stores.retry import Attempts, Retry
 from feedline.stores.statuses import Refusal, error_for
 from feedline.stores.urls import check_path, join
@@ -95,9 +86,7 @@ class ForeignStore:
             check_version(version, self.info(path).version, join(self._url, path))
         if are_many(ranges, self._requests):
             check_within(ranges, self.info(path).size, join(self._url, path))
-        spans = spans_for(ranges, self._requests)
-        fetched = FetchedRanges(spans, self._transfers.run(lambda flight: self._fetch(path, flight), spans))
-        return [fetched.cut(start, stop) for start, stop in ranges]
+        return self._transfers.read(lambda flight: self._fetch(path, flight), ranges, self._requests)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """List every object whose path begins with `prefix`, sorted by path."""
@@ -141,11 +130,7 @@ class ForeignStore:
                 problem = _translate(error, what)
             raise problem  # without the foreign exception, whose text may hold keys and signatures
 
-        try:
-            return self._attempts.run(attempt, what)
-        except StoreError:
-            count(failures=1)
-            raise
+        return self._attempts.run(attempt, what)
 
 
 def _open(url: str, options: StoreOptions) -> tuple[Any, str]:

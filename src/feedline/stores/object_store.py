@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from feedline.core import threads
 from feedline.core.caches import PerProcess
@@ -21,22 +21,11 @@ from feedline.stores.markers import without_markers
 from feedline.stores.obstore_client import S3, WEB, Client, ObstoreKind, PagedListing, RangeAnswer
 from feedline.stores.options import StoreOptions
 from feedline.stores.partial import PartialRange
-from feedline.stores.requests import (
-    FetchedRanges,
-    Flight,
-    Requests,
-    Transfers,
-    are_many,
-    check_ranges,
-    check_within,
-    spans_for,
-)
+from feedline.stores.requests import FetchedRanges, Flight, Requests, Transfers, are_many, check_ranges, check_within
 from feedline.stores.retry import Attempts, Retry
 from feedline.stores.s3_client import S3Client
 from feedline.stores.urls import check_path, join, scheme_row
 from feedline.stores.web import WebClient
-
-T = TypeVar("T")
 
 
 class RemoteStore:
@@ -68,7 +57,7 @@ class RemoteStore:
         """Size and version of one object, as they are now."""
         what, key = join(self.url, path), self._key(path)
 
-        info = self._transfers.call(lambda: self._attempt(lambda _: self._client().info(key, what), what))
+        info = self._transfers.call(lambda: self._attempts.run(lambda _: self._client().info(key, what), what))
         return ObjectInfo(path, info.size, info.version)
 
     def size(self, path: str) -> int:
@@ -96,15 +85,13 @@ class RemoteStore:
             info = self.info(path)
             seen.add(info.version)
             check_within(ranges, info.size, seen.what)
-        spans = spans_for(ranges, self._requests)
-        fetched = FetchedRanges(spans, self._transfers.run(lambda flight: self._fetch(key, seen, flight), spans))
-        return [fetched.cut(start, stop) for start, stop in ranges]
+        return self._transfers.read(lambda flight: self._fetch(key, seen, flight), ranges, self._requests)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """List every object whose path begins with `prefix`, sorted by path."""
         what, wanted = self._listing_prefix(prefix)
         listing = PagedListing(self._client, wanted[: wanted.rfind("/") + 1], what)
-        while self._transfers.call(lambda: self._attempt(lambda _: listing.grow(), what)):
+        while self._transfers.call(lambda: self._attempts.run(lambda _: listing.grow(), what)):
             pass
         yield from self._files(listing.infos(), wanted)
 
@@ -115,7 +102,9 @@ class RemoteStore:
         """
         what, wanted = self._listing_prefix(folder)
         place = wanted[: wanted.rfind("/") + 1]
-        infos, folders = self._transfers.call(lambda: self._attempt(lambda _: self._client().folder(place, what), what))
+        infos, folders = self._transfers.call(
+            lambda: self._attempts.run(lambda _: self._client().folder(place, what), what)
+        )
         return self._files(sorted(infos, key=lambda info: info.path), place, folders)
 
     def _files(self, infos: Sequence[ObjectInfo], prefix: str, folders: Collection[str] = ()) -> Sequence[ObjectInfo]:
@@ -147,13 +136,6 @@ class RemoteStore:
     def _key(self, path: str) -> str:
         return self._prefix + check_path(path)
 
-    def _attempt(self, attempt: Callable[[TransientError | None], T], what: str) -> T:
-        try:
-            return self._attempts.run(attempt, what)
-        except StoreError:
-            count(failures=1)
-            raise
-
     def _fetch(self, key: str, seen: _Versions, flight: Flight) -> memoryview:
         span = flight.span
         what = f"{seen.what}, bytes [{span.start}, {span.stop})"
@@ -182,7 +164,7 @@ class RemoteStore:
                 error.progressed = part.nbytes > before
                 raise
 
-        self._attempt(attempt, what)
+        self._attempts.run(attempt, what)
 
     def _read_on(self, path: str, start: int, version: str | None) -> VersionedObject:
         """Read from `start` to an unknown end.
@@ -200,7 +182,7 @@ class RemoteStore:
         except NoRangesError:
             if start:
                 raise
-            answer = self._attempt(lambda _: self._client().whole(key, what), what)
+            answer = self._attempts.run(lambda _: self._client().whole(key, what), what)
             first = ByteRange(0, answer.size)
         except RangeError:
             if (info := self.info(path)).size > start:

@@ -111,7 +111,7 @@ _AZURE = Scheme(
     credentials="AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 )
 _AZURE_FILES = replace(_AZURE, user="any")  # abfss://container@account.dfs.core.windows.net
-_WEB = Scheme(partial(_open_with_obstore, WEB), user="refused", lists=False, quoted=True)
+_WEB = Scheme(partial(_open_with_obstore, WEB), user="refused", lists=False, quoted=True, links=True)
 _FSSPEC = Scheme(_open_with_fsspec, host="optional")
 
 SCHEMES.update(

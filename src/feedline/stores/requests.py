@@ -288,6 +288,15 @@ class Transfers:
         run = _SupervisedCall(fetch, self._clock, self._latencies(), self._pools(), self.limit())
         return run.results(spans)
 
+    def read(self, fetch: Fetch, ranges: Sequence[Range], requests: Requests) -> list[memoryview]:
+        """One view for each range.
+
+        Close ranges share a call of `fetch`, and its memory.
+        """
+        spans = spans_for(ranges, requests)
+        fetched = FetchedRanges(spans, self.run(fetch, spans))
+        return [fetched.cut(start, stop) for start, stop in ranges]
+
     def call(self, ask: Callable[[], T]) -> T:
         """Call `ask` in a thread.
 
@@ -340,6 +349,7 @@ class _SupervisedCall:
         if error is not None:
             raise error
         assert data is not None
+        # The other copy learns of it with its next part, and closes its connection: the rest would be paid for in vain.
         flight.landed = True
         del self._pending[flight.number]
         count(hedges_won=hedge)

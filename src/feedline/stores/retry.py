@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from feedline.core import threads
 from feedline.core.store_metrics import count
-from feedline.errors import ArgumentError, StoreUnavailableError, TransientError
+from feedline.errors import ArgumentError, StoreError, StoreUnavailableError, TransientError
 from feedline.stores.concurrency import ConcurrencyLimit
 
 T = TypeVar("T")
@@ -118,6 +118,13 @@ class Attempts:
 
         Its argument is the failure before. StoreUnavailableError about `what` when attempts or time are used up.
         """
+        try:
+            return self._run(attempt, what)
+        except StoreError:
+            count(failures=1)
+            raise
+
+    def _run(self, attempt: Callable[[TransientError | None], T], what: str) -> T:
         start, failed, last = self._clock.now(), 0, None
         while True:
             try:

@@ -7,7 +7,7 @@ Those with empty parts or control characters. obstore signs them as links, with 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from urllib.parse import quote, unquote
@@ -110,7 +110,7 @@ class _SignedReader(WebReader):
         self._base = self._sign(keys).partition("?")[0].removesuffix("/-")
 
     def refuse_elsewhere(self, what: str) -> None:
-        """Raise RegionError if the server names another region, which obstore does not show."""
+        """Raise RegionError if the server names another region."""
         with self._asked("", what):
             pass
 
@@ -160,12 +160,14 @@ class _Pages:
         space = page.tag.partition("}")[0] + "}" if page.tag.startswith("{") else ""
         token = page.findtext(f"{space}NextContinuationToken", "")
         self._next = {"continuation-token": token} if token else None
+        # Not all relatives of S3 encode keys when asked to.
+        decode = unquote if page.findtext(f"{space}EncodingType") == "url" else str
         for folder in page.iter(f"{space}CommonPrefixes"):
-            self.folders.add(unquote(folder.findtext(f"{space}Prefix", "")).removesuffix("/"))
-        return [_info(each, space) for each in page.iter(f"{space}Contents")]
+            self.folders.add(decode(folder.findtext(f"{space}Prefix", "")).removesuffix("/"))
+        return [_info(each, space, decode) for each in page.iter(f"{space}Contents")]
 
 
-def _info(entry: ET.Element, space: str) -> ObjectInfo:
+def _info(entry: ET.Element, space: str, decode: Callable[[str], str]) -> ObjectInfo:
     size = int(entry.findtext(f"{space}Size", "0"))
     etag = entry.findtext(f"{space}ETag", "").replace('"', "")
-    return ObjectInfo(unquote(entry.findtext(f"{space}Key", "")), size, etag or unversioned(size))
+    return ObjectInfo(decode(entry.findtext(f"{space}Key", "")), size, etag or unversioned(size))

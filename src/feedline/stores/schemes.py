@@ -40,6 +40,8 @@ class Scheme:
     """True if its stores can list objects."""
     quoted: bool = False
     """True if paths are percent-quoted, and end at a question mark, as in a browser."""
+    links: bool = False
+    """True if a query after a question mark is a part of the path, as in presigned links."""
     credentials: str = ""
     """The environment variables with the credentials, named when there are none."""
     install: str | None = None

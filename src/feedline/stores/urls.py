@@ -61,8 +61,8 @@ def split(address: Address) -> Location:
         host, path = "", rest
     elif row.host == "required" and not host:
         raise ArgumentError(f"{os.fspath(address)} names no bucket or server: {scheme}://NAME/path is expected")
-    if not row.quoted:
-        return Location(f"{scheme}://{host}", path)
+    if not row.links:
+        return Location(f"{scheme}://{host}", unquote(path) if row.quoted else path)
     name, _, query = path.partition("?")
     return Location(f"{scheme}://{host}", as_link(unquote(name), query))
 
@@ -72,7 +72,7 @@ def split_query(address: str) -> tuple[str, str]:
 
     Only addresses of web servers have one.
     """
-    if not scheme_row(address).quoted:
+    if not scheme_row(address).links:
         return address, ""
     plain, mark, query = address.partition("?")
     return plain, mark + query
@@ -93,7 +93,7 @@ def check_no_secrets(address: Address, *, is_object: bool = False) -> None:
             f"an address {scheme}://...@{host}/ carries credentials, which would show wherever it is named; give them "
             "through the environment, or as options={...}"
         )
-    if row.quoted and is_object:
+    if row.links and is_object:
         return
     if (row.quoted and "?" in path) or _SIGNED.search(path):
         raise ArgumentError(

@@ -180,6 +180,7 @@ class Folder:
         It was checked when this process first opened it.
         """
         name = key.name()
+        # Opened although only the path is wanted: this checks it, and marks it as used, so that it is evicted last.
         return str(self._path(name)) if self._open(name) is not None else None
 
     def put_file(self, key: Key, nbytes: int, fill: Fill) -> str:
@@ -226,6 +227,7 @@ class Folder:
         try:
             self._write_now(name, nbytes, fill)
         except FileNotFoundError:
+            # Only a removed folder is made again: what else is missing would be missing the second time, too.
             if self._temporary.is_dir():
                 raise
             self._prepare()  # the folder was removed
@@ -261,6 +263,7 @@ class Folder:
             for file in files:
                 if taken <= wanted:
                     break
+                # Another process may evict at the same moment: what is gone is subtracted all the same.
                 with suppress(FileNotFoundError):
                     os.unlink(file.path)  # noqa: PTH108 - thousands of them
                     count(cache_evicted=1)
@@ -273,6 +276,7 @@ class Folder:
         """Remove files of dead writers; return the bytes of living ones."""
         living = 0
         for path in self._temporary.iterdir():
+            # The writer's lock, not its age, tells: a slow line may fill one file for an hour.
             if is_abandoned(path):
                 path.unlink(missing_ok=True)
             else:

@@ -147,6 +147,7 @@ class Account:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        # A file of another length was cut by a full disk: then the files are counted instead.
         content = os.pread(fd, _NUMBER.size, 0)
         self.known = len(content) == _NUMBER.size
         self._nbytes = _NUMBER.unpack(content)[0] if self.known else 0
@@ -184,6 +185,8 @@ class Ledger:
         """
         patience_s = 0.0 if self._gave_up else _PATIENCE_S
         end_s = monotonic() + patience_s
+        # flock belongs to the open file, but each entry opens its own: threads must exclude each other by themselves to
+        # share one patience.
         if not self._thread_lock.acquire(timeout=patience_s):
             raise self._held_error()
         try:

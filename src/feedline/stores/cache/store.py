@@ -297,6 +297,7 @@ class _Object:
         if not missing:
             return {}
         with self._folder.claims() as claims:
+            # Claimed one by one without waiting: what others fetch is read from their files afterwards.
             mine = [number for number in missing if claims.take(self._key(number).name())]
             data_by_number = self._look_up(mine)  # another process may have fetched them since the first look
             data_by_number |= self._fetch_all([number for number in mine if number not in data_by_number])
@@ -330,6 +331,7 @@ class _Object:
         try:
             fetched = self._store.read_many(self.info.path, ranges, version=self.info.version)
         except ObjectChangedError:
+            # Forgotten, so that the next reader looks it up and reads the new version under keys of its own.
             self._infos.drop(self.info.path)
             raise
         data_by_number = dict(zip(numbers, fetched, strict=True))
