@@ -55,7 +55,7 @@ _EXAMINED_AT_ONCE = 8
 
 
 class _Described(NamedTuple):
-    """The index entry of an object, and where the metadata of each batch begins."""
+    """The index entry of an object, and the offsets of its batches."""
 
     data: memoryview
     starts: list[int]
