@@ -77,7 +77,7 @@ def encoding_name(encoding: str) -> str:
 
 
 def has_plain_lines(name: str, delimiter: str = ",") -> bool:
-    """Check that the ends of lines and fields can be found from single bytes.
+    """Check that lines and fields end in single bytes of ASCII.
 
     False for an encoding such as UTF-16, where the bytes of line ends, quotes and delimiters are not those of ASCII or
     occur within other characters.
