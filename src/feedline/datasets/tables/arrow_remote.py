@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +54,13 @@ _EXAMINED_AT_ONCE = 8
 """Objects examined at the same time, with one block of each in memory."""
 
 
+class _Described(NamedTuple):
+    """The index entry of an object, and the offsets of its batches."""
+
+    data: memoryview
+    starts: list[int]
+
+
 class ArrowObjects:
     """Non-empty record batches of all objects, numbered in order.
 
@@ -65,7 +74,8 @@ class ArrowObjects:
         self.kind = _find_kind(self._layouts, blobs.names, columns)
         self.sizes: NDArray[np.int64] = np.concatenate([layout.batches[:, 3] for layout in self._layouts])
         self._bounds = np.concatenate(([0], np.cumsum(self.sizes)))
-        self._first = np.cumsum([0, *(len(layout.batches) for layout in self._layouts)])
+        self._first = [0, *accumulate(len(layout.batches) for layout in self._layouts)]
+        self._described: PerProcess[dict[int, _Described]] = PerProcess(dict)
         self._concurrently = BoundedMap()
         self._plans: PerProcess[LRUCache[int, ReadPlan]] = PerProcess(partial(LRUCache, _PLANS))
         self._choices: PerProcess[dict[bytes, ColumnChoice]] = PerProcess(dict)
@@ -100,8 +110,8 @@ class ArrowObjects:
         return f"{self._blobs.name(blob)}, row {int(self._bounds[number] - self._bounds[self._first[blob]]) + row}"
 
     def _place(self, number: int) -> tuple[int, int]:
-        blob = int(np.searchsorted(self._first, number, side="right")) - 1
-        return blob, number - int(self._first[blob])
+        blob = bisect_right(self._first, number) - 1
+        return blob, number - self._first[blob]
 
     def _choice(self, layout: Layout) -> ColumnChoice:
         choices = self._choices()
@@ -127,14 +137,23 @@ class ArrowObjects:
 
     def _metadata(self, blob: int, place: int) -> bytes:
         """The metadata of a record batch with its prefix."""
-        batches = self._layouts[blob].batches
-        start, body = int(batches[place, 0]), int(batches[place, 1])
-        described = self._metadata_cache.get(key_of(self._blobs.name(blob), self._blobs.info(blob)))
+        described = self._described().get(blob) or self._describe(blob)
         if described is None:
             # Another process may have replaced the index since this one opened.
+            start, body = self._layouts[blob].batches[place, :2].tolist()
             return bytes(self._blobs[blob].read_uncached([(start, body)])[0])
-        first = len(described) - int((batches[place:, 1] - batches[place:, 0]).sum())
-        return bytes(described[first : first + body - start])
+        return bytes(described.data[described.starts[place] : described.starts[place + 1]])
+
+    def _describe(self, blob: int) -> _Described | None:
+        """The index entry of an object, looked up once in each process."""
+        data = self._metadata_cache.get(key_of(self._blobs.name(blob), self._blobs.info(blob)))
+        if data is None:
+            return None
+        batches = self._layouts[blob].batches
+        stops = np.cumsum([0, *(batches[:, 1] - batches[:, 0]).tolist()])
+        # The metadata of the batches are the end of the entry.
+        described = self._described()[blob] = _Described(memoryview(data), (stops + (len(data) - stops[-1])).tolist())
+        return described
 
     @contextmanager
     def _naming(self, number: int) -> Iterator[None]:

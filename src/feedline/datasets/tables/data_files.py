@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -59,33 +62,43 @@ def data_files(
     partition folders such as `_year=2024` are included. In the folder of a Delta or Iceberg table, they are the files
     of its current version. ArgumentError for tables that cannot be read by their files alone.
     """
-    given_metadata = [_METADATA.fullmatch(os.fspath(path)) for path in paths]
-    texts = [os.fspath(path) if match is None else match[1] for path, match in zip(paths, given_metadata, strict=True)]
-    resolved = found(texts, inside, cache=cache, options=options)
-    for number, (given, several) in enumerate(zip(texts, resolved, strict=True)):
-        if _is_marker(given, several):
-            resolved[number] = found(f"{given}/", inside, cache=cache, options=options)[0]
-    parts = [
-        _data(given, several, match and match[2])
-        for given, several, match in zip(texts, resolved, given_metadata, strict=True)
-    ]
+    resolve = partial(found, inside=inside, cache=cache, options=options)
+    given = [_split_metadata(os.fspath(path)) for path in paths]
+    texts = [text for text, _ in given]
+    resolved = [_behind_marker(text, several, resolve) for text, several in zip(texts, resolve(texts), strict=True)]
+    parts = [_data(text, several, name) for (text, name), several in zip(given, resolved, strict=True)]
     meant = [each for part, _ in parts for each in part]
     if not meant:
         raise FileNotFoundError("no files: the list of paths is empty")
-    files = FileSet(meant)
-    by_folder = iter(folder_values(files.names, texts))
+    files, snapshots = FileSet(meant), [snapshot for _, snapshot in parts]
+    return DataFiles(files, _partitions(parts, files.names, texts), _types(snapshots), _table(snapshots))
+
+
+def _split_metadata(path: str) -> tuple[str, str | None]:
+    """The folder of an Iceberg table, and the name of its metadata."""
+    match = _METADATA.fullmatch(path)
+    return (path, None) if match is None else (match[1], match[2])
+
+
+def _behind_marker(given: str, several: Found, resolve: Callable[[Sequence[str]], list[Found]]) -> Found:
+    """Replace the empty object that marks a folder by its files."""
+    # Hadoop, consoles and rclone create an object for a folder; stores list it without the slash at its end.
+    if is_local(given) or given.endswith("/") or len(several) != 1 or several[0][1].size:
+        return several
+    with suppress(ObjectNotFoundError):  # an empty file
+        return resolve([f"{given}/"])[0]
+    return several
+
+
+def _partitions(
+    parts: Sequence[tuple[Found, Snapshot | None]], names: Sequence[str], given: Sequence[str]
+) -> list[PartitionValues]:
+    of_folders = iter(folder_values(names, given))
     partitions: list[PartitionValues] = []
     for part, snapshot in parts:
-        of_folders = [next(by_folder) for _ in part]
-        partitions += of_folders if snapshot is None else [snapshot.files[path] for path in sorted(snapshot.files)]
-    snapshots = [snapshot for _, snapshot in parts]
-    return DataFiles(files, partitions, _types(snapshots), _table(snapshots))
-
-
-def _is_marker(given: str, several: Found) -> bool:
-    """Check for the empty object that marks a folder in a store."""
-    # Hadoop, consoles and rclone create an object for a folder; stores list it without the slash at its end.
-    return not is_local(given) and not given.endswith("/") and len(several) == 1 and several[0][1].size == 0
+        values = list(islice(of_folders, len(part)))
+        partitions += values if snapshot is None else [snapshot.files[path] for path in sorted(snapshot.files)]
+    return partitions
 
 
 def _types(snapshots: Sequence[Snapshot | None]) -> dict[str, Any]:

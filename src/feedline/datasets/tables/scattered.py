@@ -1,4 +1,4 @@
-"""Items of many chunks as one array, and chunks that refer to others.
+"""Items of many chunks as one array, and redirected chunks.
 
 `ScatteredItems` gathers from all chunks in one pass. `redirect` resolves dictionary-encoded and multi-part chunks to
 the chunks that hold their values.

@@ -21,7 +21,6 @@ from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import Columns, IndexRecipe
 from feedline.datasets.paths import Paths, find
-from feedline.datasets.text.compressed import decompressed
 from feedline.datasets.text.line_index import (
     BOM,
     Bounds,
@@ -39,6 +38,7 @@ from feedline.datasets.text.lines import (
     describe_undecodable,
     text_reading,
 )
+from feedline.datasets.text.plain_text import plain_text
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
 from feedline.stores.files import Blob
@@ -85,12 +85,13 @@ class CSV(TextRecords):
     ) -> None:
         _check_delimiter(delimiter)
         check_columns(columns)
-        reading = text_reading(index_dir, encoding, most_nbytes, delimiter)
+        found = find(paths, FORMATS["csv"].pattern, cache=cache, options=options)
+        blobs, encoding = plain_text(found, encoding, index_dir, delimiter)
+        reading = text_reading(index_dir, encoding, most_nbytes)
         mark = _encode_delimiter(delimiter, reading.encoding)
         # Row bounds depend on the delimiter: indexes for two delimiters must not replace each other.
         suffix = f"csv{int.from_bytes(mark)}-index"
         scan = partial(row_bounds, mark=mark, held_nbytes=most_nbytes)
-        blobs = decompressed(find(paths, FORMATS["csv"].pattern, cache=cache, options=options), index_dir)
         super().__init__(blobs, IndexRecipe(lambda name: f"{name}.{suffix}", scan, _is_valid), reading, transform)
         self._delimiter = delimiter
         self._header = self._shared_header()

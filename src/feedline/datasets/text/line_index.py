@@ -45,9 +45,6 @@ _OTHERS = (
 _ASCII = bytes(range(128))
 
 
-_TO_UTF8 = "iconv -f UTF-16 -t UTF-8 OLD > NEW"
-
-
 _BLANKS = np.frombuffer(b" \t\r\n", np.uint8)
 
 
@@ -69,23 +66,23 @@ _NONE: NDArray[np.uint64] = np.empty(0, np.uint64)
 Bounds = tuple[NDArray[np.uint64], NDArray[np.uint64]]
 
 
-def line_encoding(encoding: str, delimiter: str = ",") -> str:
-    """Python's name of an encoding, checked for single-byte line ends.
-
-    ArgumentError for an encoding such as UTF-16, where the bytes of line ends, quotes and delimiters are not those of
-    ASCII or occur within other characters.
-    """
+def encoding_name(encoding: str) -> str:
+    """Python's name of a text encoding; ArgumentError for an unknown one."""
     try:
         name = codecs.lookup(encoding).name.removesuffix("-sig")
         "".encode(name)  # raises for codecs that are no text encodings, such as base64
     except (LookupError, UnicodeError, TypeError):
         raise ArgumentError(f"encoding={encoding!r} is not a text encoding of Python; see the codecs module") from None
-    if not _is_ascii(name) or any(_hides(name, each) for each in f'\n\r\t ",{delimiter}'):
-        raise ArgumentError(
-            f"encoding={encoding!r}: the ends of lines and fields cannot be found from single bytes; convert the files"
-            f" to UTF-8, such as with `{_TO_UTF8.replace('UTF-16', encoding)}`"
-        )
     return name
+
+
+def has_plain_lines(name: str, delimiter: str = ",") -> bool:
+    """Check that lines and fields end in single bytes of ASCII.
+
+    False for an encoding such as UTF-16, where the bytes of line ends, quotes and delimiters are not those of ASCII or
+    occur within other characters.
+    """
+    return _is_ascii(name) and not any(_hides(name, each) for each in f'\n\r\t ",{delimiter}')
 
 
 def _is_ascii(encoding: str) -> bool:
@@ -128,8 +125,7 @@ def line_pieces(blob: Blob, held_nbytes: int) -> Iterator[LinePiece]:
             _check_is_text(blob.name, bytes(part[:8]))
         if number == 0 and bytes(part[:2]) in _WIDE_BOMS:
             raise SampleError(
-                f"{blob.name} is UTF-16, which does not allow random access to lines; convert it to UTF-8 with"
-                f" `{_TO_UTF8}`, or save it as 'CSV UTF-8' in a spreadsheet program"
+                f"{blob.name} is UTF-16; pass encoding='utf-16', or save it as 'CSV UTF-8' in a spreadsheet program"
             )
         data = part[len(BOM) :] if number == 0 and part[: len(BOM)] == BOM else part
         at += len(part) - len(data)

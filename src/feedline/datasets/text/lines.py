@@ -14,8 +14,8 @@ from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import IndexRecipe
 from feedline.datasets.paths import Paths, find
-from feedline.datasets.text.compressed import decompressed
-from feedline.datasets.text.line_index import bounds_match, filled_line_bounds, line_bounds, line_encoding
+from feedline.datasets.text.line_index import bounds_match, filled_line_bounds, line_bounds
+from feedline.datasets.text.plain_text import plain_text
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
 from feedline.stores.files import FileSet, LocalFile
@@ -45,11 +45,11 @@ class TextReading(NamedTuple):
     most_nbytes: int
 
 
-def text_reading(index_dir: Pathlike | None, encoding: str, most_nbytes: int, delimiter: str = ",") -> TextReading:
+def text_reading(index_dir: Pathlike | None, encoding: str, most_nbytes: int) -> TextReading:
     """Check reading options. ArgumentError if one is invalid."""
     if most_nbytes < 1:
         raise ArgumentError(f"most_nbytes={most_nbytes} must be at least 1")
-    return TextReading(index_dir, line_encoding(encoding, delimiter), most_nbytes)
+    return TextReading(index_dir, encoding, most_nbytes)
 
 
 def check_columns(columns: object) -> None:
@@ -126,11 +126,12 @@ class Lines(TextRecords):
     """The lines of text files as `str`, without line ends.
 
     `paths` is a path or URL, a folder, a pattern, or a list of these; `inside` is the pattern of files in a folder.
-    Empty lines are samples. Text after the last line end is a sample if it is not empty. `encoding` is any in which
-    lines end as in ASCII, such as "latin-1" or "gbk", but not UTF-16. A line of more than `most_nbytes` bytes raises
-    SampleError. Objects of stores are cached in the folder `cache`, if given; `options` are those of `open_store`.
+    Empty lines are samples. Text after the last line end is a sample if it is not empty. A line of more than
+    `most_nbytes` bytes raises SampleError. Objects of stores are cached in the folder `cache`, if given; `options` are
+    those of `open_store`.
 
     Files that end in `.gz`, `.bz2`, `.xz` or `.zst` are decompressed once, into `index_dir` or the user's cache folder.
+    So are files converted whose `encoding` does not end lines as ASCII does, such as "utf-16".
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Lines(TextRecords):
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:
-        blobs = decompressed(find(paths, inside, cache=cache, options=options), index_dir)
+        blobs, encoding = plain_text(find(paths, inside, cache=cache, options=options), encoding, index_dir)
         super().__init__(blobs, LINES, text_reading(index_dir, encoding, most_nbytes), transform)
 
     def _value(self, text: str, file: int, at: int) -> Any:  # noqa: ARG002 - a line needs no conversion
@@ -175,7 +176,8 @@ class JSONL(TextRecords):
         options: Options = None,
     ) -> None:
         check_columns(columns)
-        blobs = decompressed(find(paths, FORMATS["jsonl"].pattern, cache=cache, options=options), index_dir)
+        found = find(paths, FORMATS["jsonl"].pattern, cache=cache, options=options)
+        blobs, encoding = plain_text(found, encoding, index_dir)
         super().__init__(blobs, FILLED_LINES, text_reading(index_dir, encoding, most_nbytes), transform)
         self._columns = None if columns is None else tuple(columns)
 
