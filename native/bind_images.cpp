@@ -253,12 +253,6 @@ nb::tuple image_header(nb::handle source, std::int64_t limit) {
         nb::none());
 }
 
-bool image_whole(nb::handle jpeg) {
-    const Held held(jpeg);
-    nb::gil_scoped_release nogil;
-    return (*held).bytes.data && is_whole((*held).bytes);
-}
-
 // Decodes a whole JPEG from memory into `out`, (height, width, 3) as in its header; returns None, or the verdict.
 // Without `quick`, libjpeg decodes everything, with equal results.
 nb::object image_decode(nb::handle jpeg, nb::handle out_, bool quick) {
@@ -343,7 +337,6 @@ void bind_images(nb::module_& m) {
     m.def("image_intact", &image_intact, nb::arg("jpeg"));
     m.def("image_part", &image_part, nb::arg("source"), nb::arg("size"), nb::arg("scale"), nb::arg("part"),
           nb::arg("resize").none(), nb::arg("out"));
-    m.def("image_whole", &image_whole, nb::arg("jpeg"));
     m.def("image_quick", &quick_is_sound, nb::call_guard<nb::gil_scoped_release>());
 }
 

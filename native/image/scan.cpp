@@ -229,49 +229,4 @@ bool ends_regularly(const std::uint8_t* at, const std::uint8_t* end, std::int64_
     return false;
 }
 
-namespace {
-
-bool is_restart(int marker) { return marker >= 0xD0 && marker <= 0xD7; }
-
-// Returns the marker that ends the coded data from `at` on, and moves behind it; 0 at the end of the file, and for
-// repeated FF, which decoders treat in different ways.
-int next_marker(Bytes jpeg, std::size_t& at) {
-    while (at < jpeg.size) {
-        const void* const found = std::memchr(jpeg.data + at, 0xFF, jpeg.size - at);
-        if (!found) return 0;
-        at = static_cast<std::size_t>(static_cast<const std::uint8_t*>(found) - jpeg.data) + 1;
-        if (at == jpeg.size || jpeg.data[at] == 0xFF) return 0;
-        const int marker = jpeg.data[at++];
-        if (marker != 0 && !is_restart(marker)) return marker;
-    }
-    return 0;
-}
-
-}  // namespace
-
-bool is_whole(Bytes jpeg) {
-    const Integers integers(jpeg, false);
-    int components = 0;
-    bool sequential = false;
-    for (std::size_t at = 2; at + 4 <= jpeg.size;) {
-        if (jpeg.data[at] != 0xFF) return false;
-        const int marker = jpeg.data[at + 1];
-        const std::size_t length = integers.two(at + 2);
-        if (marker < 0xC0 || is_restart(marker) || marker == 0xD9 || length < 3 || jpeg.size - at - 2 < length)
-            return false;
-        const Bytes segment{jpeg.data + at + 4, length - 2};
-        at += 2 + length;
-        if (is_frame(marker) && segment.size >= 6) {
-            components = segment.data[5];
-            sequential = (marker & 3) != 2;
-        }
-        if (marker != 0xDA) continue;
-        const int next = next_marker(jpeg, at);
-        if (next == 0xD9) return true;
-        if (next == 0 || (sequential && segment.data[0] == components)) return false;
-        at -= 2;
-    }
-    return false;
-}
-
 }  // namespace feedline

@@ -28,8 +28,4 @@ Status scan(Bytes jpeg, std::int64_t limit, Header& header);
 // the number `next`, and the end marker. libjpeg and Pillow then accept the rest, whatever its bits say.
 bool ends_regularly(const std::uint8_t* at, const std::uint8_t* end, std::int64_t next, std::int64_t left);
 
-// True if the data goes on to its end marker, with nothing but coded data and restart markers in a sequential scan. Of
-// other files, a decoder that reads only a part may miss an error that one that reads everything reports.
-bool is_whole(Bytes jpeg);
-
 }  // namespace feedline

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from picture_cases import jpeg, photo
 from PIL import Image
 
-from feedline.images import native
 from feedline.images.placed import PLACEMENT, PlacedReader
 from feedline.transforms.recognized.frame import Frame, RefusedError
 
@@ -91,20 +90,3 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ValueError, match="out does not fit"):
             reader.read((levels,), wrong, whole)
     assert whole.shape[1] == PLACEMENT
-
-
-@pytest.mark.parametrize("progressive", [False, True])
-@pytest.mark.parametrize("restarts", [0, 2])
-def test_whole_files_are_known(progressive: bool, restarts: int) -> None:
-    content = jpeg(90, 70, progressive=progressive, restart_marker_blocks=restarts)
-    whole = native.native.image_whole
-    assert whole(content)
-    assert whole(content + b"trailer")
-    assert not whole(content[:-2])
-    assert not whole(content[: len(content) // 2])
-    assert not whole(b"")
-    assert not whole(b"\xff\xd8")
-    broken = bytearray(content)
-    at = len(content) * 3 // 4
-    broken[at : at + 2] = b"\xff\x01"
-    assert not whole(bytes(broken)) or progressive

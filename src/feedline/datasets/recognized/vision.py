@@ -47,8 +47,7 @@ class ImageFiles:
             raise RefusedError("the file cannot be read") from error
         limit = Image.MAX_IMAGE_PIXELS or 0  # Pillow warns above it
         header, unwritten = native.native.image_header(encoded, limit)
-        # Pillow also reports damage outside of the crop, which the kernels do not read.
-        if unwritten is not None or header[3] not in _COMPONENTS or not native.native.image_whole(encoded):
+        if unwritten is not None or header[3] not in _COMPONENTS:
             return _loader_of(dataset)(path), target
         frame = Frame(encoded, header[0], header[1], limit)
         frame.opened = open_encoded(encoded)
