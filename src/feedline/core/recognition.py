@@ -22,7 +22,10 @@ class SampleReader(Protocol):
         ...
 
     def read(self, index: Any, rows: Any) -> Any:
-        """Sample `index`; its image may be the next of `rows`, a `collate.rows.RowBuffer`, or None."""
+        """Sample `index`.
+
+        Its image may be the next of `rows`, a `collate.rows.RowBuffer` or None.
+        """
         ...
 
 
@@ -63,7 +66,7 @@ _RECOGNIZER = "feedline.datasets.recognized.recognition:recognize"
 
 
 def may_be_recognized(dataset: Any) -> bool:
-    """True if a dataset's class is of a library that feedline looks at.
+    """True if feedline looks at the library of a dataset.
 
     torch's wrappers are looked through.
     """

@@ -63,7 +63,10 @@ _COMPONENTS = (1, 3)
 
 @dataclass(frozen=True, slots=True)
 class LevelArrays:
-    """A class whose samples are levels in memory, (height, width, 3) or (height, width)."""
+    """A class whose samples are levels in memory.
+
+    Their shape is (height, width, 3) or (height, width).
+    """
 
     item: Callable[[Any, Any], Item]
 

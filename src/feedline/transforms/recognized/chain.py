@@ -211,9 +211,9 @@ _WIDTH = 76
 
 
 def as_frame(value: Any) -> Frame | None:
-    """Frame of a Pillow image in RGB or L, or the frame itself.
+    """Frame of a Pillow image, or the frame itself.
 
-    None for other values.
+    None for other values, and for images in other modes than RGB and L.
     """
     if isinstance(value, Frame):
         return value

@@ -161,7 +161,10 @@ class Frame:
 
 
 def frame_of(levels: NDArray[np.uint8]) -> Frame:
-    """Frame of levels: (height, width, 3), or (height, width) for a gray image."""
+    """Frame of levels.
+
+    Their shape is (height, width, 3), or (height, width) for a gray image.
+    """
     height, width = levels.shape[:2]
     if levels.ndim == 3:
         return Frame(levels, width, height)
