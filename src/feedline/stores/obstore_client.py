@@ -198,6 +198,9 @@ class RangeAnswer(NamedTuple):
 class Client:
     """Single requests, one attempt each. Safe to use from several threads."""
 
+    _may_disguise = False
+    """True if headers must be checked: obstore makes a dictionary of them for each answer."""
+
     def __init__(self, kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> None:
         self._library = library()
         self._store = self._call(root, lambda: open_checked(self._library, kind, root, options, idle_timeout_s))
@@ -249,7 +252,8 @@ class Client:
             meta, (start, stop) = result.meta, result.range
             if (start, stop) != (span.start, min(span.stop, meta["size"])):
                 raise StoreError(f"{what}: the server answered with bytes [{start}, {stop}) instead")
-            self._refuse_disguises(key, result.attributes, what)
+            if self._may_disguise:
+                self._refuse_disguises(key, result.attributes, what)
             part.accept(_version(meta), meta["size"], ByteRange(start, stop))
             size = part.part_nbytes
             for data in [result.bytes()] if size is None else result.stream(min_chunk_size=size):

@@ -193,6 +193,8 @@ class WebClient(Client):
     They are obstore's, but for what it cannot do.
     """
 
+    _may_disguise = True
+
     def __init__(self, root: str, options: StoreOptions, idle_timeout_s: float) -> None:
         super().__init__(WEB, root, options, idle_timeout_s)
         self._reader = WebReader(root, options, idle_timeout_s)
