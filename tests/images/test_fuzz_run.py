@@ -1,0 +1,18 @@
+"""A short run of the fuzz target under sanitizers; `make fuzz` is the long one."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+INPUTS = 2_000
+
+
+def test_mutated_images_neither_crash_nor_differ() -> None:
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        ["scripts/fuzz", "--inputs", str(INPUTS)], cwd=root, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert run.returncode == 0, run.stderr[-4_000:]
+    counted = [int(line.split()[0]) for line in run.stdout.splitlines() if line.endswith(" inputs")]
+    assert sum(counted) >= INPUTS
