@@ -192,7 +192,11 @@ class Iteration:
         taken, progress = self._taken, self._progress
         if self._stage is None and taken is not None and taken.cursor is not progress.cursor:
             return 0
-        return progress.advance(request, result)
+        try:
+            return progress.advance(request, result)
+        except Exception:  # such as too many skipped samples: the next call goes on after this batch
+            self._taken = None
+            raise
 
     def __len__(self) -> int:
         return self._length()
