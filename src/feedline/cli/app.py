@@ -141,7 +141,9 @@ def doctor(
     ranks: Annotated[int, typer.Option(min=1, help="Training processes that will share the data.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Check this machine, and a loader if one is named: limits, load, hazards, with remedies.
+    """Check this machine, and a loader if one is named.
+
+    Findings have evidence and a remedy.
 
     The script of a loader is executed without its `if __name__ == "__main__"` block, and up to 200 samples are read.
 
@@ -160,7 +162,9 @@ def lint(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Python files, notebooks, or folders of them.")],
     as_json: AsJson = False,
 ) -> None:
-    """Find mistakes in code that loads data, and what feedline would simplify there.
+    """Find mistakes in code that loads data.
+
+    Also lists what feedline would simplify.
 
     Nothing is executed. `# feedline: ignore[code]` on a line switches a rule off.
 
@@ -193,7 +197,9 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Write all figures into this JSON file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a loader under many settings, with torch's own next to it, and recommend one.
+    """Measure a loader under many settings, and recommend one.
+
+    torch's own loader is measured, too.
 
     The script of the loader is executed without its `if __name__ == "__main__"` block. Settings are measured in turn,
     round by round, so that other load hits all of them.

@@ -27,7 +27,7 @@ class TargetError(ArgumentError):
 
 
 def load(target: str) -> TorchDataLoader[Any]:
-    """The loader of `target`, made by running the script or importing the module.
+    """The loader that `target` names.
 
     The name may be an attribute path, and a function that takes no arguments and returns the loader. Without a name,
     the only loader among the globals is taken. Raises `TargetError`; an error of the script itself is its cause.
@@ -51,7 +51,10 @@ def as_feedline(loader: TorchDataLoader[Any], **changes: Any) -> DataLoader[Any]
 
 
 def as_torch(loader: TorchDataLoader[Any], **changes: Any) -> TorchDataLoader[Any]:
-    """A loader of torch with the arguments of `loader` that it knows, except for `changes`."""
+    """A loader of torch with the arguments of `loader`.
+
+    `changes` replace some of them.
+    """
     return TorchDataLoader(loader.dataset, **_consistent({**_arguments(loader, changes), **changes}))
 
 
@@ -110,7 +113,10 @@ def _import(name: str) -> dict[str, Any]:
 
 @contextmanager
 def _like_python(script: Path) -> Iterator[None]:
-    """Path and arguments as `python script.py` sets them; the path stays, because loaders import later."""
+    """Path and arguments as `python script.py` sets them.
+
+    The path stays: loaders import later.
+    """
     sys.path.insert(0, str(script.resolve().parent))
     arguments, sys.argv = sys.argv, [str(script)]
     try:

@@ -1,4 +1,4 @@
-"""Limits and counters of the control group of a process, of cgroup versions 1 and 2."""
+"""Limits and counters of a control group, versions 1 and 2."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Cgroup:
 
     @classmethod
     def of_process(cls, pid: int | str = "self", proc: Path = _PROC) -> Cgroup:
-        """Find the group of a process; an empty one where there is no cgroup file system."""
+        """Find the group of a process; empty without cgroups."""
         try:
             groups = (proc / str(pid) / "cgroup").read_text().splitlines()
             mounts = (proc / "self" / "mountinfo").read_text().splitlines()
@@ -80,7 +80,7 @@ _UNLIMITED = 1 << 60
 
 
 def _folders(controller: str, groups: list[str], mounts: list[str]) -> tuple[Path, ...]:
-    """Folders of the group and of its ancestors in the hierarchy that has this controller."""
+    """Folders of the group and its ancestors for a controller."""
     for line in groups:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -93,7 +93,10 @@ def _folders(controller: str, groups: list[str], mounts: list[str]) -> tuple[Pat
 
 
 def _mounts(controller: str, mounts: list[str]) -> Iterator[tuple[str, Path]]:
-    """Root and mount point of each hierarchy; of version 2 for an empty name."""
+    """Root and mount point of each hierarchy with the controller.
+
+    An empty name stands for version 2.
+    """
     for line in mounts:
         left, _, right = line.partition(" - ")
         kind, *_, options = right.split(" ")
@@ -108,7 +111,10 @@ def _unescape(word: str) -> str:
 
 
 def _below(mount: Path, root: str, path: str) -> Path:
-    """Folder of the group `path` below a mount that shows the hierarchy from `root` on."""
+    """Folder of the group `path` below a mount.
+
+    The mount shows the hierarchy from `root` on.
+    """
     # In a container the mount often shows only the container's own group, and `path` is seen from the host.
     inside = path.removeprefix(root) if root != "/" else path
     folder = mount / inside.lstrip("/")
@@ -140,7 +146,7 @@ def _bytes_of(name: str) -> Callable[[Path], float | None]:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file; None for a word such as "max" or a missing file."""
+    """The number in a file; None for "max" or no file."""
     words = _lines(path)
     return int(words[0]) if words and words[0].lstrip("-").isdigit() else None
 

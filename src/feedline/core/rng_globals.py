@@ -75,7 +75,10 @@ class GlobalStateChanges:
         self._has_spare = False
 
     def take(self) -> bytes:
-        """The states, as `global_states()`, if they have changed since the last call; else b""."""
+        """`global_states()` if they have changed since the last call.
+
+        Else b"".
+        """
         seen = (torch.get_rng_state().numpy().tobytes(), _numpy_mark(), random.getstate())
         # To draw the second of a pair of normal values, which NumPy keeps, moves nothing that the marks cover.
         if seen == self._seen and not self._has_spare:

@@ -99,7 +99,10 @@ def work_as(worker: int, *, own_process: bool = False) -> None:
 
 
 def start_cpu(now_ns: int) -> int | None:
-    """CPU clock of this worker; None if it was read less than `CPU_EVERY_NS` before `now_ns`."""
+    """CPU clock of this worker; None if it was just read.
+
+    It is read once in `CPU_EVERY_NS`.
+    """
     current = _current
     if now_ns < current.next_cpu_ns:
         return None
@@ -108,7 +111,7 @@ def start_cpu(now_ns: int) -> int | None:
 
 
 def spent_cpu(stage: str, start_ns: int) -> tuple[SpanTuple, int]:
-    """A span on the CPU clock from `start_ns` until now, and the clock."""
+    """A span on the CPU clock until now, and the clock."""
     now_ns = _current.cpu_clock()
     return (stage + CPU, start_ns, now_ns, _current.worker), now_ns
 
@@ -125,7 +128,10 @@ def add_run_delay(spans: list[SpanTuple], now_ns: int) -> None:
 
 
 def _run_delay_ns() -> int:
-    """Nanoseconds in which this thread was ready to run and did not; -1 where the kernel does not count them."""
+    """Nanoseconds in which this thread was ready but did not run.
+
+    -1 where the kernel does not count them.
+    """
     with suppress(OSError, IndexError, ValueError):
         descriptor = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         try:

@@ -16,7 +16,7 @@ from feedline.errors import ArgumentError
 
 
 def usable_cpus(cgroup: Cgroup | None = None) -> int:
-    """CPUs that affinity and the quota of the control group allow; at least 1."""
+    """CPUs that affinity and quota allow; at least 1."""
     quota = (cgroup or Cgroup.of_process()).cpu_quota()
     # A worker needs a whole CPU to be worth its memory: half a CPU of quota does not count.
     return max(1, affine_cpus() if quota is None else min(affine_cpus(), int(quota)))

@@ -39,13 +39,19 @@ class Mixing:
 
 
 class _Rows(NamedTuple):
-    """Rows of one global batch by partition: partition k has the rows [starts[k], starts[k + 1])."""
+    """Rows of one global batch by partition.
+
+    Partition k has the rows [starts[k], starts[k + 1]).
+    """
 
     starts: Indices
 
     @classmethod
     def of(cls, rows: int, partitions: int) -> _Rows:
-        """As equal as possible; a partition has none if there are fewer rows than partitions."""
+        """Rows divided as equally as possible.
+
+        A partition has none if there are fewer rows than partitions.
+        """
         return cls(np.arange(partitions + 1, dtype=np.int64) * rows // partitions)
 
     @property
@@ -123,7 +129,9 @@ class ShardShuffled(IndexSampler):
         return places + (self._firsts[layout.shards] - layout.starts[:-1])[at]
 
     def _runs(self, layout: _EpochShards, start: int, stop: int) -> Iterator[tuple[Any, int, int]]:
-        """Runs [low, high) of each partition that the positions [start, stop) take, and their places among them.
+        """Runs [low, high) of each partition within [start, stop).
+
+        Each comes with the places of its samples among these positions.
 
         Batch after batch takes the next samples of a partition, so any span of positions takes one run of it.
         """
@@ -157,7 +165,9 @@ class ShardShuffled(IndexSampler):
         return permuted(key, high - low, max(start, low) - low, min(stop, high) - low) + low
 
     def shards_of(self, rank: int, world_size: int, epoch: int = 0) -> Indices:
-        """Numbers of the shards from which a rank, or a node of equal nodes, reads in `epoch`.
+        """Numbers of the shards from which a rank reads in `epoch`.
+
+        The same for one of several equal nodes.
 
         Holds for global batches of `global_batch_size` samples; with one partition, all shards.
         """

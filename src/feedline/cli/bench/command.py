@@ -1,4 +1,4 @@
-"""`feedline bench`: measures a loader under many settings, and says which one to use."""
+"""`feedline bench`: measurement of a loader under many settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """Trials of a sweep, the recommended one, and the thresholds that were met."""
+    """Trials, the recommended one, and the thresholds that were met."""
 
     trials: list[Trial]
     chosen: Trial | None

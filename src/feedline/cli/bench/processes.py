@@ -1,4 +1,4 @@
-"""CPU time and memory of this process and its descendants, read from /proc."""
+"""CPU time and memory of a process tree, from /proc."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of the process, its ended and reaped children, and its living descendants."""
+    """CPU seconds of the process tree, reaped children included."""
     return sum(map(_own_cpu_s, descendants(pid)))
 
 
 def memory_nbytes(pid: int) -> int:
-    """Memory of the process and its descendants; pages shared by n processes count 1/n for each."""
+    """Memory of the process tree, shared pages counted once."""
     return sum(map(_own_memory, descendants(pid)))
 
 

@@ -1,4 +1,4 @@
-"""Results of a sweep as text for a terminal of any width, as SVG and as JSON."""
+"""Results of a sweep as text, SVG and JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NARROW = 60
 
 
 def table(trials: Sequence[Trial], chosen: Trial | None, step_s: float, width: int, marks: Marks) -> list[str]:
-    """One line per setting, with a bar of its rate; two lines in a narrow terminal."""
+    """One line per setting; two in a narrow terminal."""
     is_wide = width >= NARROW and _bar_columns(trials, step_s, width) >= 0
     rows = _wide_rows(trials, chosen, step_s, width, marks) if is_wide else _narrow_rows(trials, chosen, width)
     return [marks.adapt(row) for row in rows]
@@ -57,7 +57,10 @@ def _bar_columns(trials: Sequence[Trial], step_s: float, width: int) -> int:
 
 
 def _tail(trial: Trial | None, step_s: float) -> str:
-    """Last columns of a row, or their titles; waiting means nothing without a step."""
+    """Last columns of a row, or their titles.
+
+    Waiting means nothing without a step.
+    """
     if trial is None:
         return f"{'waits' if step_s else '':>{8 if step_s else 0}}{'first':>8}{'memory':>9}"
     figures = trial.figures()
@@ -128,7 +131,7 @@ _ROW, _LEFT, _WIDE, _RIGHT = 26, 250, 420, 130
 
 
 def svg(trials: Sequence[Trial], chosen: Trial | None) -> str:
-    """Bar chart of the rates with their spread, readable on light and dark pages."""
+    """Bar chart of the rates, for light and dark pages."""
     ran = [trial for trial in trials if trial.rounds]
     best = max((trial.samples_per_s + trial.spread for trial in ran), default=1.0)
     rows = "".join(_bar_row(trial, number, best, chosen) for number, trial in enumerate(ran))

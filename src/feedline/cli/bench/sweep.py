@@ -1,4 +1,4 @@
-"""The settings that a sweep tries, its interleaved rounds, and what it recommends."""
+"""Settings of a sweep, its interleaved rounds, and its recommendation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class Sweep(NamedTuple):
     """Length of a training step, which sleeps."""
 
     def run(self, loader: TorchDataLoader[Any], step: Callable[[str, int, int], None]) -> list[Trial]:
-        """Measure all settings in turn, round by round, so that a busy moment of the machine hits all of them."""
+        """Measure all settings in turn, round by round.
+
+        A busy moment of the machine then hits all of them.
+        """
         own = loader.num_workers
         trials = [Trial(setting) for setting in self.settings if setting != Setting(own)]  # that is "as it is"
         total = self.rounds * len(trials)
@@ -46,7 +49,7 @@ class Sweep(NamedTuple):
 def settings_of(
     workers: Sequence[int], methods: Sequence[str], prefetch: Sequence[int], batch_sizes: Sequence[int]
 ) -> tuple[Setting, ...]:
-    """The user's own setting, that of torch's loader, and every combination of the lists.
+    """The user's own setting, torch's loader, and all combinations.
 
     An empty list leaves what the user's loader has.
     """
@@ -61,13 +64,16 @@ def settings_of(
 
 
 def default_workers(cpus: int | None = None) -> list[int]:
-    """Worker counts worth trying here: powers of two up to twice the CPUs, for samples that wait."""
+    """Powers of two up to twice the CPUs.
+
+    More workers than CPUs help samples that wait.
+    """
     most = 2 * (cpus or usable_cpus())
     return [0, *sorted({1, *(1 << power for power in range(1, 8) if 1 << power <= most), most})]
 
 
 def recommend(trials: Iterable[Trial], step_s: float) -> Trial | None:
-    """The trial with the fewest workers that is nearly as fast as the fastest; None if none ran.
+    """The nearly fastest trial with the fewest workers; None if none ran.
 
     With a step, the fewest workers with which the loop waits at most `KPI_WAIT` of its time, if any do.
     """

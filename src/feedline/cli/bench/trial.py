@@ -118,7 +118,7 @@ class Trial:
         return f"torch, {self.setting.describe()}" if self.setting.is_torch else self.setting.describe()
 
     def run(self, loader: TorchDataLoader[Any], seconds: float, step_s: float) -> None:
-        """Add a round; an error of the loader becomes that of the trial."""
+        """Add a round, or record the error of the loader."""
         if self.error:
             return
         try:
@@ -134,7 +134,9 @@ class Trial:
 
 
 def measure(loader: TorchDataLoader[Any], seconds: float, step_s: float) -> Round:
-    """Iterate for about `seconds` after the warm-up, over several epochs if they are short.
+    """Iterate for about `seconds` after the warm-up.
+
+    Short epochs follow one another.
 
     Batches arrive in clusters of one per worker: the first cluster is the warm-up, and only whole clusters count. Each
     step sleeps `step_s`, as a loop does that waits for a device.
@@ -164,7 +166,7 @@ def measure(loader: TorchDataLoader[Any], seconds: float, step_s: float) -> Roun
 
 
 def _endless(loader: TorchDataLoader[Any]) -> Iterator[Any]:
-    """Batches of one epoch after the other; ValueError if an epoch has none."""
+    """Batches of all epochs; ValueError if an epoch has none."""
     while True:
         empty = True
         for batch in loader:
@@ -175,7 +177,7 @@ def _endless(loader: TorchDataLoader[Any]) -> Iterator[Any]:
 
 
 def _rows(batch: Any) -> int:
-    """Samples in a batch: the first dimension of its first tensor, or the length of its first list."""
+    """Samples in a batch, by its first tensor or list."""
     if isinstance(batch, (torch.Tensor, np.ndarray)):
         return int(batch.shape[0]) if batch.ndim else 1
     if isinstance(batch, Mapping):

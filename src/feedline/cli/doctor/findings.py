@@ -1,4 +1,4 @@
-"""Findings of `feedline doctor`, and their text for a terminal of any width."""
+"""Findings of `feedline doctor`, and their text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TWO_COLUMNS = 60
 
 
 class Severity(enum.Enum):
-    """Verdict of a finding; the value is the word of the JSON output."""
+    """Verdict of a finding; the value appears in JSON."""
 
     GOOD = "good"
     NOTE = "note"
@@ -48,7 +48,7 @@ class Finding:
 
 
 class Marks(enum.Enum):
-    """Signs before findings: those of a terminal, and those of an ASCII stream."""
+    """Signs before findings, for terminals and for ASCII streams."""
 
     UNICODE = "✓", "!", "✗", "→"
     ASCII = "+", "!", "x", "->"
@@ -84,7 +84,9 @@ _COLORS = {Severity.GOOD: "green", Severity.NOTE: "yellow", Severity.BAD: "bold 
 
 
 def render(findings: Sequence[Finding], width: int, marks: Marks = Marks.UNICODE, *, names_first: bool = False) -> Text:
-    """Text of a section: what needs attention first, then all that is well, in shared lines.
+    """Text of a section, findings that need attention first.
+
+    All that is well shares lines.
 
     With `names_first`, names stand on lines of their own: they are long, as places in files are.
     """

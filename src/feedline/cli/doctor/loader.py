@@ -52,7 +52,7 @@ DEPTH = 4
 
 
 def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
-    """Run all checks of a loader; a check that fails is a finding, too."""
+    """Run all checks; one that fails is a finding, too."""
     sample = SampleProbe.read(loader) if not isinstance(loader.dataset, IterableDataset) else SampleProbe.none()
     checks: list[Callable[[], Iterator[Finding]]] = [
         lambda: describe(loader),
@@ -120,7 +120,7 @@ class SampleProbe(NamedTuple):
 
 
 def describe(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
-    """Length of the dataset, and the last sample, which a wrong length would miss."""
+    """Name and length of the dataset."""
     name = type(loader.dataset).__name__
     if isinstance(loader.dataset, IterableDataset):
         yield Finding("dataset", f"{name} (a stream)")
@@ -188,7 +188,7 @@ def held_generators(dataset: Any) -> Iterator[Finding]:
 
 
 def pickling(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
-    """Parts that cannot be sent to workers, where the start method needs that."""
+    """Parts that the start method cannot send to workers."""
     context = loader.multiprocessing_context
     method = multiprocessing.get_start_method() if context is None else context.get_start_method()
     if not loader.num_workers or method == "fork":
@@ -233,7 +233,7 @@ def shards(loader: TorchDataLoader[Any], ranks: int) -> Iterator[Finding]:
 
 
 def batch_memory(loader: TorchDataLoader[Any], samples: SampleProbe) -> Iterator[Finding]:
-    """Memory of the batches in flight, beside the limit."""
+    """Memory of the batches in flight, compared with the limit."""
     if not samples.nbytes or not loader.batch_size:
         return
     batch = samples.nbytes * loader.batch_size
@@ -268,7 +268,7 @@ def worker_results(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
 
 
 def _first_batches(loader: TorchDataLoader[Any], workers: int, state: torch.Tensor) -> list[Any]:
-    """The first two batches, in the order of the loader, with addressed randomness."""
+    """The first two batches, with addressed randomness."""
     with restored_globals():
         torch.set_rng_state(state)
         changes = {"num_workers": workers, "seed": 0, "worker_method": "process", "persistent_workers": False}
@@ -302,7 +302,10 @@ def _arrays(value: Any) -> Iterator[Any]:
 def _attributes(
     obj: Any, path: str = "", depth: int = DEPTH, seen: frozenset[int] = frozenset()
 ) -> Iterator[tuple[str, Any]]:
-    """Attributes of a dataset and of what it holds, with their paths; containers count as one level."""
+    """Attributes within attributes, with their paths.
+
+    Containers count as one level.
+    """
     if depth == 0 or id(obj) in seen:
         return
     seen |= {id(obj)}

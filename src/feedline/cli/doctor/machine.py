@@ -1,4 +1,4 @@
-"""Checks of the machine: CPUs, memory, limits of the kernel and of the control group, devices."""
+"""Checks of the machine: CPUs, memory, limits, devices."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def kernels() -> Iterator[Finding]:
 
 
 def cpus(affinity: int, present: int, cgroup: Cgroup) -> Finding:
-    """CPUs of the affinity mask and of the control group's quota, and how often the quota stopped the group."""
+    """CPUs of the affinity mask and of the quota, with throttling."""
     quota, throttling = cgroup.cpu_quota(), cgroup.throttling()
     if quota is None or quota >= affinity:
         return Finding("CPUs", f"{affinity} of {present}")
@@ -147,7 +147,7 @@ def _pressure() -> float | None:
 
 
 class Memory(NamedTuple):
-    """Memory of the machine or of the control group, whichever is less, in bytes."""
+    """Memory of the machine or of its control group, in bytes."""
 
     total: int
     available: int

@@ -81,7 +81,10 @@ class Ordered:
 
 
 def ordered(shards: ShardSummary, window: int, batch_size: int, ranks: Ranks | None = None) -> Ordered | None:
-    """Compare windows over the shards, and divide them among ranks; None without shards."""
+    """Compare windows over the shards; None without shards.
+
+    With `ranks`, also divide the shards among them.
+    """
     if not shards.unit or not sum(shards.sizes):
         return None
     number = len(shards.sizes)
@@ -98,7 +101,10 @@ def ordered(shards: ShardSummary, window: int, batch_size: int, ranks: Ranks | N
 
 
 def shares_of(shards: ShardSummary, window: int, batch_size: int, ranks: Ranks) -> RankShares:
-    """Shares of the nodes in an order with one partition per rank, in batches of `batch_size` for each rank."""
+    """Shares of the nodes, with one partition per rank.
+
+    `batch_size` counts the samples of a rank.
+    """
     world, nodes = ranks
     if world % nodes:
         raise ArgumentError(f"--world {world} ranks cannot be divided equally among --nodes {nodes}")

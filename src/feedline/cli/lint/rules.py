@@ -132,7 +132,7 @@ def seed_per_sample(source: SourceFile) -> Iterator[Objection]:
 
 
 def list_of_objects(source: SourceFile) -> Iterator[Objection]:
-    """Long lists of Python objects in a dataset, whose pages forked workers copy."""
+    """Long lists of Python objects, whose pages forked workers copy."""
     for definition in _datasets(source):
         for assignment in _own_assignments(_method(definition, "__init__")):
             if _makes_objects(source, assignment.value):
@@ -338,7 +338,7 @@ _OBJECT_SOURCES = ("json.load", "json.loads", "pickle.load", "sorted", "list", "
 
 
 def _makes_objects(source: SourceFile, value: ast.AST | None) -> bool:
-    """True for comprehensions and calls that give long lists or dicts of Python objects."""
+    """True for expressions that give long lists or dicts."""
     if isinstance(value, (ast.ListComp, ast.DictComp)):
         return not isinstance(value.generators[0].iter, (ast.List, ast.Tuple))
     if not isinstance(value, ast.Call):
@@ -403,7 +403,7 @@ def _argument(call: ast.Call, name: str, position: int | None = None) -> ast.exp
 
 
 def _has_star(call: ast.Call) -> bool:
-    """True if arguments come from a dict or list that cannot be seen."""
+    """True if some arguments cannot be seen."""
     return any(keyword.arg is None for keyword in call.keywords) or any(
         isinstance(part, ast.Starred) for part in call.args
     )

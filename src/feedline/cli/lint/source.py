@@ -25,7 +25,7 @@ _IGNORED = re.compile(r"#\s*feedline:\s*ignore(?:\[([\w, -]+)\])?")
 
 
 class Place(NamedTuple):
-    """Place of a node in a file, as editors and compilers write it."""
+    """Place of a node, in the form of compilers."""
 
     path: str
     line: int
@@ -37,7 +37,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A parsed file, or one cell of a notebook with the imports of the cells before it."""
+    """A parsed file, or one cell of a notebook.
+
+    A cell knows the imports of the cells before it.
+    """
 
     path: str
     text: str
@@ -86,7 +89,10 @@ class SourceFile:
             node = outer
 
     def inherits(self, definition: ast.ClassDef, *bases: str) -> bool:
-        """True if a class derives from one of these, directly or through classes of this file."""
+        """True if a class derives from one of these bases.
+
+        Classes of this file in between are followed.
+        """
         for base in definition.bases:
             plain = base.value if isinstance(base, ast.Subscript) else base  # Dataset[int]
             name = self.qualified(plain)
@@ -98,7 +104,10 @@ class SourceFile:
         return False
 
     def ignores(self, line: int, code: str) -> bool:
-        """True if a comment on the line switches the rule off: `# feedline: ignore[code]`."""
+        """True if a comment on the line switches the rule off.
+
+        It reads `# feedline: ignore[code]`.
+        """
         lines = self.text.splitlines()
         found = _IGNORED.search(lines[line - 1]) if 0 < line <= len(lines) else None
         return found is not None and (found[1] is None or code in re.split(r"[,\s]+", found[1]))
@@ -112,7 +121,10 @@ class UnreadableFile(NamedTuple):
 
 
 def python_files(root: Path) -> Iterator[Path]:
-    """Python files and notebooks below a folder, in order; a file is yielded as it is."""
+    """Python files and notebooks below a folder, in order.
+
+    A file is yielded as it is.
+    """
     if root.is_file():
         yield root
         return

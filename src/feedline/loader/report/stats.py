@@ -187,7 +187,7 @@ class Totals:
 
 
 def is_wall(stage: str) -> bool:
-    """True for stages on the wall clock, False for CPU times and run delays."""
+    """True for stages on the wall clock."""
     return stage != RUN_DELAY and not stage.endswith(CPU)
 
 

@@ -94,7 +94,7 @@ def run_worker(
 
 
 def _changes_of(builder: Any) -> Callable[[], bytes]:
-    """A function that returns the state to report after a batch; b"" if it is as it was."""
+    """A function that returns changed state after a batch, or b""."""
     if not getattr(builder, "is_stateful", False):
         return GlobalStateChanges().take
     reported = b""
