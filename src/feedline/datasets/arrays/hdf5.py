@@ -89,9 +89,10 @@ class _HDF5Source:
     def _check(self, dataset: Any) -> None:
         """Raise unless all data of a dataset can be read."""
         if not self.is_remote:
-            h5py_layout.check_sources_exist(dataset, self.name)
+            h5py_layout.check_sources(dataset, self.name)
             return
         h5py_layout.check_in_one_file(dataset, self.name)
+        h5py_layout.check_filters(dataset, self.name)
         if h5py_layout.is_mappable(dataset):
             h5py_layout.check_length(dataset, self.name, self._blobs.info(self._number).size)
 
