@@ -410,12 +410,12 @@ class TestDamage:
         with h5py.File(path, "a") as file:
             file["few"] = np.arange(3)
             file["one"] = 1.0
-            file["pairs"] = np.zeros(COUNT, [("a", "i4"), ("b", "f4")])
+            file["pairs"] = np.zeros(COUNT, [("a", "i4"), ("b", "V4")])
         with pytest.raises(ArgumentError, match=r"one length, but in .*a.h5 'flat' has 50, 'few' has 3"):
             HDF5(path, ["flat", "few"])
         with pytest.raises(ArgumentError, match=r"'one' in .*a.h5 is a single value"):
             HDF5(path, "one")
-        with pytest.raises(ArgumentError, match=r"'pairs' in .* holds .*, which no tensor can hold"):
+        with pytest.raises(ArgumentError, match=r"'pairs' in .* holds the field b of .*, which no tensor can hold"):
             HDF5(path, "pairs")
 
     def test_a_file_that_is_none_of_these(self, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from feedline.core import optional
 from feedline.core.paths import missing
 from feedline.core.tensors import torch_dtype
 from feedline.datasets.arrays.chunked import ByteLayout, ReadRows, Shape
+from feedline.datasets.arrays.records import decode_texts, delivered_dtype
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
 from feedline.stores import StoreError
 from feedline.stores.base import Range
@@ -97,15 +98,17 @@ def shape_of(dataset: Any, name: str, path: str) -> Shape:
 
 
 def _number_dtype(dataset: Any, name: str, path: str) -> np.dtype[Any] | None:
-    """Native dtype of the rows; None for strings and ragged rows."""
+    """Delivered dtype of the rows; None for strings and ragged rows."""
     h5py = library()
-    native: np.dtype[Any] = dataset.dtype.newbyteorder("=")
-    if torch_dtype(native) is not None:
-        return native
     ragged = h5py.check_vlen_dtype(dataset.dtype)
     if h5py.check_string_dtype(dataset.dtype) or (ragged is not None and torch_dtype(ragged) is not None):
         return None
-    raise ArgumentError(f"{name!r} in {path} holds {dataset.dtype}, which no tensor can hold; name other datasets")
+    try:
+        return delivered_dtype(dataset.dtype)
+    except TypeError as error:
+        raise ArgumentError(
+            f"{name!r} in {path} holds {error}, which no tensor can hold; name other datasets"
+        ) from None
 
 
 def _chunk(dataset: Any) -> int:
@@ -278,7 +281,7 @@ def row_reader(dataset: Any) -> ReadRows:
 
     def read(spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
         for start, stop in spans:
-            yield readable[start:stop]
+            yield decode_texts(readable[start:stop])
 
     return read
 

@@ -16,6 +16,7 @@ from numpy.lib import format as npy
 from numpy.typing import DTypeLike
 
 from feedline.core.tensors import torch_dtype
+from feedline.datasets.arrays.records import delivered_dtype
 from feedline.errors import ArgumentError, SampleError
 
 Pathlike = str | os.PathLike[str]
@@ -114,5 +115,9 @@ def _raw_layout(raw: Raw, path: str, file_nbytes: int) -> NpyLayout:
 
 
 def _check_dtype(dtype: np.dtype[Any], path: str) -> None:
-    if torch_dtype(dtype.newbyteorder("=")) is None:
+    try:
+        delivered = delivered_dtype(dtype)
+    except TypeError as error:
+        raise ArgumentError(f"{path} holds {error}, which torch does not support; convert it with astype") from None
+    if delivered.names is None and torch_dtype(delivered) is None:
         raise ArgumentError(f"{path} holds {dtype}, which torch does not support; convert it with astype")
