@@ -29,6 +29,10 @@ def write_arrays(folder: Path) -> None:
     ROWS.astype("<f8").tofile(folder / "raw.bin")
 
 
+def write_npz(folder: Path) -> None:
+    np.savez(folder / "a.npz", x=ROWS, y=np.arange(COUNT), few=np.arange(3))
+
+
 def write_tokens(folder: Path) -> None:
     for number in range(3):
         STREAM[_TOKEN_FILES[number] : _TOKEN_FILES[number + 1]].tofile(folder / f"t{number}.bin")
@@ -119,6 +123,17 @@ FORMATS = {
         described_by="events.npy",
         indexed=False,
         cut=("events.npy", 0.66, r"{} is truncated: the file has \d+ bytes, its header requires \d+"),
+        lists=False,
+    ),
+    "npz": Format(
+        write_npz,
+        lambda root, **store: ArrayFile(f"{root}/a.npz", columns=["x", "y"], **store),
+        lambda i: (row(i), torch.tensor(i)),
+        COUNT,
+        data="a.npz",
+        described_by="a.npz",
+        indexed=False,
+        cut=("a.npz", 0.66, "{} cannot be read as a .npz archive"),
         lists=False,
     ),
     "raw": Format(

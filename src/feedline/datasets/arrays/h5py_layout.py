@@ -145,7 +145,7 @@ _NAMED_FILTERS = {
 
 
 def check_filters(dataset: Any, path: str) -> None:
-    """MissingExtraError if the chunks of a dataset need a filter that HDF5 lacks.
+    """MissingExtraError if stored chunks need a filter that HDF5 lacks.
 
     The filters of hdf5plugin are registered by its import, which happens here if they are needed: a worker that is not
     forked from the training process has not imported what the script has.
@@ -162,7 +162,7 @@ def check_filters(dataset: Any, path: str) -> None:
 
 
 def _lacked_filters(dataset: Any) -> list[str]:
-    """Names of the filters of a dataset that HDF5 lacks and stored chunks need."""
+    """Names of filters that stored chunks need and HDF5 lacks."""
     plist = dataset.id.get_create_plist()
     filters = [plist.get_filter(place) for place in range(plist.get_nfilters())]
     lacked = {place: each for place, each in enumerate(filters) if not library().h5z.filter_avail(each[0])}
@@ -194,7 +194,7 @@ def check_in_one_file(dataset: Any, path: str) -> None:
 
 
 def check_sources(dataset: Any, path: str) -> None:
-    """Raise unless all files with data of a dataset can be opened and decoded.
+    """Raise unless all data of a dataset can be opened and decoded.
 
     HDF5 itself substitutes the fill value for a missing source of a virtual dataset.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from feedline.core.tensors import (
 )
 from feedline.datasets.arrays.npy_files import ArrayFiles
 from feedline.datasets.arrays.npy_layout import NpyLayout, Pathlike, Raw, RowSpan
+from feedline.datasets.arrays.npz import LoadedArrays, NpzArchive, is_npz
 from feedline.datasets.arrays.records import (
     Part,
     RecordColumn,
@@ -256,6 +257,10 @@ class ArrayFile(AlignedArrays):
     the data are in memory once per machine. Numbers in the other byte order are swapped as they are copied. The
     constructor raises for damaged files and unequal lengths.
 
+    A `.npz` archive is given alone. `columns` is one name, a sequence, or names by key of its arrays; None takes all,
+    as a dict. Members that are stored are mapped. Compressed ones are decompressed by the constructor, into as much
+    memory as the arrays have, which forked workers share.
+
     `transform(sample)` or `transform(sample, rng)` is applied to each sample. From files in a store, rows are read in
     ranges and kept in the folder `cache` if one is given; `options` are those of `open_store`.
     """
@@ -265,14 +270,28 @@ class ArrayFile(AlignedArrays):
         paths: Pathlike | Raw | Sequence[Pathlike | Raw] | Mapping[str, Pathlike | Raw],
         transform: Transform | None = None,
         *,
+        columns: str | Sequence[str] | Mapping[str, str] | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        structure, sources = parse_structure(paths, (str, Raw))
+        self._files: ArrayFiles | LoadedArrays
+        if is_npz(paths):
+            archive = NpzArchive(cast("Pathlike", paths), cache=cache, options=options)
+            names = {name: name for name in archive.names} if columns is None else columns
+            structure, labels = parse_structure(names, (str,))
+            if archive.is_stored(labels):
+                self._files = ArrayFiles(archive.members(labels), cache=cache, options=options)
+            else:
+                self._files = LoadedArrays(archive, labels)
+            _check_aligned(self._files.lengths, labels, f" in {archive.path}; name those to read with columns=")
+        elif columns is not None:
+            raise ArgumentError("columns= names the arrays of one .npz archive; pass other files by name, as a dict")
+        else:
+            structure, sources = parse_structure(paths, (str, Raw))
+            self._files = ArrayFiles(sources, cache=cache, options=options)
+            _check_aligned(self._files.lengths, self._files.paths)
         super().__init__(structure, transform)
-        self._files = ArrayFiles(sources, cache=cache, options=options)
         self._opened: MemoryColumns | None = None
-        _check_aligned(self._files.lengths, self._files.paths)
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
@@ -280,7 +299,8 @@ class ArrayFile(AlignedArrays):
 
         Local files are one run, because any row costs the same.
         """
-        return np.array([len(self)]) if self._files.is_local else RangeColumns(self._files).run_sizes
+        remote = self._remote
+        return np.array([len(self)]) if remote is None else remote.run_sizes
 
     @property
     def listing_fingerprint(self) -> str:
@@ -289,18 +309,26 @@ class ArrayFile(AlignedArrays):
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch into a cache for these samples."""
-        return [] if self._files.is_local else RangeColumns(self._files).ranges(indices)
+        remote = self._remote
+        return [] if remote is None else remote.ranges(indices)
 
     def __len__(self) -> int:
         return self._files.lengths[0]
+
+    @property
+    def _remote(self) -> RangeColumns | None:
+        """Rows in a store; None if all arrays are local."""
+        files = self._files
+        return RangeColumns(files) if isinstance(files, ArrayFiles) and not files.is_local else None
 
     @property
     def _dtypes(self) -> Sequence[np.dtype[Any]]:
         return self._files.dtypes
 
     def _open_columns(self) -> _Columns:
-        if not self._files.is_local:
-            return RangeColumns(self._files)
+        remote = self._remote
+        if remote is not None:
+            return remote
         maps, opened = self._files.maps, self._opened
         if opened is None:  # two threads may both get here; either result is valid
             opened = self._opened = MemoryColumns(list(map(column_of, maps)))
@@ -347,14 +375,17 @@ def parse_structure(source: Any, single: tuple[type, ...]) -> tuple[_Structure, 
     return _Unnamed(), list(source)
 
 
-def _check_aligned(lengths: Sequence[int], labels: Sequence[str]) -> None:
+def _check_aligned(lengths: Sequence[int], labels: Sequence[str], remedy: str = "") -> None:
     if len(set(lengths)) > 1:
         each = ", ".join(f"{label} has {length}" for label, length in zip(labels, lengths, strict=True))
-        raise ArgumentError(f"aligned arrays must have one length, but {each}")
+        raise ArgumentError(f"aligned arrays must have one length, but {each}{remedy}")
 
 
 def column_of(array: NDArray[Any]) -> ArrayColumn | RecordColumn:
-    """Column over an array in either byte order; TypeError names what no sample can hold."""
+    """Column over an array in either byte order.
+
+    TypeError names what no sample can hold.
+    """
     native = delivered_dtype(array.dtype)
     if native.names is not None:
         return RecordColumn(array)

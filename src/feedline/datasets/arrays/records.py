@@ -1,4 +1,4 @@
-"""Rows of arrays whose items are no plain numbers: records, times and texts.
+"""Rows of arrays of records, times and texts.
 
 A record (structured dtype) becomes a dict with an entry for each field.
 """
@@ -59,7 +59,7 @@ def is_record(dtype: np.dtype[Any] | None) -> bool:
 
 
 def is_all_numbers(dtype: np.dtype[Any]) -> bool:
-    """True if each value of a delivered dtype, or each field of a record, is a number."""
+    """True for a delivered dtype of numbers, or a record of them."""
     if dtype.names is not None:
         return all(is_all_numbers(dtype[name].base) for name in dtype.names)
     return torch_dtype(dtype) is not None
