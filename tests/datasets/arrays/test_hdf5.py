@@ -418,6 +418,12 @@ class TestDamage:
         with pytest.raises(ArgumentError, match=r"'pairs' in .* holds the field b of .*, which no tensor can hold"):
             HDF5(path, "pairs")
 
+    def test_a_type_that_the_library_does_not_read(self, path: Path) -> None:
+        with h5py.File(path, "a") as file:
+            h5py.h5d.create(file.id, b"times", h5py.h5t.UNIX_D64LE, h5py.h5s.create_simple((COUNT,)))
+        with pytest.raises(ArgumentError, match=r"'times' in .*a.h5 has a type that h5py does not read .*Time64Col"):
+            HDF5(path, "times")
+
     def test_a_file_that_is_none_of_these(self, tmp_path: Path) -> None:
         (tmp_path / "b.h5").write_bytes(b"nothing of the kind")
         with pytest.raises(SampleError, match=r"b.h5 cannot be opened as an HDF5 file .*written completely\?"):

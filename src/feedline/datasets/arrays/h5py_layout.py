@@ -87,6 +87,13 @@ def dataset_in(file: Any, name: str, path: str) -> Any:
         there: list[str] = []
         file.visititems(lambda each, item: there.append(each) if isinstance(item, h5py.Dataset) else None)
         raise ArgumentError(f"{path} has no dataset {name!r}; it has {', '.join(there) or 'none'}")
+    try:
+        item.dtype  # noqa: B018 - h5py translates the type on access
+    except TypeError as error:
+        raise ArgumentError(
+            f"{name!r} in {path} has a type that h5py does not read ({error}): write it with another (numbers of"
+            " float64 instead of PyTables' Time64Col), or name other datasets"
+        ) from error
     return item
 
 
