@@ -25,7 +25,12 @@ _TOKEN_FILES = (0, 200, 209, 309)
 def write_arrays(folder: Path) -> None:
     np.save(folder / "x.npy", ROWS)
     np.save(folder / "y.npy", np.arange(COUNT))
+    np.save(folder / "events.npy", np.array([(i, i / 2) for i in range(COUNT)], [("id", ">i8"), ("time", "f4")]))
     ROWS.astype("<f8").tofile(folder / "raw.bin")
+
+
+def write_npz(folder: Path) -> None:
+    np.savez(folder / "a.npz", x=ROWS, y=np.arange(COUNT), few=np.arange(3))
 
 
 def write_tokens(folder: Path) -> None:
@@ -43,6 +48,8 @@ def write_hdf5(folder: Path, name: str = "a.h5") -> None:
         ragged = file.create_dataset("ragged", (COUNT,), h5py.vlen_dtype(np.int16))
         for i in range(COUNT):
             ragged[i] = np.arange(i % 5)
+        events = np.array([(i, i / 2) for i in range(COUNT)], [("id", ">i8"), ("time", "f4")])
+        file.create_dataset("events", data=events, chunks=(8,))
         file.create_dataset("unwritten", (COUNT, 2), "f4", chunks=(5, 2))
 
 
@@ -101,10 +108,32 @@ FORMATS = {
         lambda root, **store: ArrayFile({"x": f"{root}/x.npy", "y": f"{root}/y.npy"}, **store),
         lambda i: {"x": row(i), "y": torch.tensor(i)},
         COUNT,
-        data="*.npy",
-        described_by="*.npy",
+        data="[xy].npy",
+        described_by="[xy].npy",
         indexed=False,
         cut=("x.npy", 0.66, r"{} is truncated: the file has \d+ bytes, its header requires \d+"),
+        lists=False,
+    ),
+    "npy of records": Format(
+        write_arrays,
+        lambda root, **store: ArrayFile(f"{root}/events.npy", **store),
+        lambda i: {"id": torch.tensor(i), "time": torch.tensor(i / 2)},
+        COUNT,
+        data="events.npy",
+        described_by="events.npy",
+        indexed=False,
+        cut=("events.npy", 0.66, r"{} is truncated: the file has \d+ bytes, its header requires \d+"),
+        lists=False,
+    ),
+    "npz": Format(
+        write_npz,
+        lambda root, **store: ArrayFile(f"{root}/a.npz", columns=["x", "y"], **store),
+        lambda i: (row(i), torch.tensor(i)),
+        COUNT,
+        data="a.npz",
+        described_by="a.npz",
+        indexed=False,
+        cut=("a.npz", 0.66, "{} cannot be read as a .npz archive"),
         lists=False,
     ),
     "raw": Format(
@@ -163,6 +192,7 @@ FORMATS = {
         lambda root, **store: HDF5(root, **store),
         lambda i: {
             "chunked": row(i % COUNT),
+            "events": {"id": torch.tensor(i % COUNT), "time": torch.tensor(i % COUNT / 2)},
             "flat": row(i % COUNT),
             "ragged": torch.arange(i % COUNT % 5, dtype=torch.int16),
             "unwritten": torch.zeros(2),

@@ -130,7 +130,9 @@ class TestHDF5:
         for name in ("junk", "cut"):
             with pytest.raises(SampleError, match=rf"far/{name}.h5 cannot be opened as an HDF5 file"):
                 HDF5(f"{root}/{name}.h5")
-        with pytest.raises(ArgumentError, match=r"far/a.h5 has no dataset 'x'; it has chunked, flat, part/labels"):
+        with pytest.raises(
+            ArgumentError, match=r"far/a.h5 has no dataset 'x'; it has chunked, events, flat, part/labels"
+        ):
             HDF5(f"{root}/a.h5", "x")
 
     def test_several_files(self, memory: Memory, folder: Path) -> None:

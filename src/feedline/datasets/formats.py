@@ -262,7 +262,7 @@ FORMATS: dict[str, Format] = {
     "npy": Format(
         "NumPy arrays",
         ("feedline.datasets.arrays.npy:ArrayFile",),
-        "`.npy` files",
+        "`.npy` files, a `.npz` archive",
         ("ArrayFile(paths)",),
         pattern="**/*.npy",
         names=("*.npy",),

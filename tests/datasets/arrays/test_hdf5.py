@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import h5py
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ import feedline as fl
 from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import BatchRead
 from feedline.datasets import HDF5
+from feedline.datasets.arrays import h5py_layout
 from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
 from feedline.stores import files
 
@@ -278,6 +281,97 @@ class TestOtherFiles:
         assert found == (["10", "10"] if there else ["-1", "gone"])
 
 
+class _FilterClass(ctypes.Structure):
+    """HDF5's H5Z_class2_t."""
+
+    CALL = ctypes.CFUNCTYPE(
+        ctypes.c_size_t,
+        ctypes.c_uint,
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+        ctypes.POINTER(ctypes.c_void_p),
+    )
+    _fields_ = (
+        ("version", ctypes.c_int),
+        ("id", ctypes.c_int),
+        ("encoder", ctypes.c_uint),
+        ("decoder", ctypes.c_uint),
+        ("name", ctypes.c_char_p),
+        ("can_apply", ctypes.c_void_p),
+        ("set_local", ctypes.c_void_p),
+        ("filter", CALL),
+    )
+
+
+def _invert(_f: int, _n: int, _v: int, nbytes: int, _size: int, buffer: Any) -> int:
+    """Filter that inverts all bits."""
+    held = np.ctypeslib.as_array(ctypes.cast(buffer[0], ctypes.POINTER(ctypes.c_uint8)), (nbytes,))
+    np.invert(held, out=held)
+    return nbytes
+
+
+# HDF5 keeps a registered filter, and this memory, until the process ends.
+_INVERTS = _FilterClass(1, 300, 1, 1, b"inverted", None, None, _FilterClass.CALL(_invert))
+_PLUGIN = _FilterClass(1, 302, 1, 1, b"inverted", None, None, _FilterClass.CALL(_invert))
+
+
+def write_filtered(path: Path, code: int, mask: int = 0) -> Path:
+    """Chunks of rows behind a filter, written without it."""
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset(
+            "x", ROWS.shape, "f4", chunks=(25, 2, 3), compression=code, allow_unknown_filter=True
+        )
+        for start in (0, 25):
+            stored = ROWS[start : start + 25].view(np.uint8)
+            made.id.write_direct_chunk((start, 0, 0), (stored if mask else ~stored).tobytes(), mask)
+    return path
+
+
+class TestFilters:
+    @pytest.mark.parametrize("remote", [False, True])
+    @pytest.mark.parametrize(("code", "name"), [(32026, r"blosc2 \(32026\)"), (301, r".*\(301\)")])
+    def test_a_filter_that_is_not_installed_is_no_damage(
+        self, tmp_path: Path, code: int, name: str, remote: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(h5py_layout, "find_spec", lambda _: None)
+        path = str(write_filtered(tmp_path / "f.h5", code))
+        if remote:
+            fsspec.filesystem("memory").put(path, "/filtered/f.h5")
+            path = "memory://filtered/f.h5"
+        with pytest.raises(MissingExtraError, match=rf"/x in .*f.h5 is compressed by the filter {name}.* hdf5plugin"):
+            HDF5(path, "x")
+
+    def test_a_source_of_a_virtual_dataset(self, tmp_path: Path) -> None:
+        write_filtered(tmp_path / "f.h5", 301)
+        layout = h5py.VirtualLayout(ROWS.shape, "f4")
+        layout[:] = h5py.VirtualSource(tmp_path / "f.h5", "x", ROWS.shape)
+        with h5py.File(tmp_path / "virtual.h5", "w") as file:
+            file.create_virtual_dataset("all", layout)
+        with pytest.raises(MissingExtraError, match=r"/x in .* is compressed by the filter"):
+            HDF5(tmp_path / "virtual.h5", "all")
+
+    def test_chunks_that_were_stored_without_it(self, tmp_path: Path) -> None:
+        dataset = HDF5(write_filtered(tmp_path / "f.h5", 301, mask=1), "x")
+        assert dataset[30].tolist() == ROWS[30].tolist()
+
+    def test_a_registered_filter_works_in_workers(self, tmp_path: Path) -> None:
+        h5py.h5z.register_filter(ctypes.addressof(_INVERTS))
+        dataset = HDF5(write_filtered(tmp_path / "f.h5", 300), "x")
+        with fl.DataLoader(dataset, 10, num_workers=2, worker_method="process") as loader:
+            assert torch.equal(torch.cat(list(loader)), torch.from_numpy(ROWS))
+
+    def test_hdf5plugin_is_imported_where_it_is_needed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        registers = f"import h5py\nh5py.h5z.register_filter({ctypes.addressof(_PLUGIN)})\n"
+        (tmp_path / "hdf5plugin.py").write_text(registers)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setitem(sys.modules, "hdf5plugin", None)
+        monkeypatch.delitem(sys.modules, "hdf5plugin")
+        dataset = HDF5(write_filtered(tmp_path / "f.h5", 302), "x")
+        assert dataset[30].tolist() == ROWS[30].tolist()
+
+
 class TestProcesses:
     def test_it_pickles_by_path(self, path: Path) -> None:
         dataset = HDF5(path, ["flat", "words"])
@@ -316,13 +410,19 @@ class TestDamage:
         with h5py.File(path, "a") as file:
             file["few"] = np.arange(3)
             file["one"] = 1.0
-            file["pairs"] = np.zeros(COUNT, [("a", "i4"), ("b", "f4")])
+            file["pairs"] = np.zeros(COUNT, [("a", "i4"), ("b", "V4")])
         with pytest.raises(ArgumentError, match=r"one length, but in .*a.h5 'flat' has 50, 'few' has 3"):
             HDF5(path, ["flat", "few"])
         with pytest.raises(ArgumentError, match=r"'one' in .*a.h5 is a single value"):
             HDF5(path, "one")
-        with pytest.raises(ArgumentError, match=r"'pairs' in .* holds .*, which no tensor can hold"):
+        with pytest.raises(ArgumentError, match=r"'pairs' in .* holds the field b of .*, which no tensor can hold"):
             HDF5(path, "pairs")
+
+    def test_a_type_that_the_library_does_not_read(self, path: Path) -> None:
+        with h5py.File(path, "a") as file:
+            h5py.h5d.create(file.id, b"times", h5py.h5t.UNIX_D64LE, h5py.h5s.create_simple((COUNT,)))
+        with pytest.raises(ArgumentError, match=r"'times' in .*a.h5 has a type that h5py does not read .*Time64Col"):
+            HDF5(path, "times")
 
     def test_a_file_that_is_none_of_these(self, tmp_path: Path) -> None:
         (tmp_path / "b.h5").write_bytes(b"nothing of the kind")

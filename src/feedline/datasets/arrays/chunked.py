@@ -21,6 +21,7 @@ from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, numpy_view, one_within, torch_dtype, within
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.npy import Transform, parse_structure
+from feedline.datasets.arrays.records import is_all_numbers, is_record, part_of, samples_of
 from feedline.datasets.decoding import DAMAGE, SampleTransform
 from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.stores import CachedStore, ObjectRange, StoreError
@@ -59,7 +60,8 @@ class ByteLayout(Protocol):
 class Shape(NamedTuple):
     """Metadata of a stored array, known before its rows are read.
 
-    `dtype` is None for strings and rows of variable length. `chunk` is the number of rows that are read together, 1
+    `dtype` is that of the delivered rows, a structured one for records, and None for strings and rows of variable
+    length. `chunk` is the number of rows that are read together, 1
     where any row costs the same. `byte_layout` is set for an array within one remote object.
     """
 
@@ -327,14 +329,13 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
 
     def _samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[Any]:
         parts = self._read(places, allocate_tensor)
-        columns = (part.unbind() if isinstance(part, torch.Tensor) else part for part in parts)
-        samples = map(self._structure.sample, zip(*columns, strict=True))
+        samples = map(self._structure.sample, zip(*map(samples_of, parts), strict=True))
         return [self._step(sample, row) for sample, row in zip(samples, rows, strict=True)]
 
     def _read(self, places: NDArray[np.int64], allocate: Allocator) -> list[Any]:
         """Rows of each array, in the order of `places`.
 
-        Numbers are one tensor in memory from `allocate`, other values a list.
+        Numbers are one tensor in memory from `allocate`, records a dict of fields, other values a list.
         """
         outs = [_out(shape, len(places), allocate) for shape in self._shapes[0]]
         parts = [
@@ -347,7 +348,7 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
                 _fill(part)
         else:
             list(self._readers().map(_fill, parts))
-        return outs
+        return [part_of(out, allocate) if isinstance(out, np.ndarray) else out for out in outs]
 
     def _visits(self, places: NDArray[np.int64]) -> list[tuple[int, RowSelection, NDArray[np.int64]]]:
         """Group places by file.
@@ -360,8 +361,8 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
 
     @property
     def traits(self) -> Traits:
-        one_by_one = self._step.transform is not None or any(shape.dtype is None for shape in self._shapes[0])
-        return READS_SAMPLES if one_by_one else READS_BATCHES
+        numbers = all(shape.dtype is not None and is_all_numbers(shape.dtype) for shape in self._shapes[0])
+        return READS_BATCHES if numbers and self._step.transform is None else READS_SAMPLES
 
     def read_batch(self, request: BatchRead) -> Batch:
         """Collated batch; TypeError with a transform or arrays without a numeric dtype."""
@@ -435,25 +436,32 @@ def _as_slice(rows: NDArray[np.int64]) -> RowSelection:
     return slice(first, last + 1) if last - first + 1 == len(rows) else rows
 
 
-def _out(shape: Shape, count: int, allocate: Allocator) -> torch.Tensor | list[Any]:
+def _out(shape: Shape, count: int, allocate: Allocator) -> _Out:
     if shape.dtype is None:
         return [None] * count
+    if is_record(shape.dtype):
+        return np.empty((count, *shape.row_shape), shape.dtype)
     dtype = torch_dtype(shape.dtype)
     assert dtype is not None
     return allocate((count, *shape.row_shape), dtype)
 
 
-def _fill(part: tuple[ArrayRows | ChunkedRows, NDArray[np.int64], RowSelection, torch.Tensor | list[Any]]) -> None:
+_Out = torch.Tensor | NDArray[Any] | list[Any]
+"""Memory for the rows of a batch: an array for records."""
+
+
+def _fill(part: tuple[ArrayRows | ChunkedRows, NDArray[np.int64], RowSelection, _Out]) -> None:
     """Write rows into the rows `at` of a batch."""
     rows, places, at, out = part
     if isinstance(out, list):
         assert isinstance(rows, ChunkedRows)
         for row, value in zip(np.arange(len(out))[at].tolist(), rows.each(places), strict=True):
             out[row] = _as_plain(value)
-    elif isinstance(at, slice):
-        rows.fill(places, numpy_view(out)[at])
+        return
+    view = out if isinstance(out, np.ndarray) else numpy_view(out)
+    if isinstance(at, slice):
+        rows.fill(places, view[at])
     else:
-        view = numpy_view(out)
         some = np.empty((len(at), *view.shape[1:]), view.dtype)
         rows.fill(places, some)
         view[at] = some

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +20,8 @@ from feedline.core import optional
 from feedline.core.paths import missing
 from feedline.core.tensors import torch_dtype
 from feedline.datasets.arrays.chunked import ByteLayout, ReadRows, Shape
-from feedline.errors import ArgumentError, SampleError
+from feedline.datasets.arrays.records import decode_texts, delivered_dtype
+from feedline.errors import ArgumentError, MissingExtraError, SampleError
 from feedline.stores import StoreError
 from feedline.stores.base import Range
 
@@ -84,6 +87,13 @@ def dataset_in(file: Any, name: str, path: str) -> Any:
         there: list[str] = []
         file.visititems(lambda each, item: there.append(each) if isinstance(item, h5py.Dataset) else None)
         raise ArgumentError(f"{path} has no dataset {name!r}; it has {', '.join(there) or 'none'}")
+    try:
+        item.dtype  # noqa: B018 - h5py translates the type on access
+    except TypeError as error:
+        raise ArgumentError(
+            f"{name!r} in {path} has a type that h5py does not read ({error}): write it with another (numbers of"
+            " float64 instead of PyTables' Time64Col), or name other datasets"
+        ) from error
     return item
 
 
@@ -95,15 +105,17 @@ def shape_of(dataset: Any, name: str, path: str) -> Shape:
 
 
 def _number_dtype(dataset: Any, name: str, path: str) -> np.dtype[Any] | None:
-    """Native dtype of the rows; None for strings and ragged rows."""
+    """Delivered dtype of the rows; None for strings and ragged rows."""
     h5py = library()
-    native: np.dtype[Any] = dataset.dtype.newbyteorder("=")
-    if torch_dtype(native) is not None:
-        return native
     ragged = h5py.check_vlen_dtype(dataset.dtype)
     if h5py.check_string_dtype(dataset.dtype) or (ragged is not None and torch_dtype(ragged) is not None):
         return None
-    raise ArgumentError(f"{name!r} in {path} holds {dataset.dtype}, which no tensor can hold; name other datasets")
+    try:
+        return delivered_dtype(dataset.dtype)
+    except TypeError as error:
+        raise ArgumentError(
+            f"{name!r} in {path} holds {error}, which no tensor can hold; name other datasets"
+        ) from None
 
 
 def _chunk(dataset: Any) -> int:
@@ -128,6 +140,52 @@ def _is_contiguous(dataset: Any) -> bool:
     )
 
 
+_NAMED_FILTERS = {
+    32000: "lzf",
+    32001: "blosc",
+    32004: "lz4",
+    32008: "bitshuffle",
+    32013: "zfp",
+    32015: "zstd",
+    32026: "blosc2",
+}
+
+
+def check_filters(dataset: Any, path: str) -> None:
+    """MissingExtraError if stored chunks need a filter that HDF5 lacks.
+
+    The filters of hdf5plugin are registered by its import, which happens here if they are needed: a worker that is not
+    forked from the training process has not imported what the script has.
+    """
+    lacked = _lacked_filters(dataset)
+    if lacked and find_spec("hdf5plugin") is not None:
+        import_module("hdf5plugin")
+        lacked = _lacked_filters(dataset)
+    if lacked:
+        raise MissingExtraError(
+            f"{dataset.name} in {path} is compressed by {' and '.join(lacked)}, which is not installed: pip install"
+            " hdf5plugin (for a filter that it lacks, import the package that registers it, or set HDF5_PLUGIN_PATH)"
+        )
+
+
+def _lacked_filters(dataset: Any) -> list[str]:
+    """Names of filters that stored chunks need and HDF5 lacks."""
+    plist = dataset.id.get_create_plist()
+    filters = [plist.get_filter(place) for place in range(plist.get_nfilters())]
+    lacked = {place: each for place, each in enumerate(filters) if not library().h5z.filter_avail(each[0])}
+    if not lacked:
+        return []
+    # A writer that lacked an optional filter stored the chunks without it, and set its bit.
+    unused = (1 << len(filters)) - 1
+    for number in range(dataset.id.get_num_chunks()):
+        unused &= dataset.id.get_chunk_info(number).filter_mask
+    return [_filter_name(*each) for place, each in lacked.items() if not unused >> place & 1]
+
+
+def _filter_name(code: int, _flags: int, _values: tuple[int, ...], name: bytes) -> str:
+    return f"the filter {_NAMED_FILTERS.get(code) or name.decode(errors='replace') or 'without a name'} ({code})"
+
+
 def check_in_one_file(dataset: Any, path: str) -> None:
     """ArgumentError if some data of a dataset are stored in other files.
 
@@ -142,8 +200,8 @@ def check_in_one_file(dataset: Any, path: str) -> None:
         )
 
 
-def check_sources_exist(dataset: Any, path: str) -> None:
-    """Raise unless all files with data of a dataset can be opened.
+def check_sources(dataset: Any, path: str) -> None:
+    """Raise unless all data of a dataset can be opened and decoded.
 
     HDF5 itself substitutes the fill value for a missing source of a virtual dataset.
     """
@@ -151,6 +209,7 @@ def check_sources_exist(dataset: Any, path: str) -> None:
     waiting = [dataset]
     while waiting:
         each = waiting.pop()
+        check_filters(each, path)
         for name, _, _ in each.external or ():
             _first_existing(_raw_places(name, each), dataset, path)
         for source in each.virtual_sources() if each.is_virtual else ():
@@ -229,7 +288,7 @@ def row_reader(dataset: Any) -> ReadRows:
 
     def read(spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
         for start, stop in spans:
-            yield readable[start:stop]
+            yield decode_texts(readable[start:stop])
 
     return read
 

@@ -42,8 +42,8 @@ class HDF5(StoredArrays):
     `paths` is a path, a folder, a pattern, or a list of these; several files are concatenated. `columns` is one name, a
     sequence, or names by key; None takes every dataset at the top level. A contiguous, uncompressed dataset is read
     through a memory map. Chunks are decoded whole, and each process keeps the last `cache_nbytes` of them. Each process
-    opens the files itself, on first use. Numbers become tensors, strings become `str` or lists of them, and rows of
-    variable length become tensors of their own length.
+    opens the files itself, on first use. Numbers become tensors, times int64 counts of their unit, compound values
+    dicts of their fields, strings `str` or lists of them, and rows of variable length tensors of their own length.
 
     From a file in a store, the byte ranges of a batch are fetched concurrently and kept in the folder `cache` if one is
     given. `options` are those of `open_store`.
@@ -89,9 +89,10 @@ class _HDF5Source:
     def _check(self, dataset: Any) -> None:
         """Raise unless all data of a dataset can be read."""
         if not self.is_remote:
-            h5py_layout.check_sources_exist(dataset, self.name)
+            h5py_layout.check_sources(dataset, self.name)
             return
         h5py_layout.check_in_one_file(dataset, self.name)
+        h5py_layout.check_filters(dataset, self.name)
         if h5py_layout.is_mappable(dataset):
             h5py_layout.check_length(dataset, self.name, self._blobs.info(self._number).size)
 

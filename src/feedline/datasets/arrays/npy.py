@@ -5,10 +5,10 @@ Arrays are aligned: sample i consists of row i of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from itertools import chain, islice
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,16 @@ from feedline.core.tensors import (
     within,
 )
 from feedline.datasets.arrays.npy_files import ArrayFiles
-from feedline.datasets.arrays.npy_layout import Pathlike, Raw, RowSpan
+from feedline.datasets.arrays.npy_layout import NpyLayout, Pathlike, Raw, RowSpan
+from feedline.datasets.arrays.npz import LoadedArrays, NpzArchive, is_npz
+from feedline.datasets.arrays.records import (
+    Part,
+    RecordColumn,
+    delivered_dtype,
+    is_all_numbers,
+    part_of,
+    samples_of,
+)
 from feedline.datasets.formats import FORMATS, ShardSummary
 from feedline.datasets.paths import find
 from feedline.datasets.shard_summaries import divided, total_nbytes, unsharded
@@ -74,24 +83,29 @@ class _Columns(Protocol):
     """Aligned arrays, in memory or remote."""
 
     def __len__(self) -> int: ...
-    def row(self, at: int) -> list[torch.Tensor]: ...
-    def take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[torch.Tensor]: ...
+    def row(self, at: int) -> list[Any]: ...
+    def take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[Part]: ...
 
 
 class MemoryColumns:
     """Aligned arrays in memory, or memory-mapped."""
 
-    def __init__(self, columns: Sequence[ArrayColumn]) -> None:
+    def __init__(self, columns: Sequence[ArrayColumn | RecordColumn]) -> None:
         self._columns = columns
 
     def __len__(self) -> int:
         return len(self._columns[0].array)
 
-    def row(self, at: int) -> list[torch.Tensor]:
+    @property
+    def dtypes(self) -> list[np.dtype[Any]]:
+        """Stored dtype of each array."""
+        return [column.array.dtype for column in self._columns]
+
+    def row(self, at: int) -> list[Any]:
         """Copy row `at` of each array; the index must be valid."""
         return [column.row(at) for column in self._columns]
 
-    def take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[torch.Tensor]:
+    def take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[Part]:
         """Rows of `indices` of each array, in memory from `allocate`.
 
         IndexError names an invalid index.
@@ -115,25 +129,30 @@ class RangeColumns:
         rows = max(1, TOGETHER_NBYTES // max(1, widest))
         return np.diff(np.append(np.arange(0, len(self), rows, dtype=np.int64), len(self)))
 
-    def row(self, at: int) -> list[torch.Tensor]:
+    def row(self, at: int) -> list[Any]:
         """Copy row `at` of each file."""
-        return [part[0] for part in self.take(np.array([at]), allocate_tensor)]
+        return [next(iter(samples_of(part))) for part in self.take(np.array([at]), allocate_tensor)]
 
-    def take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[torch.Tensor]:
+    def take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[Part]:
         """Rows of `indices` of each file, fetched concurrently, in memory from `allocate`.
 
         IndexError names an invalid index.
         """
         spans = self._spans(indices)
-        read, outs = iter(self._files.read(spans)), []
-        for layout in self._files.layouts:
-            dtype = torch_dtype(layout.dtype.newbyteorder("="))
-            assert dtype is not None
-            outs.append(allocate((len(indices), *layout.shape[1:]), dtype))
-            out = numpy_view(outs[-1])
-            for row in range(len(indices)):
-                out[row] = next(read)[0]
-        return outs
+        read = iter(self._files.read(spans))
+        return [
+            self._part(layout, islice(read, len(indices)), len(indices), allocate) for layout in self._files.layouts
+        ]
+
+    def _part(self, layout: NpyLayout, rows: Iterator[NDArray[Any]], count: int, allocate: Allocator) -> Part:
+        delivered = delivered_dtype(layout.dtype)
+        shape = (count, *layout.shape[1:])
+        dtype = torch_dtype(delivered)
+        tensor = None if dtype is None else allocate(shape, dtype)
+        out = np.empty(shape, delivered) if tensor is None else numpy_view(tensor)
+        for place, row in enumerate(rows):
+            out[place] = row.astype(delivered, copy=False)[0]
+        return part_of(out, allocate) if tensor is None else tensor
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch into the cache for `take`."""
@@ -147,7 +166,7 @@ class RangeColumns:
 class _Single:
     """Single array: samples and batches are tensors."""
 
-    def sample(self, parts: Sequence[torch.Tensor]) -> Any:
+    def sample(self, parts: Sequence[Any]) -> Any:
         return parts[0]
 
     batch = sample
@@ -156,10 +175,10 @@ class _Single:
 class _Unnamed:
     """Sequence of arrays: samples are tuples, batches are lists."""
 
-    def sample(self, parts: Sequence[torch.Tensor]) -> Any:
+    def sample(self, parts: Sequence[Any]) -> Any:
         return tuple(parts)
 
-    def batch(self, parts: Sequence[torch.Tensor]) -> Any:
+    def batch(self, parts: Sequence[Any]) -> Any:
         return list(parts)
 
 
@@ -169,7 +188,7 @@ class _Named:
 
     names: tuple[str, ...]
 
-    def sample(self, parts: Sequence[torch.Tensor]) -> Any:
+    def sample(self, parts: Sequence[Any]) -> Any:
         return dict(zip(self.names, parts, strict=True))
 
     batch = sample
@@ -192,6 +211,11 @@ class AlignedArrays(torch.utils.data.Dataset[Any]):
     def _open_columns(self) -> _Columns:
         raise NotImplementedError
 
+    @property
+    def _dtypes(self) -> Sequence[np.dtype[Any]]:
+        """Stored dtype of each array."""
+        raise NotImplementedError
+
     def __len__(self) -> int:
         return len(self._open_columns())
 
@@ -205,13 +229,14 @@ class AlignedArrays(torch.utils.data.Dataset[Any]):
 
         They share memory with each other only.
         """
-        parts = [part.unbind() for part in self._open_columns().take(as_indices(indices), allocate_tensor)]
-        samples = map(self._structure.sample, zip(*parts, strict=True))
+        parts = self._open_columns().take(as_indices(indices), allocate_tensor)
+        samples = map(self._structure.sample, zip(*map(samples_of, parts), strict=True))
         return [self._apply_transform(sample, row) for row, sample in enumerate(samples)]
 
     @property
     def traits(self) -> Traits:
-        return READS_BATCHES if self.transform is None else READS_SAMPLES
+        numbers = all(map(is_all_numbers, map(delivered_dtype, self._dtypes)))
+        return READS_BATCHES if numbers and self.transform is None else READS_SAMPLES
 
     def read_batch(self, request: BatchRead) -> Batch:
         """Collated batch, read in one pass; TypeError with a transform."""
@@ -232,6 +257,10 @@ class ArrayFile(AlignedArrays):
     the data are in memory once per machine. Numbers in the other byte order are swapped as they are copied. The
     constructor raises for damaged files and unequal lengths.
 
+    A `.npz` archive is given alone. `columns` is one name, a sequence, or names by key of its arrays; None takes all,
+    as a dict. Members that are stored are mapped. Compressed ones are decompressed by the constructor, into as much
+    memory as the arrays have, which forked workers share.
+
     `transform(sample)` or `transform(sample, rng)` is applied to each sample. From files in a store, rows are read in
     ranges and kept in the folder `cache` if one is given; `options` are those of `open_store`.
     """
@@ -241,14 +270,28 @@ class ArrayFile(AlignedArrays):
         paths: Pathlike | Raw | Sequence[Pathlike | Raw] | Mapping[str, Pathlike | Raw],
         transform: Transform | None = None,
         *,
+        columns: str | Sequence[str] | Mapping[str, str] | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        structure, sources = parse_structure(paths, (str, Raw))
+        self._files: ArrayFiles | LoadedArrays
+        if is_npz(paths):
+            archive = NpzArchive(cast("Pathlike", paths), cache=cache, options=options)
+            names = {name: name for name in archive.names} if columns is None else columns
+            structure, labels = parse_structure(names, (str,))
+            if archive.is_stored(labels):
+                self._files = ArrayFiles(archive.members(labels), cache=cache, options=options)
+            else:
+                self._files = LoadedArrays(archive, labels)
+            _check_aligned(self._files.lengths, labels, f" in {archive.path}; name those to read with columns=")
+        elif columns is not None:
+            raise ArgumentError("columns= names the arrays of one .npz archive; pass other files by name, as a dict")
+        else:
+            structure, sources = parse_structure(paths, (str, Raw))
+            self._files = ArrayFiles(sources, cache=cache, options=options)
+            _check_aligned(self._files.lengths, self._files.paths)
         super().__init__(structure, transform)
-        self._files = ArrayFiles(sources, cache=cache, options=options)
         self._opened: MemoryColumns | None = None
-        _check_aligned(self._files.lengths, self._files.paths)
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
@@ -256,7 +299,8 @@ class ArrayFile(AlignedArrays):
 
         Local files are one run, because any row costs the same.
         """
-        return np.array([len(self)]) if self._files.is_local else RangeColumns(self._files).run_sizes
+        remote = self._remote
+        return np.array([len(self)]) if remote is None else remote.run_sizes
 
     @property
     def listing_fingerprint(self) -> str:
@@ -265,14 +309,26 @@ class ArrayFile(AlignedArrays):
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch into a cache for these samples."""
-        return [] if self._files.is_local else RangeColumns(self._files).ranges(indices)
+        remote = self._remote
+        return [] if remote is None else remote.ranges(indices)
 
     def __len__(self) -> int:
         return self._files.lengths[0]
 
+    @property
+    def _remote(self) -> RangeColumns | None:
+        """Rows in a store; None if all arrays are local."""
+        files = self._files
+        return RangeColumns(files) if isinstance(files, ArrayFiles) and not files.is_local else None
+
+    @property
+    def _dtypes(self) -> Sequence[np.dtype[Any]]:
+        return self._files.dtypes
+
     def _open_columns(self) -> _Columns:
-        if not self._files.is_local:
-            return RangeColumns(self._files)
+        remote = self._remote
+        if remote is not None:
+            return remote
         maps, opened = self._files.maps, self._opened
         if opened is None:  # two threads may both get here; either result is valid
             opened = self._opened = MemoryColumns(list(map(column_of, maps)))
@@ -301,6 +357,10 @@ class Arrays(AlignedArrays):
         _check_aligned([len(column.array) for column in columns], labels)
         self._columns = MemoryColumns(columns)
 
+    @property
+    def _dtypes(self) -> Sequence[np.dtype[Any]]:
+        return self._columns.dtypes
+
     def _open_columns(self) -> _Columns:
         return self._columns
 
@@ -315,33 +375,42 @@ def parse_structure(source: Any, single: tuple[type, ...]) -> tuple[_Structure, 
     return _Unnamed(), list(source)
 
 
-def _check_aligned(lengths: Sequence[int], labels: Sequence[str]) -> None:
+def _check_aligned(lengths: Sequence[int], labels: Sequence[str], remedy: str = "") -> None:
     if len(set(lengths)) > 1:
         each = ", ".join(f"{label} has {length}" for label, length in zip(labels, lengths, strict=True))
-        raise ArgumentError(f"aligned arrays must have one length, but {each}")
+        raise ArgumentError(f"aligned arrays must have one length, but {each}{remedy}")
 
 
-def column_of(array: NDArray[Any]) -> ArrayColumn:
-    """Column over an array in either byte order."""
-    native = array.dtype.newbyteorder("=")
+def column_of(array: NDArray[Any]) -> ArrayColumn | RecordColumn:
+    """Column over an array in either byte order.
+
+    TypeError names what no sample can hold.
+    """
+    native = delivered_dtype(array.dtype)
+    if native.names is not None:
+        return RecordColumn(array)
     dtype = torch_dtype(native)
-    assert dtype is not None
-    return ArrayColumn(array, dtype) if array.dtype.isnative else ArrayColumn(array.view(native), dtype, swapped=True)
+    if dtype is None:
+        raise TypeError(f"{array.dtype}")
+    return ArrayColumn(array.view(native), dtype, swapped=not array.dtype.isnative)
 
 
-def _column(array: Any, label: str) -> ArrayColumn:
+def _column(array: Any, label: str) -> ArrayColumn | RecordColumn:
     if isinstance(array, torch.Tensor):
         if array.ndim == 0 or array.device.type != "cpu" or array.layout is not torch.strided or array.requires_grad:
             raise ArgumentError(
                 f"{label} must be a strided CPU tensor with at least one dimension and requires_grad=False"
             )
         return ArrayColumn(numpy_view(array), array.dtype)
-    if not isinstance(array, np.ndarray) or array.ndim == 0 or torch_dtype(array.dtype.newbyteorder("=")) is None:
+    try:
+        if isinstance(array, np.ndarray) and array.ndim:
+            return column_of(np.asarray(array))
         what = f"{array.ndim}-D {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
-        raise ArgumentError(
-            f"{label} must be an array with at least one dimension and a dtype that torch supports; got {what}"
-        )
-    return column_of(np.asarray(array))
+    except TypeError as error:
+        what = f"{array.ndim}-D {error}"
+    raise ArgumentError(
+        f"{label} must be an array with at least one dimension and a dtype that torch supports; got {what}"
+    )
 
 
 def summarize_rows(paths: Sequence[str]) -> ShardSummary:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.datasets.arrays.npy_layout import NpyLayout, Pathlike, Raw, RowSpan, layout_of, path_of
+from feedline.datasets.arrays.npy_layout import NpyLayout, NpzMember, Pathlike, Raw, RowSpan, Source, layout_of, path_of
 from feedline.datasets.paths import found
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
@@ -36,7 +36,7 @@ class ArrayFiles:
 
     def __init__(
         self,
-        sources: Sequence[Pathlike | Raw],
+        sources: Sequence[Source],
         *,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
@@ -49,10 +49,7 @@ class ArrayFiles:
         origins = [source for source, several in zip(sources, matches, strict=True) for _ in several]
         if typed is None:
             _check_single_files(sources, list(map(len, matches)))
-        named = [
-            replace(source, path=name) if isinstance(source, Raw) else typed(name) if typed else name
-            for source, name in zip(origins, self.blobs.names, strict=True)
-        ]
+        named = [_named(source, name, typed) for source, name in zip(origins, self.blobs.names, strict=True)]
         self.layouts = self._read_layouts(named)
         self._maps: list[NDArray[Any]] | None = None
         self._looks = RecheckTimer()
@@ -130,13 +127,11 @@ class ArrayFiles:
         layout = self.layouts[span.file]
         return np.ndarray((span.stop - span.start, *layout.shape[1:]), layout.dtype, view)
 
-    def _read_layouts(self, sources: Sequence[Pathlike | Raw]) -> list[NpyLayout]:
+    def _read_layouts(self, sources: Sequence[Source]) -> list[NpyLayout]:
         sizes = [self.blobs.info(number).size for number in range(len(sources))]
-        ends = [
-            0 if isinstance(source, Raw) else min(size, _HEAD_NBYTES)
-            for source, size in zip(sources, sizes, strict=True)
-        ]
-        heads = self.blobs.read([Extent(number, 0, end) for number, end in enumerate(ends)])
+        heads = self.blobs.read(
+            [_head(number, source, size) for number, (source, size) in enumerate(zip(sources, sizes, strict=True))]
+        )
         layouts = [
             layout_of(source, path, BytesIO(head), size)
             for source, path, head, size in zip(sources, self.paths, heads, sizes, strict=True)
@@ -150,12 +145,27 @@ class ArrayFiles:
         return {**self.__dict__, "_maps": None}
 
 
+def _named(source: Source, name: str, typed: Callable[[str], Pathlike | Raw] | None) -> Source:
+    if isinstance(source, Raw):
+        return replace(source, path=name)
+    if isinstance(source, NpzMember):
+        return source
+    return typed(name) if typed else name
+
+
+def _head(number: int, source: Source, size: int) -> Extent:
+    """Bytes that hold the header of a source."""
+    if isinstance(source, NpzMember):
+        return Extent(number, source.start, source.start + min(source.nbytes, _HEAD_NBYTES))
+    return Extent(number, 0, 0 if isinstance(source, Raw) else min(size, _HEAD_NBYTES))
+
+
 def _map(layout: NpyLayout, content: memoryview) -> NDArray[Any]:
     # The array refers to the mapping, which thus ends with the last array of it.
     return np.ndarray(layout.shape, layout.dtype, content, layout.offset, order="F" if layout.fortran else "C")
 
 
-def _check_single_files(sources: Sequence[Pathlike | Raw], counts: Sequence[int]) -> None:
+def _check_single_files(sources: Sequence[Source], counts: Sequence[int]) -> None:
     for source, count in zip(sources, counts, strict=True):
         if count != 1:
             raise ArgumentError(f"{path_of(source)} matches {count} files: name one, or a list of aligned ones")

@@ -16,6 +16,7 @@ from numpy.lib import format as npy
 from numpy.typing import DTypeLike
 
 from feedline.core.tensors import torch_dtype
+from feedline.datasets.arrays.records import delivered_dtype
 from feedline.errors import ArgumentError, SampleError
 
 Pathlike = str | os.PathLike[str]
@@ -32,6 +33,20 @@ class Raw:
     dtype: DTypeLike
     row_shape: tuple[int, ...] = ()
     offset: int = 0
+
+
+class NpzMember(NamedTuple):
+    """Bytes of a `.npy` file that is stored in a `.npz` archive."""
+
+    path: str
+    name: str
+    start: int
+    nbytes: int
+
+    @property
+    def label(self) -> str:
+        """Name of the array in messages."""
+        return f"{self.name!r} in {self.path}"
 
 
 class NpyLayout(NamedTuple):
@@ -55,17 +70,24 @@ class RowSpan(NamedTuple):
     stop: int
 
 
-def path_of(source: Pathlike | Raw) -> str:
+Source = Pathlike | Raw | NpzMember
+"""Array of a file."""
+
+
+def path_of(source: Source) -> str:
     """Path or address of a source."""
-    return os.fspath(source.path if isinstance(source, Raw) else source)
+    return os.fspath(source.path if isinstance(source, (Raw, NpzMember)) else source)
 
 
-def layout_of(source: Pathlike | Raw, path: str, file: BinaryIO, nbytes: int) -> NpyLayout:
+def layout_of(source: Source, path: str, file: BinaryIO, nbytes: int) -> NpyLayout:
     """Layout of a file, from its first bytes and its size.
 
     `file` holds at least the header. Errors call the file `path`. SampleError for damaged files, ArgumentError for
     dtypes that torch lacks.
     """
+    if isinstance(source, NpzMember):
+        inner = layout_of(source.name, source.label, file, source.nbytes)
+        return inner._replace(offset=inner.offset + source.start)
     layout = _raw_layout(source, path, nbytes) if isinstance(source, Raw) else _npy_layout(path, file, nbytes)
     _check_dtype(layout.dtype, path)
     return layout
@@ -92,7 +114,7 @@ def _npy_layout(path: str, file: BinaryIO, nbytes: int) -> NpyLayout:
 def _advice(file: BinaryIO) -> str:
     file.seek(0)
     if file.read(2) == b"PK":
-        return "it is a .npz archive: unzip it, and pass the .npy files in it"
+        return "it is a .npz archive: pass it alone, with a name that ends in .npz, and name its arrays with columns="
     return "pass a file of bare numbers as Raw(path, dtype)"
 
 
@@ -114,5 +136,9 @@ def _raw_layout(raw: Raw, path: str, file_nbytes: int) -> NpyLayout:
 
 
 def _check_dtype(dtype: np.dtype[Any], path: str) -> None:
-    if torch_dtype(dtype.newbyteorder("=")) is None:
+    try:
+        delivered = delivered_dtype(dtype)
+    except TypeError as error:
+        raise ArgumentError(f"{path} holds {error}, which torch does not support; convert it with astype") from None
+    if delivered.names is None and torch_dtype(delivered) is None:
         raise ArgumentError(f"{path} holds {dtype}, which torch does not support; convert it with astype")

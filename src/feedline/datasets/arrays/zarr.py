@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from feedline.core import optional
 from feedline.core.paths import missing
-from feedline.core.tensors import torch_dtype
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.chunked import (
     CHUNK_CACHE_NBYTES,
@@ -35,6 +34,7 @@ from feedline.datasets.arrays.chunked import (
 )
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.arrays.records import delivered_dtype
 from feedline.datasets.content_digest import digest_of_folder, digest_of_objects, versioned
 from feedline.datasets.decoding import DAMAGE
 from feedline.datasets.formats import ShardSummary
@@ -174,7 +174,7 @@ class Zarr(StoredArrays):
     The store has format version 2 or 3, and is a folder or a `.zip`. `columns` is one name, a sequence, or names by
     key; None takes every array at the top level, or the store itself if it is an array. Chunks (with sharding, shards)
     are decoded whole, and each process keeps the last `cache_nbytes` of them. Each process opens the store itself, on
-    first use. Numbers become tensors, strings become `str`.
+    first use. Numbers become tensors, times int64 counts of their unit, records dicts of their fields, strings `str`.
 
     From a remote store, the chunks of a batch are fetched concurrently and kept in the folder `cache` if one is given
     (a `.zip` needs one). `options` are those of `open_store`.
@@ -380,14 +380,16 @@ def _shape(array: Any, name: str, path: str) -> Shape:
 
 
 def _number_dtype(array: Any, name: str, path: str) -> np.dtype[Any] | None:
-    """Native dtype of the rows; None for strings."""
+    """Delivered dtype of the rows; None for strings."""
     dtype: np.dtype[Any] = np.dtype(array.dtype)
     if dtype.kind in "OTUS":
         return None
-    native: np.dtype[Any] = dtype.newbyteorder("=")
-    if torch_dtype(native) is None:
-        raise ArgumentError(f"{name!r} in {path} holds {dtype}, which torch does not support; name other arrays")
-    return native
+    try:
+        return delivered_dtype(dtype)
+    except TypeError as error:
+        raise ArgumentError(
+            f"{name!r} in {path} holds {error}, which torch does not support; name other arrays"
+        ) from None
 
 
 def summarize_chunks(paths: Sequence[str]) -> ShardSummary:
