@@ -6,10 +6,12 @@ import pickle
 import resource
 import struct
 import time
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,7 @@ import feedline as fl
 from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import BatchRead
 from feedline.datasets import TFRecord
+from feedline.datasets.shards import compression
 from feedline.datasets.shards.tf_example import parse_example
 from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
 from feedline.stores.local import LOOK_EVERY_S
@@ -43,6 +46,65 @@ def files(folder: Path, tmp_path: Path) -> list[Path]:
         found.append(tmp_path / name)
         found[-1].write_bytes((folder / name).read_bytes())
     return found
+
+
+CODECS: dict[str, Any] = {"gz": gzip.compress, "zlib": zlib.compress}
+
+
+class TestCompressed:
+    @pytest.fixture(autouse=True)
+    def home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+    @pytest.mark.parametrize("codec", CODECS)
+    @pytest.mark.parametrize("check", [True, False])
+    def test_a_compressed_file_is_read_like_the_plain_one(
+        self, files: list[Path], tmp_path: Path, codec: str, check: bool
+    ) -> None:
+        plain = TFRecord(files[0])
+        for name in (f"named.tfrecord.{codec}", "unnamed.tfrecord"):
+            (tmp_path / name).write_bytes(CODECS[codec](files[0].read_bytes()))
+            dataset = TFRecord(tmp_path / name, check=check)
+            assert dataset.paths == [str(tmp_path / name)]
+            assert equal(list(dataset), list(plain))
+            assert equal(pickle.loads(pickle.dumps(dataset))[7], plain[7])
+
+    @pytest.mark.parametrize("codec", CODECS)
+    def test_compressed_objects(
+        self, files: list[Path], tmp_path: Path, codec: str, request: pytest.FixtureRequest
+    ) -> None:
+        system = fsspec.filesystem("memory")
+        request.addfinalizer(lambda: system.rm("/packed", recursive=True))
+        system.pipe(f"/packed/a.tfrecord.{codec}", CODECS[codec](files[0].read_bytes()))
+        system.pipe("/packed/b.tfrecord", CODECS[codec](files[1].read_bytes()))
+        addresses = [f"memory://packed/a.tfrecord.{codec}", "memory://packed/b.tfrecord"]
+        assert equal(list(TFRecord(addresses[0])), list(TFRecord(files[0])))
+        kind = {"gz": "GZIP", "zlib": "ZLIB"}[codec]
+        with pytest.raises(SampleError, match=rf"b.tfrecord is compressed with {kind}.*pass compression='{kind}'"):
+            TFRecord(addresses)
+        dataset = TFRecord(addresses, compression=kind.lower())
+        assert equal(list(dataset), list(TFRecord(files)))
+        with fl.DataLoader(dataset, None, num_workers=2, shuffle=True, seed=0) as loader:
+            assert len(list(loader)) == COUNT
+
+    def test_a_compression_that_is_none(self, files: list[Path]) -> None:
+        with pytest.raises(ArgumentError, match=r"compression='lzo' is neither 'GZIP', nor 'ZLIB'"):
+            TFRecord(files, compression="lzo")
+        with pytest.raises(SampleError, match=r"one.tfrecord cannot be decompressed: it is damaged"):
+            TFRecord(files, compression="GZIP")
+
+    @pytest.mark.parametrize("codec", CODECS)
+    def test_truncated_files(self, files: list[Path], tmp_path: Path, codec: str) -> None:
+        (tmp_path / "a.tfrecord").write_bytes(CODECS[codec](files[0].read_bytes())[:-20])
+        with pytest.raises(SampleError, match=r"a.tfrecord cannot be decompressed: it is damaged, truncated"):
+            TFRecord(tmp_path / "a.tfrecord")
+
+    def test_bombs_do_not_fill_the_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compression, "ORDINARY_NBYTES", 1 << 20)
+        (tmp_path / "a.tfrecord.gz").write_bytes(gzip.compress(records(bytes(1 << 23))))
+        with pytest.raises(SampleError, match=r"a.tfrecord.gz has .* bytes and decompresses to more than .* bomb"):
+            TFRecord(tmp_path / "a.tfrecord.gz")
+        assert not list((tmp_path / "xdg").rglob("*.part"))
 
 
 class TestExamples:
@@ -338,16 +400,6 @@ class TestDamage:
         (tmp_path / "a.tfrecord").write_bytes(head + masked(head) + bytes(40))
         with pytest.raises(SampleError, match=r"claims 18446744073709551608 bytes, but 40 are left"):
             TFRecord(tmp_path / "a.tfrecord", decode="bytes", check=check)
-
-    @pytest.mark.parametrize("check", [True, False])
-    def test_compressed_files_are_refused_with_the_way_out(
-        self, files: list[Path], tmp_path: Path, check: bool
-    ) -> None:
-        (tmp_path / "a.tfrecord.gz").write_bytes(gzip.compress(files[0].read_bytes()))
-        with pytest.raises(
-            SampleError, match=r"a.tfrecord.gz is compressed with gzip.*decompress the file once \(gunzip"
-        ):
-            TFRecord(tmp_path / "a.tfrecord.gz", check=check)
 
     def test_a_record_as_long_as_a_gzip_file_begins_is_none(self, tmp_path: Path) -> None:
         (tmp_path / "a.tfrecord").write_bytes(records(bytes(0x8B1F)))
