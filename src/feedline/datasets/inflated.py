@@ -10,12 +10,14 @@ import logging
 import lzma
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from uuid import uuid4
 
 from feedline.core import optional
 from feedline.core.paths import user_cache
+from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.file_objects import parts
 from feedline.datasets.indexes import key_of
@@ -28,6 +30,10 @@ _log = logging.getLogger("feedline")
 
 
 COPY_NBYTES = 4 << 20
+
+
+_AT_ONCE = 4
+"""Files decompressed at once; decompression releases the interpreter lock."""
 
 
 Opener = Callable[[io.BufferedReader], Any]
@@ -127,7 +133,9 @@ def inflated(blobs: FileSet, openers: list[Opener | None], folder: Pathlike | No
         opener and Inflation(opener, _plain_name(name), copy_content)
         for name, opener in zip(blobs.names, openers, strict=True)
     ]
-    return FileSet([plain_file(blobs, number, way, inflation_folder(folder)) for number, way in enumerate(ways)])
+    place = inflation_folder(folder)
+    with DaemonPool(_AT_ONCE) as pool:
+        return FileSet(list(pool.map(partial(plain_file, blobs, folder=place), range(len(blobs)), ways)))
 
 
 def _plain_name(name: str) -> str:
@@ -140,7 +148,7 @@ def inflation_folder(folder: Pathlike | None) -> Path:
     return Path(folder or user_cache("inflated")).absolute()
 
 
-def plain_file(blobs: FileSet, number: int, way: Inflation | None, folder: Path) -> tuple[Store | None, ObjectInfo]:
+def plain_file(blobs: FileSet, number: int, way: Inflation | None, *, folder: Path) -> tuple[Store | None, ObjectInfo]:
     """The inflated file; without a way to inflate it, the file itself."""
     name, info = blobs.names[number], blobs.info(number)
     if way is None:
@@ -156,13 +164,13 @@ def plain_file(blobs: FileSet, number: int, way: Inflation | None, folder: Path)
 def _write(blob: Blob, way: Inflation, target: Path) -> None:
     _log.info("decompressing or converting %s once, into %s", blob.name, target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{uuid4().hex}.part")
+    unfinished = target.with_name(f".{target.name}.{uuid4().hex}.part")
     try:
-        with partial.open("wb") as file:
+        with unfinished.open("wb") as file:
             _inflate(blob, way, file)
-        partial.replace(target)
+        unfinished.replace(target)
     finally:
-        partial.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def _inflate(blob: Blob, way: Inflation, file: BinaryIO) -> None:

@@ -26,7 +26,7 @@ def plain_text(blobs: FileSet, encoding: str, folder: Pathlike | None, delimiter
     ways = [_way(each, converted) for each in blobs.names]
     if any(ways):
         place = inflation_folder(folder)
-        blobs = FileSet([plain_file(blobs, number, way, place) for number, way in enumerate(ways)])
+        blobs = FileSet([plain_file(blobs, number, way, folder=place) for number, way in enumerate(ways)])
     return blobs, "utf-8" if converted else name
 
 
