@@ -165,9 +165,13 @@ class TFRecord(RecordFiles, ShardedFields):
     """Records of TFRecord files, as dicts of their `tf.train.Example` features.
 
     `columns` maps names of features to types: a dtype for a single number; `(dtype, shape)` for a tensor, where one
-    side may be -1; "bytes", "text", "npy", "image" or a function of the bytes for a single bytes value. None takes
-    every feature: numbers as 1-D tensors, bytes as lists. `transform` is a function of the sample, or a dict of
+    side may be -1; "bytes", "text", "npy", "image" or a function of the bytes for a single bytes value; and
+    `("text", (-1,))` for a list of these. None takes every feature: numbers as 1-D tensors, bytes as lists. `defaults`
+    has values of optional features, as a record would hold them. `transform` is a function of the sample, or a dict of
     functions by feature. With `decode`, records are not examples: it is "bytes", another of these words, or a function.
+
+    The feature lists of a `tf.train.SequenceExample` are features, too. Their type is that of each step, and tensors
+    are stacked, or in a list if a side is -1; bytes values, one for each step, have the type of a list.
 
     Files compressed as a whole are decompressed once, into `index_dir` or the user's cache folder: those that end in
     `.gz` or `.zlib`, and files of this machine that begin so. For objects with other names, `compression` is "GZIP" or
@@ -183,6 +187,7 @@ class TFRecord(RecordFiles, ShardedFields):
         paths: Paths,
         columns: Mapping[str, Feature] | None = None,
         *,
+        defaults: Mapping[str, Any] | None = None,
         decode: Decode | None = None,
         transform: Transform | Mapping[str, Transform] | None = None,
         compression: str | None = None,
@@ -194,7 +199,9 @@ class TFRecord(RecordFiles, ShardedFields):
         by_feature, whole = split_transform(transform, columns)
         if decode is not None and columns is not None:
             raise ArgumentError("columns= is for examples, and with decode= records are not; drop one of the two")
-        self._chosen = None if columns is None else ChosenFeatures(columns, by_feature)
+        if defaults and columns is None:
+            raise ArgumentError("defaults= needs columns=, the types of the features")
+        self._chosen = None if columns is None else ChosenFeatures(columns, by_feature, defaults or {})
         # An image is decoded and transformed in one step.
         self._decoding: Decodes = EveryFeature() if decode is None else Decoding(decode, whole)
         blobs = find(paths, FORMATS["tfrecord"].pattern, cache=cache, options=options)
