@@ -100,6 +100,7 @@ OPENERS: Mapping[str, Opener] = {
     ".bz2": bz2.open,
     ".xz": lzma.open,
     ".zst": _zstd,
+    ".zstd": _zstd,
     ".zlib": _open_zlib,
 }
 """Functions that open a decompressing file, by the extension of the compressed one."""
