@@ -60,8 +60,8 @@ _MAX_PIXELS = 1 << 28
 
 _OTHER_READERS = {
     "json": (
-        "; read these by fl.datasets.JSONL with the pattern 'shard.*.json' of that folder, or 'shard.*.json.zstd' (or .gz,"
-        " .bz2) if they are compressed"
+        "; read these by fl.datasets.JSONL with the pattern 'shard.*.json' of that folder, or 'shard.*.json.zstd' (or"
+        " .gz, .bz2) if they are compressed"
     )
 }
 """Remedies for formats of Mosaic's other writers. JSON shards are files of JSON lines."""

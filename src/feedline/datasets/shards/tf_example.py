@@ -247,7 +247,7 @@ class ChosenFeatures:
             name in self._defaults
             and isinstance(value, list)
             and not value
-            and not isinstance(self._decodings[name], _Several)
+            and not isinstance(self._decodings[name], _BytesValues)
         )
 
 
@@ -255,7 +255,7 @@ def _field(name: str, value: Value | Steps, decoding: Decodes, where: Where) -> 
     def describe() -> str:
         return f"feature {name!r} of {where()}"
 
-    if isinstance(decoding, (_Numbers, _Several)):
+    if isinstance(decoding, (_Numbers, _BytesValues)):
         return Field(decoding, value, describe)
     if isinstance(value, Steps):
         raise SampleError(f"{describe()} has {len(value)} steps; make its type a list, such as ('image', (-1,))")
@@ -269,11 +269,11 @@ def _default(name: str, value: Any, decoding: Decodes) -> Value:
     """A default as a record would hold it; ArgumentError if it does not fit."""
     if isinstance(decoding, _Numbers):
         return decoding.default(name, value)
-    texts = value if isinstance(decoding, _Several) and isinstance(value, (list, tuple)) else [value]
+    texts = value if isinstance(decoding, _BytesValues) and isinstance(value, (list, tuple)) else [value]
     encoded = [each.encode() if isinstance(each, str) else each for each in texts]
     if not all(isinstance(each, bytes) for each in encoded):
         raise ArgumentError(f"defaults[{name!r}]={value!r:.100} must be bytes or str, as a record holds it")
-    if isinstance(decoding, _Several):
+    if isinstance(decoding, _BytesValues):
         decoding.check(encoded, lambda: f"defaults[{name!r}]", ArgumentError)
     return encoded
 
@@ -293,7 +293,7 @@ def _build_decoding(name: str, feature: Feature, transform: Transform | None) ->
     dtype: Any
     dtype, shape = feature if isinstance(feature, tuple) and len(feature) == 2 else (feature, ())
     if _is_decode(dtype) and _is_shape(shape) and len(shape) == 1:
-        return _Several(Decoding(dtype, transform), shape[0])
+        return _BytesValues(Decoding(dtype, transform), shape[0])
     try:
         numbers = torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else np.dtype(dtype)
     except TypeError:
@@ -380,7 +380,7 @@ class _Numbers:
         return count % known == 0 if -1 in self.shape and known else count == known
 
 
-class _Several:
+class _BytesValues:
     """Decodes several bytes values, or one of each step, to a list.
 
     `count` is their number; -1 for any. A transform is applied to each.
