@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import lmdb
 import numpy as np
 import pytest
@@ -55,6 +56,27 @@ class TestKeys:
     def test_numbers_lie_in_big_endian(self, tmp_path: Path, keys: str, layout: str) -> None:
         path = filled(tmp_path / keys, {struct.pack(layout, i): b"%d" % i for i in range(300)})
         assert LMDB(path, keys)[299] == b"299"
+
+    @pytest.mark.parametrize("bookkeeping", [("__keys__", "__len__"), ("__len__",)])
+    @pytest.mark.parametrize("keys", [None, "{:04d}"])
+    def test_pickled_keys_and_length_are_no_samples(
+        self, tmp_path: Path, keys: str | None, bookkeeping: tuple[str, ...], request: pytest.FixtureRequest
+    ) -> None:
+        names = [b"%04d" % i for i in range(COUNT)]
+        pickled = {"__keys__": pickle.dumps(names), "__len__": pickle.dumps(COUNT)}
+        values = {name: b"text " + name for name in names}
+        path = filled(tmp_path / "imagenet", values | {each.encode(): pickled[each] for each in bookkeeping})
+        dataset = LMDB(path, keys)
+        assert list(dataset) == list(values.values())
+        system = fsspec.filesystem("memory")
+        request.addfinalizer(lambda: system.rm("/imagenet", recursive=True))
+        system.pipe("/imagenet/data.mdb", (path / "data.mdb").read_bytes())
+        remote = LMDB("memory://imagenet", keys, index_dir=tmp_path / "index", cache=tmp_path / "cache")
+        assert list(remote) == list(values.values())
+
+    def test_a_pickled_length_that_is_asked_for_is_given(self, tmp_path: Path) -> None:
+        path = filled(tmp_path / "one", {b"__len__": b"bytes", b"a": b"value"})
+        assert list(LMDB(path, ["__len__", "a"])) == [b"bytes", b"value"]
 
     def test_a_list_picks_and_orders(self, texts: Path) -> None:
         dataset = LMDB(texts, ["0007", b"0001"])

@@ -21,7 +21,7 @@ from writers.values import COUNT, MDS_COLUMNS, jpeg, mds_samples
 import feedline as fl
 from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import BatchRead
-from feedline.datasets import MDS
+from feedline.datasets import JSONL, MDS
 from feedline.datasets.shards.mds import decoder
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
 from feedline.stores import ObjectNotFoundError
@@ -296,6 +296,13 @@ class TestDamage:
         told(copy, change)
         with pytest.raises(SampleError, match=r"copy/index.json is not an index of MDS shards"):
             MDS(copy)
+
+    def test_json_shards_are_files_of_json_lines(self, folder: Path, tmp_path: Path) -> None:
+        samples = [{"id": i, "text": "ü" * i} for i in range(COUNT)]
+        for name, ending in (("json", "json"), ("json-zstd", "json.zstd")):
+            with pytest.raises(ArgumentError, match=r"shards of format json .*fl.datasets.JSONL with the pattern"):
+                MDS(folder / name)
+            assert list(JSONL(f"{folder}/{name}/shard.*.{ending}", index_dir=tmp_path / "index")) == samples
 
     def test_formats_that_are_not_read(self, copy: Path) -> None:
         told(copy, lambda index: index["shards"][0].update(format="csv"))

@@ -6,10 +6,13 @@ import pickle
 import resource
 import struct
 import time
+import zlib
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -25,6 +28,7 @@ import feedline as fl
 from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import BatchRead
 from feedline.datasets import TFRecord
+from feedline.datasets.shards import compression
 from feedline.datasets.shards.tf_example import parse_example
 from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
 from feedline.stores.local import LOOK_EVERY_S
@@ -43,6 +47,161 @@ def files(folder: Path, tmp_path: Path) -> list[Path]:
         found.append(tmp_path / name)
         found[-1].write_bytes((folder / name).read_bytes())
     return found
+
+
+CODECS: dict[str, Any] = {"gz": gzip.compress, "zlib": zlib.compress}
+
+
+class TestCompressed:
+    @pytest.fixture(autouse=True)
+    def home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+    @pytest.mark.parametrize("codec", CODECS)
+    @pytest.mark.parametrize("check", [True, False])
+    def test_a_compressed_file_is_read_like_the_plain_one(
+        self, files: list[Path], tmp_path: Path, codec: str, check: bool
+    ) -> None:
+        plain = TFRecord(files[0])
+        for name in (f"named.tfrecord.{codec}", "unnamed.tfrecord"):
+            (tmp_path / name).write_bytes(CODECS[codec](files[0].read_bytes()))
+            dataset = TFRecord(tmp_path / name, check=check)
+            assert dataset.paths == [str(tmp_path / name)]
+            assert equal(list(dataset), list(plain))
+            assert equal(pickle.loads(pickle.dumps(dataset))[7], plain[7])
+
+    @pytest.mark.parametrize("codec", CODECS)
+    def test_compressed_objects(
+        self, files: list[Path], tmp_path: Path, codec: str, request: pytest.FixtureRequest
+    ) -> None:
+        system = fsspec.filesystem("memory")
+        request.addfinalizer(lambda: system.rm("/packed", recursive=True))
+        system.pipe(f"/packed/a.tfrecord.{codec}", CODECS[codec](files[0].read_bytes()))
+        system.pipe("/packed/b.tfrecord", CODECS[codec](files[1].read_bytes()))
+        addresses = [f"memory://packed/a.tfrecord.{codec}", "memory://packed/b.tfrecord"]
+        assert equal(list(TFRecord(addresses[0])), list(TFRecord(files[0])))
+        kind = {"gz": "GZIP", "zlib": "ZLIB"}[codec]
+        with pytest.raises(SampleError, match=rf"b.tfrecord is compressed with {kind}.*pass compression='{kind}'"):
+            TFRecord(addresses)
+        dataset = TFRecord(addresses, compression=kind.lower())
+        assert equal(list(dataset), list(TFRecord(files)))
+        with fl.DataLoader(dataset, None, num_workers=2, shuffle=True, seed=0) as loader:
+            assert len(list(loader)) == COUNT
+
+    def test_a_compression_that_is_none(self, files: list[Path]) -> None:
+        with pytest.raises(ArgumentError, match=r"compression='lzo' is neither 'GZIP', nor 'ZLIB'"):
+            TFRecord(files, compression="lzo")
+        with pytest.raises(SampleError, match=r"one.tfrecord cannot be decompressed: it is damaged"):
+            TFRecord(files, compression="GZIP")
+
+    @pytest.mark.parametrize("codec", CODECS)
+    def test_truncated_files(self, files: list[Path], tmp_path: Path, codec: str) -> None:
+        (tmp_path / "a.tfrecord").write_bytes(CODECS[codec](files[0].read_bytes())[:-20])
+        with pytest.raises(SampleError, match=r"a.tfrecord cannot be decompressed: it is damaged, truncated"):
+            TFRecord(tmp_path / "a.tfrecord")
+
+    def test_bombs_do_not_fill_the_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compression, "ORDINARY_NBYTES", 1 << 20)
+        (tmp_path / "a.tfrecord.gz").write_bytes(gzip.compress(records(bytes(1 << 23))))
+        with pytest.raises(SampleError, match=r"a.tfrecord.gz has .* bytes and decompresses to more than .* bomb"):
+            TFRecord(tmp_path / "a.tfrecord.gz")
+        assert not list((tmp_path / "xdg").rglob("*.part"))
+
+
+class TestSequences:
+    TYPES: dict[str, Any] = {  # noqa: RUF012 - a constant
+        "id": "int64",
+        "tags": ("text", (-1,)),
+        "score": "float32",
+        "boxes": ("float32", (4,)),
+        "tokens": ("int64", (-1,)),
+        "frames": ("image", (-1,)),
+    }
+
+    @pytest.fixture(params=["file", "memory"])
+    def path(self, request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Iterator[str]:
+        """Records of another library, which are SequenceExamples."""
+        content = (folder / "sequences.tfrecord").read_bytes()
+        (tmp_path / "a.tfrecord").write_bytes(content)
+        if request.param == "file":
+            yield str(tmp_path / "a.tfrecord")
+            return
+        system = fsspec.filesystem("memory")
+        system.pipe("/sequences/a.tfrecord", content)
+        yield "memory://sequences/a.tfrecord"
+        system.rm("/sequences", recursive=True)
+
+    def test_everything_comes_as_it_was_written(self, path: str, tmp_path: Path) -> None:
+        for i, sample in enumerate(TFRecord(path, index_dir=tmp_path / "index")):
+            assert equal(sample["id"], torch.tensor([i]))
+            assert sample["tags"] == [f"tag {k}".encode() for k in range(i)]
+            assert ("score" in sample) == bool(i % 2)
+            assert equal(sample["boxes"], [torch.tensor([t, 1.0, 2, 3]) for t in range(i)])
+            assert equal(sample["tokens"], [torch.arange(t + 1) for t in range(i)])
+            assert sample["frames"] == [[jpeg(t)] for t in range(i)]
+
+    def test_chosen_features(self, path: str, tmp_path: Path) -> None:
+        dataset = TFRecord(path, self.TYPES, defaults={"score": -1}, index_dir=tmp_path / "index")
+        for i, sample in enumerate(dataset):
+            assert sample["tags"] == [f"tag {k}" for k in range(i)]
+            assert equal(sample["score"], torch.tensor(i / 2 if i % 2 else -1.0))
+            assert equal(sample["boxes"], torch.tensor([[t, 1.0, 2, 3] for t in range(i)]).reshape(-1, 4))
+            assert equal(sample["tokens"], [torch.arange(t + 1) for t in range(i)])
+            assert [frame.size for frame in sample["frames"]] == [(9, 7)] * i
+        with fl.DataLoader(dataset, None, num_workers=2) as loader:
+            assert [len(sample["frames"]) for sample in loader] == [0, 1, 2, 3]
+
+    def test_transforms_apply_to_each_value_of_a_list(self, path: str, tmp_path: Path) -> None:
+        crop = fl.transforms.Compose([fl.transforms.RandomResizedCrop(6), fl.transforms.ToTensor()])
+        types = {name: self.TYPES[name] for name in ("frames", "id")}
+        dataset = TFRecord(path, types, transform={"frames": crop}, index_dir=tmp_path / "index")
+        assert [frame.shape for frame in dataset[2]["frames"]] == [(3, 6, 6)] * 2
+        with fl.DataLoader(dataset, 1, shuffle=True, seed=0, num_workers=2) as loader:
+            first = list(loader)
+        with fl.DataLoader(dataset, 1, shuffle=True, seed=0, num_workers=0) as loader:
+            assert equal(list(loader), first)
+
+    def test_optional_features(self, path: str, tmp_path: Path) -> None:
+        def dataset(name: str, kind: Any, **options: Any) -> TFRecord:
+            return TFRecord(path, {name: kind}, index_dir=tmp_path / "index", **options)
+
+        with pytest.raises(SampleError, match=r"record 0 .* has no feature 'score'.*pass defaults=\{'score': value\}"):
+            dataset("score", "float32")[0]
+        filled = dataset("score", ("float32", (2, 2)), defaults={"score": 0.5})[0]
+        assert equal(filled["score"], torch.full((2, 2), 0.5))
+        assert equal(dataset("no", ("int64", (-1,)), defaults={"no": []})[0]["no"], torch.empty(0, dtype=torch.int64))
+        assert dataset("no", "text", defaults={"no": "ü"})[0]["no"] == "ü"
+        assert dataset("no", ("bytes", (2,)), defaults={"no": ["a", b"b"]})[0]["no"] == [b"a", b"b"]
+        assert dataset("no", "image", defaults={"no": jpeg(3)})[0]["no"].size == (9, 7)
+        for kind, value in (("uint8", 300), (("int64", (2,)), [1]), ("int64", "x"), ("text", 3), (("text", (2,)), "a")):
+            with pytest.raises(ArgumentError, match=r"defaults\['no'\]"):
+                dataset("no", kind, defaults={"no": value})
+        with pytest.raises(ArgumentError, match=r"defaults names 'nein', which is not in columns"):
+            dataset("no", "text", defaults={"nein": ""})
+        with pytest.raises(ArgumentError, match=r"defaults= needs columns="):
+            TFRecord(path, defaults={"no": 1}, index_dir=tmp_path / "index")
+
+    def test_a_feature_without_a_list_is_as_good_as_missing(self, tmp_path: Path) -> None:
+        # The map entries {"a": Feature()} and {"b": Feature(bytes_list=BytesList())}.
+        features = b"".join(
+            b"\x0a" + bytes([len(each)]) + each for each in (b"\x0a\x01a\x12\x00", b"\x0a\x01b\x12\x02\x0a\x00")
+        )
+        (tmp_path / "a.tfrecord").write_bytes(records(b"\x0a" + bytes([len(features)]) + features))
+        types = {"a": "int64", "b": ("text", (-1,))}
+        sample = TFRecord(tmp_path / "a.tfrecord", types, defaults={"a": 7, "b": ["default"]})[0]
+        assert equal(sample, {"a": torch.tensor(7), "b": []})
+
+    def test_types_that_do_not_fit(self, path: str, tmp_path: Path) -> None:
+        cases = {
+            ("frames", "image"): r"feature 'frames' of record 3 .* has 3 steps; make its type a list",
+            ("tags", "text"): r"holds 3 bytes values instead of one bytes value; make its type a list",
+            ("tags", ("text", (2,))): r"holds 3 bytes values instead of 2 bytes values",
+            ("tokens", "int64"): r"step 1 of feature 'tokens' of record 3 .* holds 2 x int64",
+            ("boxes", ("text", (-1,))): r"step 0 of feature 'boxes' .* holds 4 x float32 instead of one bytes value",
+        }
+        for (name, kind), message in cases.items():
+            with pytest.raises(SampleError, match=message):
+                TFRecord(path, {name: kind}, index_dir=tmp_path / "index")[3]
 
 
 class TestExamples:
@@ -338,16 +497,6 @@ class TestDamage:
         (tmp_path / "a.tfrecord").write_bytes(head + masked(head) + bytes(40))
         with pytest.raises(SampleError, match=r"claims 18446744073709551608 bytes, but 40 are left"):
             TFRecord(tmp_path / "a.tfrecord", decode="bytes", check=check)
-
-    @pytest.mark.parametrize("check", [True, False])
-    def test_compressed_files_are_refused_with_the_way_out(
-        self, files: list[Path], tmp_path: Path, check: bool
-    ) -> None:
-        (tmp_path / "a.tfrecord.gz").write_bytes(gzip.compress(files[0].read_bytes()))
-        with pytest.raises(
-            SampleError, match=r"a.tfrecord.gz is compressed with gzip.*decompress the file once \(gunzip"
-        ):
-            TFRecord(tmp_path / "a.tfrecord.gz", check=check)
 
     def test_a_record_as_long_as_a_gzip_file_begins_is_none(self, tmp_path: Path) -> None:
         (tmp_path / "a.tfrecord").write_bytes(records(bytes(0x8B1F)))

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import os
 import pickle
+import tarfile
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from picture_cases import encoded, intervals, jpeg, photo, rgb
@@ -22,6 +28,7 @@ from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
 from feedline.datasets import TarShards
+from feedline.datasets.shards import compression
 from feedline.datasets.webdataset import ShardError, write_index
 from feedline.datasets.webdataset import shards as tars
 from feedline.errors import ArgumentError, SampleError, SampleIndexError
@@ -466,3 +473,89 @@ class TestBadInput:
         os.truncate(paths[1], 600)
         with pytest.raises(ShardError, match=r"train-001.tar"):
             data[3]
+
+
+PACKED: dict[str, Any] = {
+    "tar.gz": gzip.compress,
+    "tgz": gzip.compress,
+    "tar.bz2": bz2.compress,
+    "tar.xz": lzma.compress,
+    "tar.zst": lambda data: bytes(pa.compress(data, "zstd", asbytes=True)),
+}
+
+
+class TestCompressed:
+    @pytest.fixture(autouse=True)
+    def home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+    @pytest.mark.parametrize("ending", PACKED)
+    def test_a_compressed_tar_is_read_like_the_plain_one(
+        self, tmp_path: Path, ending: str, request: pytest.FixtureRequest
+    ) -> None:
+        plain = write_tar(tmp_path / "x.tar", pictures(6))
+        packed = tmp_path / f"x.{ending}"
+        packed.write_bytes(PACKED[ending](plain.read_bytes()))
+        system = fsspec.filesystem("memory")
+        request.addfinalizer(lambda: system.rm("/tars", recursive=True))
+        system.pipe(f"/tars/x.{ending}", packed.read_bytes())
+        wanted = list(TarShards(plain, PAIR, {"jpg;png;jpeg": CENTER}))
+        for path in (str(packed), f"memory://tars/x.{ending}"):
+            dataset = TarShards(path, PAIR, {"jpg;png;jpeg": CENTER})
+            assert dataset.paths == [path]
+            assert difference(list(dataset), wanted) is None
+            with fl.DataLoader(dataset, 2, num_workers=2, shuffle=True, seed=0) as loader:
+                assert sorted(y for _, ys in loader for y in ys.tolist()) == list(range(6))
+        assert not list(tmp_path.glob("*.gz.index"))
+
+    def test_plain_and_compressed_tars_mix(self, folder: Path, tmp_path: Path) -> None:
+        second = tmp_path / "second.tar.gz"
+        second.write_bytes(gzip.compress((folder / "train-002.tar").read_bytes()))
+        dataset = TarShards([folder / "train-000.tar", second], ["cls"])
+        assert [y for (y,) in dataset] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+        again = TarShards([folder / "train-000.tar", second], ["cls"])
+        assert again.listing_fingerprint == dataset.listing_fingerprint
+
+    def test_damaged_compressed_tars(self, tmp_path: Path) -> None:
+        (tmp_path / "x.tar.gz").write_bytes(gzip.compress(bytes(5000))[:-9])
+        with pytest.raises(SampleError, match=r"x.tar.gz cannot be decompressed: it is damaged, truncated"):
+            TarShards(tmp_path / "x.tar.gz")
+
+
+class TestGzipFields:
+    @pytest.fixture
+    def packed(self, kinds: Path, tmp_path: Path) -> Path:
+        """The members of `kinds`, each compressed."""
+        with tarfile.open(kinds) as tar:
+            members = {f"{each.name}.gz": tar.extractfile(each).read() for each in tar}  # type: ignore[union-attr]
+        return write_tar(tmp_path / "kinds.tar", {name: gzip.compress(data) for name, data in members.items()})
+
+    def test_members_are_decompressed_and_decoded_by_the_rest_of_their_name(self, kinds: Path, packed: Path) -> None:
+        plain, ours = TarShards(kinds)[0], TarShards(packed)[0]
+        assert set(ours) == {name if name.startswith("__") else f"{name}.gz" for name in plain}
+        for name, value in plain.items():
+            other = ours[name if name.startswith("__") else f"{name}.gz"]
+            if isinstance(value, Image.Image):
+                value, other = np.asarray(value), np.asarray(other)
+            np.testing.assert_equal(other, value)
+
+    def test_batches_and_own_decoders(self, packed: Path, kinds: Path) -> None:
+        chosen = TarShards(packed, ["cls.gz", "jpg.gz", "json.gz"], {"jpg.gz": CENTER}, decoders={"json": len})
+        ((cls, image, json_nbytes),) = list(fl.DataLoader(chosen, 1))
+        assert (cls.tolist(), json_nbytes.tolist()) == ([17], [len(b'{"a": [1, 2.5, null]}')])
+        np.testing.assert_equal(image[0].numpy(), TarShards(kinds, ["jpg"], {"jpg": CENTER})[0][0])
+        assert TarShards(packed, ["txt.gz"], decoders={"gz": bytes})[0][0][:2] == b"\x1f\x8b"
+        assert TarShards(packed, ["txt.gz"], decode=False)[0][0][:2] == b"\x1f\x8b"
+
+    def test_what_is_refused_and_what_is_damaged(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = write_tar(tmp_path / "a.tar", {"0.pkl.gz": b"x", "0.cls.gz": gzip.compress(b"9" * 30), "0.txt.gz": b"x"})
+        with pytest.raises(ArgumentError, match=r"field 'pkl' would have to be unpickled"):
+            TarShards(path)
+        with pytest.raises(SampleError, match=r"member '0.cls.gz' cannot be decoded .*does not fit into int64"):
+            TarShards(path, ["cls.gz"])[0]
+        with pytest.raises(SampleError, match=r"member '0.txt.gz' cannot be decoded as gz"):
+            TarShards(path, ["txt.gz"])[0]
+        monkeypatch.setattr(compression, "ORDINARY_NBYTES", 1 << 10)
+        bomb = write_tar(tmp_path / "b.tar", {"0.txt.gz": gzip.compress(bytes(1 << 20))})
+        with pytest.raises(SampleError, match=r"member '0.txt.gz' .*like a decompression bomb"):
+            TarShards(bomb, ["txt.gz"])[0]

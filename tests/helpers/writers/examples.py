@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tfrecord.writer import TFRecordWriter
-from values import examples
+from values import examples, sequences
 
 writer = TFRecordWriter(str(Path(sys.argv[1], "two.tfrecord")))
 for example in examples()[8:]:
@@ -15,4 +15,8 @@ writer.close()
 writer = TFRecordWriter(str(Path(sys.argv[1], "one.tfrecord")))
 for example in examples()[:8]:
     writer.write(example)
+writer.close()
+writer = TFRecordWriter(str(Path(sys.argv[1], "sequences.tfrecord")))
+for context, lists in sequences():
+    writer.write(context, lists)
 writer.close()

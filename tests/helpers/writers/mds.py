@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 from slim import without_init
-from values import MDS_COLUMNS, mds_samples
+from values import COUNT, MDS_COLUMNS, mds_samples
 
 without_init("streaming", "streaming.base")
 
-from streaming.base.format.mds.writer import MDSWriter  # noqa: E402 - the packages had to be made importable first
+from streaming.base.format.json.writer import JSONWriter  # noqa: E402 - the packages had to be made importable first
+from streaming.base.format.mds.writer import MDSWriter  # noqa: E402
 
 SETTINGS = {
     "plain": {},
@@ -30,6 +31,11 @@ def main(folder: Path) -> None:
                 writer.write(sample)
     with MDSWriter(out=str(folder / "pickled"), columns={"id": "int", "any": "pkl"}) as writer:
         writer.write({"id": 7, "any": {1}})
+    for name, settings in {"json": {}, "json-zstd": {"compression": "zstd:3"}}.items():
+        columns = {"id": "int", "text": "str"}
+        with JSONWriter(out=str(folder / name), columns=columns, size_limit=200, **settings) as writer:
+            for i in range(COUNT):
+                writer.write({"id": i, "text": "ü" * i})
 
 
 main(Path(sys.argv[1]))

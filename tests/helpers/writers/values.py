@@ -119,3 +119,19 @@ def examples() -> list[dict[str, Any]]:
         }
         for i in range(COUNT)
     ]
+
+
+def sequences() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Context and feature lists of sequence examples of 0 to 3 steps, as `tfrecord` takes them."""
+    return [
+        (
+            {"id": (i, "int"), "tags": ([f"tag {k}".encode() for k in range(i)], "byte")}
+            | ({"score": (i / 2, "float")} if i % 2 else {}),
+            {
+                "boxes": ([[float(t), 1, 2, 3] for t in range(i)], "float"),
+                "tokens": ([list(range(t + 1)) for t in range(i)], "int"),
+                "frames": ([[jpeg(t)] for t in range(i)], "byte"),
+            },
+        )
+        for i in range(4)
+    ]

@@ -39,6 +39,10 @@ _MAX_SUSPECTS = 64
 """Number of keys checked for being the name of a database."""
 
 
+_BOOKKEEPING = (b"__keys__", b"__len__")
+"""Keys of a pickled list of all keys, and of its length."""
+
+
 class LMDB(DecodedRecords):
     """Values of an LMDB environment, decoded from its memory map.
 
@@ -47,6 +51,9 @@ class LMDB(DecodedRecords):
     kept in a side-car next to the data or in the folder `index_dir`. `length` is the number of samples for patterns and
     numbers, by default the number of entries. `decode` is "bytes", "text", "npy", "image" or a function of a
     memoryview, which must not keep it.
+
+    The entries `__keys__` and `__len__`, in which many scripts keep a pickled list of the keys and its length, are
+    never unpickled. They are samples only if a list of keys names them.
 
     `database` names a database of the environment. Without it, an environment of named databases is rejected; so is,
     without `keys`, a database with several values per key.
@@ -78,7 +85,8 @@ class LMDB(DecodedRecords):
             build = partial(_enumerate_keys, self._environment)
             self._keys: _KeyList = _EnumeratedKeys(location.sidecar(database, index_dir, build))
         elif isinstance(keys, str):
-            self._keys = _number_keys(keys, self._environment().entries() if length is None else _check_length(length))
+            count = _count_samples(self._environment()) if length is None else _check_length(length)
+            self._keys = _number_keys(keys, count)
         else:
             self._keys = _pack_keys(keys)
         self._check_keys()
@@ -278,8 +286,16 @@ def _unique_keys(cursor: Any, environment: Environment, suspects: list[bytes]) -
             )
         if environment.may_be_database(value) and len(suspects) < _MAX_SUSPECTS:
             suspects.append(key)
-        yield key
+        if key not in _BOOKKEEPING:
+            yield key
         last = key
+
+
+def _count_samples(environment: Environment) -> int:
+    """Number of entries that are samples."""
+    with environment.reading() as transaction:
+        extra = sum(transaction.get(key) is not None for key in _BOOKKEEPING)
+    return environment.entries() - extra
 
 
 def _check_not_databases(environment: Environment, keys: Sequence[bytes]) -> None:

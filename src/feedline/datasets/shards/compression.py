@@ -63,7 +63,12 @@ def inflate(data: Any, codec: str, nbytes: int, where: str, extra: str) -> NDArr
 
 def is_bomb(nbytes: int, packed: int) -> bool:
     """True if `nbytes` is implausibly large for `packed` compressed bytes."""
-    return nbytes > max(ORDINARY_NBYTES, _ORDINARY_RATIO * packed)
+    return nbytes > largest_nbytes(packed)
+
+
+def largest_nbytes(packed: int) -> int:
+    """Largest plausible size of the content of `packed` compressed bytes."""
+    return max(ORDINARY_NBYTES, _ORDINARY_RATIO * packed)
 
 
 class InflatedFiles:

@@ -58,6 +58,15 @@ _SHAPE_DTYPES = ("u1", "<u2", "<u4", "<u8")
 _MAX_PIXELS = 1 << 28
 
 
+_OTHER_READERS = {
+    "json": (
+        "; read these by fl.datasets.JSONL with the pattern 'shard.*.json' of that folder, or 'shard.*.json.zstd' (or"
+        " .gz, .bz2) if they are compressed"
+    )
+}
+"""Remedies for formats of Mosaic's other writers. JSON shards are files of JSON lines."""
+
+
 def decoder(encoding: str) -> Decoder:
     """Decoder of a column's values; ArgumentError for pickle and unknown encodings."""
     if encoding.startswith("ndarray"):
@@ -232,7 +241,10 @@ def read_shards(folder: IndexedFolder, known: dict[MDSColumns, MDSColumns]) -> l
 
 def _parse_shard(entry: dict[str, Any], known: dict[MDSColumns, MDSColumns]) -> MDSShard:
     if entry["format"] != "mds" or entry["version"] != 2:
-        raise ArgumentError(f"shards of format {entry['format']} version {entry['version']}; MDS reads mds version 2")
+        raise ArgumentError(
+            f"shards of format {entry['format']} version {entry['version']}; MDS reads mds version 2"
+            + _OTHER_READERS.get(entry["format"], "; rewrite them with MDSWriter")
+        )
     encodings, sizes = tuple(entry["column_encodings"]), tuple(entry["column_sizes"])
     names = tuple(entry["column_names"])
     if not len(names) == len(encodings) == len(sizes) or sizes != tuple(map(fixed_nbytes, encodings)):

@@ -1,6 +1,6 @@
-"""Parser and decoders of `tf.train.Example` messages.
+"""Parser and decoders of `tf.train.Example` and `tf.train.SequenceExample` messages.
 
-The parser reads the few protobuf messages that an example consists of, without protobuf. Features become tensors of the
+The parser reads the few protobuf messages that these consist of, without protobuf. Features become tensors of the
 requested dtype and shape, or decoded bytes.
 
 Wire format: https://protobuf.dev/programming-guides/encoding/. Messages: tensorflow/core/example/feature.proto.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -26,6 +26,12 @@ from feedline.errors import ArgumentError, SampleError
 Value = list[bytes] | NDArray[np.float32] | NDArray[np.int64]
 
 
+class Steps(tuple[Value, ...]):
+    """Values of a feature list of a SequenceExample, one for each step."""
+
+    __slots__ = ()
+
+
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -33,21 +39,31 @@ _SHORT = 16
 """Size in bytes up to which varints are decoded faster in a loop than with NumPy."""
 
 
-def parse_example(data: bytes, wanted: Container[str] | None = None) -> dict[str, Value]:
-    """Features by name: lists of bytes, float32 or int64 arrays.
+def parse_example(data: bytes, wanted: Container[str] | None = None) -> dict[str, Value | Steps]:
+    """Features by name: lists of bytes, float32 or int64 arrays; feature lists as steps of these.
 
     Only those in `wanted`, if it is given. A feature without any value is an empty list of bytes; of a repeated name,
-    the last one counts. ValueError for invalid bytes.
+    the last one counts. ValueError for invalid bytes, and for a feature list with the name of a context feature.
     """
-    parsed_features: dict[str, Value] = {}
-    for number, features in _messages(data):
-        if number == 1:
-            for kind, entry in _messages(features):
-                if kind == 1:
-                    name, feature = _entry(entry)
-                    if wanted is None or name in wanted:
-                        parsed_features[name] = _feature(feature)
-    return parsed_features
+    # The context of a SequenceExample has the number and the type that the features of an Example have.
+    parsed: dict[str, Value | Steps] = {name: _feature(each) for name, each in _entries(data, 1, wanted)}
+    lists = {name: _steps(each) for name, each in _entries(data, 2, wanted)}
+    if both := parsed.keys() & lists.keys():
+        raise ValueError(f"{min(both)!r} names a context feature and a feature list")
+    return parsed | lists
+
+
+def _entries(data: bytes, number: int, wanted: Container[str] | None) -> Iterator[tuple[str, bytes]]:
+    """Wanted entries of the map in a field of a message."""
+    for field, entries in _messages(data):
+        if field == number:
+            for name, value in (_entry(entry) for kind, entry in _messages(entries) if kind == 1):
+                if wanted is None or name in wanted:
+                    yield name, value
+
+
+def _steps(data: bytes) -> Steps:
+    return Steps(_feature(each) for number, each in _messages(data) if number == 1)
 
 
 def _entry(data: bytes) -> tuple[str, bytes]:
@@ -157,7 +173,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("the message ends within a varint")
 
 
-Feature = Decode | DTypeLike | torch.dtype | tuple[DTypeLike | torch.dtype, tuple[int, ...]]
+Feature = Decode | DTypeLike | torch.dtype | tuple[DTypeLike | torch.dtype | Decode, tuple[int, ...]]
 
 
 Where = Callable[[], str]
@@ -166,7 +182,7 @@ Where = Callable[[], str]
 class EveryFeature:
     """Decodes a record to all of its features, as they are stored.
 
-    Numbers become 1-D tensors, bytes become lists.
+    Numbers become 1-D tensors, bytes become lists, and feature lists become lists of these.
     """
 
     step = SampleTransform(None)
@@ -176,13 +192,24 @@ class EveryFeature:
         """All features of a record."""
         features = _parse(source, None, where)
         # Sorted, because the order of protobuf map entries is arbitrary.
-        return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in sorted(features.items())}
+        return {name: _as_stored(value) for name, value in sorted(features.items())}
+
+
+def _as_stored(value: Value | Steps) -> Any:
+    if isinstance(value, Steps):
+        return list(map(_as_stored, value))
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
 class ChosenFeatures:
-    """Decodes the requested features, each to the requested type."""
+    """Decodes the requested features, each to the requested type.
 
-    def __init__(self, features: Mapping[str, Feature], transforms: Mapping[str, Transform]) -> None:
+    A feature that a record lacks is decoded from its value in `defaults`.
+    """
+
+    def __init__(
+        self, features: Mapping[str, Feature], transforms: Mapping[str, Transform], defaults: Mapping[str, Any]
+    ) -> None:
         if not isinstance(features, Mapping):
             raise ArgumentError(
                 f"columns={features!r}: pass a dict from the name of each feature to its type, such as"
@@ -191,6 +218,9 @@ class ChosenFeatures:
         self._decodings = {
             name: _build_decoding(name, feature, transforms.get(name)) for name, feature in features.items()
         }
+        if unknown := [name for name in defaults if name not in features]:
+            raise ArgumentError(f"defaults names {unknown[0]!r}, which is not in columns; drop it there, or add it")
+        self._defaults = {name: _default(name, each, self._decodings[name]) for name, each in defaults.items()}
 
     @property
     def decodings(self) -> Collection[Decodes]:
@@ -199,26 +229,56 @@ class ChosenFeatures:
 
     def fields(self, record: memoryview, where: Where) -> dict[str, Field]:
         """Requested features of a record; SampleError names a missing one."""
-        values = _parse(record, self._decodings, where)
+        found = _parse(record, self._decodings, where)
+        values = self._defaults | {name: value for name, value in found.items() if not self._is_absent(name, value)}
         if len(values) < len(self._decodings):
             missing = next(name for name in self._decodings if name not in values)
             there = ", ".join(sorted(_parse(record, None, where))) or "none"
-            raise SampleError(f"{where()} has no feature {missing!r}; it has {there}")
+            raise SampleError(
+                f"{where()} has no feature {missing!r}; it has {there}. If it is optional, pass defaults={{{missing!r}:"
+                " value}"
+            )
         return {name: _field(name, values[name], decoding, where) for name, decoding in self._decodings.items()}
 
+    def _is_absent(self, name: str, value: Value | Steps) -> bool:
+        """True if a feature is as good as missing, and has a default."""
+        # TensorFlow writes an absent feature as one without a list, and takes the default for it, too.
+        return (
+            name in self._defaults
+            and isinstance(value, list)
+            and not value
+            and not isinstance(self._decodings[name], _BytesValues)
+        )
 
-def _field(name: str, value: Value, decoding: Decodes, where: Where) -> Field:
+
+def _field(name: str, value: Value | Steps, decoding: Decodes, where: Where) -> Field:
     def describe() -> str:
         return f"feature {name!r} of {where()}"
 
-    if isinstance(decoding, _Numbers):
+    if isinstance(decoding, (_Numbers, _BytesValues)):
         return Field(decoding, value, describe)
+    if isinstance(value, Steps):
+        raise SampleError(f"{describe()} has {len(value)} steps; make its type a list, such as ('image', (-1,))")
     if isinstance(value, np.ndarray) or len(value) != 1:
-        raise SampleError(f"{describe()} holds {_describe(value)} instead of one bytes value")
+        several = "" if isinstance(value, np.ndarray) else "; make its type a list, such as ('text', (-1,))"
+        raise SampleError(f"{describe()} holds {_describe(value)} instead of one bytes value{several}")
     return Field(decoding, value[0], describe)
 
 
-def _parse(record: memoryview, wanted: Mapping[str, Any] | None, where: Where) -> dict[str, Value]:
+def _default(name: str, value: Any, decoding: Decodes) -> Value:
+    """A default as a record would hold it; ArgumentError if it does not fit."""
+    if isinstance(decoding, _Numbers):
+        return decoding.default(name, value)
+    texts = value if isinstance(decoding, _BytesValues) and isinstance(value, (list, tuple)) else [value]
+    encoded = [each.encode() if isinstance(each, str) else each for each in texts]
+    if not all(isinstance(each, bytes) for each in encoded):
+        raise ArgumentError(f"defaults[{name!r}]={value!r:.100} must be bytes or str, as a record holds it")
+    if isinstance(decoding, _BytesValues):
+        decoding.check(encoded, lambda: f"defaults[{name!r}]", ArgumentError)
+    return encoded
+
+
+def _parse(record: memoryview, wanted: Mapping[str, Any] | None, where: Where) -> dict[str, Value | Steps]:
     try:
         return parse_example(bytes(record), wanted)
     except ValueError as error:  # UnicodeDecodeError is one
@@ -228,9 +288,12 @@ def _parse(record: memoryview, wanted: Mapping[str, Any] | None, where: Where) -
 
 
 def _build_decoding(name: str, feature: Feature, transform: Transform | None) -> Decodes:
-    if (isinstance(feature, str) and feature in DECODERS) or (callable(feature) and not isinstance(feature, type)):
+    if _is_decode(feature):
         return Decoding(feature, transform)
+    dtype: Any
     dtype, shape = feature if isinstance(feature, tuple) and len(feature) == 2 else (feature, ())
+    if _is_decode(dtype) and _is_shape(shape) and len(shape) == 1:
+        return _BytesValues(Decoding(dtype, transform), shape[0])
     try:
         numbers = torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else np.dtype(dtype)
     except TypeError:
@@ -238,9 +301,15 @@ def _build_decoding(name: str, feature: Feature, transform: Transform | None) ->
     if numbers is None or torch_dtype(numbers) is None or not _is_shape(shape):
         raise ArgumentError(
             f"columns[{name!r}]={feature!r} is neither a dtype, nor (dtype, shape) with at most one -1, such as"
-            f" ('int64', (3,)), nor a function, nor one of {', '.join(DECODERS)}"
+            f" ('int64', (3,)), nor a function, nor one of {', '.join(DECODERS)}, nor a list of these, such as ('text',"
+            " (-1,))"
         )
     return _Numbers(numbers, tuple(shape), SampleTransform(transform))
+
+
+def _is_decode(feature: Any) -> TypeGuard[Decode]:
+    """True for a word or function that decodes bytes."""
+    return feature in DECODERS if isinstance(feature, str) else callable(feature) and not isinstance(feature, type)
 
 
 def _is_shape(shape: Any) -> bool:
@@ -253,7 +322,8 @@ def _is_shape(shape: Any) -> bool:
 class _Numbers:
     """Decodes a feature to a tensor.
 
-    The numbers are in a list, or raw (little endian) in a single bytes value.
+    The numbers are in a list, or raw (little endian) in a single bytes value. Tensors of steps are stacked, or in a
+    list if their shape is not fixed.
     """
 
     dtype: np.dtype[Any]
@@ -261,7 +331,30 @@ class _Numbers:
     step: SampleTransform
     batchable = draws = False
 
-    def __call__(self, source: Value, row: int | None, where: Where) -> Any:
+    def __call__(self, source: Value | Steps, row: int | None, where: Where) -> Any:
+        return self.step(self._stacked(source, where) if isinstance(source, Steps) else self._one(source, where), row)
+
+    def default(self, name: str, value: Any) -> Value:
+        """The numbers of a default value; a single number fills a shape that is fixed."""
+        try:
+            numbers = np.asarray(value)
+            if not numbers.ndim and -1 not in self.shape:
+                numbers = np.full(self.shape, value)
+            source = numbers.ravel() if numbers.size else np.empty(0, np.int64)
+            if source.dtype.kind not in "biuf":
+                raise TypeError(f"{source.dtype} is no number")
+            self._one(source, lambda: "it")
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ArgumentError(f"defaults[{name!r}]={value!r:.100} does not fit its type: {error}") from error
+        return source
+
+    def _stacked(self, steps: Steps, where: Where) -> Any:
+        tensors = [self._one(each, lambda at=at: f"step {at} of {where()}") for at, each in enumerate(steps)]  # type: ignore[misc]
+        if -1 in self.shape:
+            return tensors
+        return torch.stack(tensors) if tensors else torch.from_numpy(np.empty((0, *self.shape), self.dtype))
+
+    def _one(self, source: Value, where: Where) -> torch.Tensor:
         numbers = source if isinstance(source, np.ndarray) else self._raw_numbers(source, where)
         if not self._fits(len(numbers)):
             raise SampleError(
@@ -272,7 +365,7 @@ class _Numbers:
         converted = numbers.astype(self.dtype)
         if numbers.dtype.kind == "i" and (converted != numbers).any():
             raise SampleError(f"{where()} holds numbers that {self.dtype} cannot represent; request a wider dtype")
-        return self.step(torch.from_numpy(converted.reshape(self.shape)), row)
+        return torch.from_numpy(converted.reshape(self.shape))
 
     def _raw_numbers(self, value: list[bytes], where: Where) -> NDArray[Any]:
         joined = value[0] if len(value) == 1 else b""
@@ -285,6 +378,47 @@ class _Numbers:
     def _fits(self, count: int) -> bool:
         known = prod(side for side in self.shape if side != -1)
         return count % known == 0 if -1 in self.shape and known else count == known
+
+
+class _BytesValues:
+    """Decodes several bytes values, or one of each step, to a list.
+
+    `count` is their number; -1 for any. A transform is applied to each.
+    """
+
+    batchable = False
+
+    def __init__(self, each: Decoding, count: int) -> None:
+        self._each, self._count = each, count
+
+    @property
+    def step(self) -> SampleTransform:
+        """Transform of each value."""
+        return self._each.step
+
+    @property
+    def draws(self) -> bool:
+        """True if the transform is random."""
+        return self._each.draws
+
+    def __call__(self, source: Value | Steps, row: int | None, where: Where) -> list[Any]:
+        values = _one_of_each(source, where) if isinstance(source, Steps) else source
+        self.check(values, where, SampleError)
+        return [self._each(value, row, where) for value in values]
+
+    def check(self, values: Value, where: Where, kind: type[Exception]) -> None:
+        """Raise an error of this kind unless the values are the right number of bytes."""
+        if isinstance(values, np.ndarray) or self._count not in (-1, len(values)):
+            count = "bytes values" if self._count == -1 else f"{self._count} bytes values"
+            raise kind(f"{where()} holds {_describe(values)} instead of {count}")
+
+
+def _one_of_each(steps: Steps, where: Where) -> list[bytes]:
+    """The single bytes value of each step."""
+    for at, value in enumerate(steps):
+        if isinstance(value, np.ndarray) or len(value) != 1:
+            raise SampleError(f"step {at} of {where()} holds {_describe(value)} instead of one bytes value")
+    return [bytes(value[0]) for value in steps]
 
 
 def _check_integers(numbers: NDArray[Any], dtype: np.dtype[Any], where: Where) -> None:

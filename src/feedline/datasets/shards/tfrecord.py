@@ -23,16 +23,22 @@ from feedline.datasets.decoding import Decode, Decoding, split_transform
 from feedline.datasets.file_objects import Stream, parts
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import Columns, IndexRecipe, Shapes
+from feedline.datasets.inflated import OPENERS, Opener, inflated, opener_of
 from feedline.datasets.paths import Paths, find
 from feedline.datasets.shards.tf_example import ChosenFeatures, EveryFeature, Feature
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
-from feedline.stores.files import Blob
+from feedline.stores.files import Blob, FileSet
+from feedline.stores.urls import is_local
 
 HEAD_NBYTES, TAIL_NBYTES = 12, 4
 
 
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x78\x01": "zlib", b"\x78\x9c": "zlib", b"\x78\xda": "zlib"}
+_COMPRESSED = {b"\x1f\x8b": "GZIP", b"\x78\x01": "ZLIB", b"\x78\x9c": "ZLIB", b"\x78\xda": "ZLIB"}
+"""Compressions of TFRecordOptions, by the first bytes of a file."""
+
+
+_OPENERS = {"GZIP": OPENERS[".gz"], "ZLIB": OPENERS[".zlib"], "": None}
 
 
 _SPOT_CHECKS = 16
@@ -103,13 +109,34 @@ def _mask(crc: int) -> int:
 
 
 def _check_not_compressed(name: str, head: memoryview) -> None:
-    kind = _COMPRESSED.get(bytes(head[:2]))
-    # A length may begin with the same bytes; then its upper bytes are zero, as no record is that large.
-    if kind and any(head[2:8]):
+    kind = _compression(bytes(head))
+    if kind:
         raise SampleError(
-            f"{name} is compressed with {kind}, which does not allow random access; decompress the file once"
-            " (gunzip --keep, or zlib-flate), and pass the decompressed file"
+            f"{name} is compressed with {kind}, though its name does not end so; pass compression={kind!r}"
         )
+
+
+def _compression(head: bytes) -> str:
+    """Compression of a file with these first bytes; "" for none."""
+    # A length may begin with the same bytes; then its upper bytes are zero, as no record is that large.
+    return _COMPRESSED.get(head[:2], "") if any(head[2:8]) else ""
+
+
+def _openers(blobs: FileSet, compression: str | None) -> list[Opener | None]:
+    """Openers of compressed files, by what is given, their names or first bytes."""
+    if compression is None:
+        return [opener_of(name) or _local_opener(blobs, number) for number, name in enumerate(blobs.names)]
+    if compression.upper() not in _OPENERS:
+        raise ArgumentError(f"compression={compression!r} is neither 'GZIP', nor 'ZLIB', nor '' for none")
+    return [_OPENERS[compression.upper()]] * len(blobs)
+
+
+def _local_opener(blobs: FileSet, number: int) -> Opener | None:
+    # The first bytes of an object would cost a request for each, and most objects have an index already.
+    if blobs.info(number).size < HEAD_NBYTES or not is_local(blobs.name(number)):
+        return None
+    with open(blobs.name(number), "rb", buffering=0) as file:
+        return _OPENERS[_compression(file.read(HEAD_NBYTES))]
 
 
 def _is_valid_index(check: bool, blob: Blob, arrays: Columns) -> bool:
@@ -138,9 +165,17 @@ class TFRecord(RecordFiles, ShardedFields):
     """Records of TFRecord files, as dicts of their `tf.train.Example` features.
 
     `columns` maps names of features to types: a dtype for a single number; `(dtype, shape)` for a tensor, where one
-    side may be -1; "bytes", "text", "npy", "image" or a function of the bytes for a single bytes value. None takes
-    every feature: numbers as 1-D tensors, bytes as lists. `transform` is a function of the sample, or a dict of
+    side may be -1; "bytes", "text", "npy", "image" or a function of the bytes for a single bytes value; and
+    `("text", (-1,))` for a list of these. None takes every feature: numbers as 1-D tensors, bytes as lists. `defaults`
+    has values of optional features, as a record would hold them. `transform` is a function of the sample, or a dict of
     functions by feature. With `decode`, records are not examples: it is "bytes", another of these words, or a function.
+
+    The feature lists of a `tf.train.SequenceExample` are features, too. Their type is that of each step, and tensors
+    are stacked, or in a list if a side is -1; bytes values, one for each step, have the type of a list.
+
+    Files compressed as a whole are decompressed once, into `index_dir` or the user's cache folder: those that end in
+    `.gz` or `.zlib`, and files of this machine that begin so. For objects with other names, `compression` is "GZIP" or
+    "ZLIB", as in TFRecordOptions; "" reads all files as they are.
 
     A side-car index next to each file, or in the folder `index_dir`, holds the offsets of records. With `check`, all
     checksums are verified when it is built, and an index built without is built again. Objects are kept in the folder
@@ -152,8 +187,10 @@ class TFRecord(RecordFiles, ShardedFields):
         paths: Paths,
         columns: Mapping[str, Feature] | None = None,
         *,
+        defaults: Mapping[str, Any] | None = None,
         decode: Decode | None = None,
         transform: Transform | Mapping[str, Transform] | None = None,
+        compression: str | None = None,
         check: bool = True,
         index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
@@ -162,11 +199,14 @@ class TFRecord(RecordFiles, ShardedFields):
         by_feature, whole = split_transform(transform, columns)
         if decode is not None and columns is not None:
             raise ArgumentError("columns= is for examples, and with decode= records are not; drop one of the two")
-        self._chosen = None if columns is None else ChosenFeatures(columns, by_feature)
+        if defaults and columns is None:
+            raise ArgumentError("defaults= needs columns=, the types of the features")
+        self._chosen = None if columns is None else ChosenFeatures(columns, by_feature, defaults or {})
         # An image is decoded and transformed in one step.
         self._decoding: Decodes = EveryFeature() if decode is None else Decoding(decode, whole)
         blobs = find(paths, FORMATS["tfrecord"].pattern, cache=cache, options=options)
-        super().__init__(blobs, _recipe(check), index_dir)
+        super().__init__(inflated(blobs, _openers(blobs, compression), index_dir), _recipe(check), index_dir)
+        self.paths = blobs.names  # not those of decompressed files, which differ between machines
         FieldRecords.__init__(self, whole if decode is None else None)
         for index in self._indexes:
             if check and _CHECKED not in index.shapes:  # built without checking

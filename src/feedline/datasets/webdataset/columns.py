@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from feedline.core.tensors import Allocator
 from feedline.datasets import array_container
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.decoding import BAD_DATA, DAMAGE, Grid, ImageDecoding, rgb, undecodable
-from feedline.datasets.shards.compression import is_bomb
+from feedline.datasets.shards.compression import is_bomb, largest_nbytes
 from feedline.datasets.webdataset import MemberSpan, Shard, tar
 from feedline.datasets.webdataset.tar import extension, is_image
 from feedline.errors import ArgumentError, SampleError
@@ -99,14 +100,17 @@ PICKLES = frozenset({"pickle", "pkl", "pyd", "pt", "pth"})
 """Extensions of pickled data, which can run code of its author when read."""
 
 
-def decoder(field: str, own: Own) -> Decode | None:
+def decoder(field: str, own: Own, load_image: Decode = bytes) -> Decode | None:
     """The decoder of a field; None for an image.
 
+    A field such as `json.gz` is decompressed, and decoded as the field without `.gz`, images by `load_image`.
     ArgumentError refuses fields that would have to be unpickled.
     """
     function = own.get(field, own.get(extension(field)))
     if function is not None:
         return partial(_from_bytes, function)
+    if extension(field) == "gz":
+        return partial(_unpacked, decoder(field.rpartition(".")[0], own, load_image) or load_image)
     if is_image(field):
         return None
     if extension(field) in PICKLES:
@@ -115,7 +119,18 @@ def decoder(field: str, own: Own) -> Decode | None:
             f"npy, npz or json, leave it out with columns=, or pass decoders={{{field!r}: function_of_the_bytes}} if "
             f"you trust it"
         )
-    return DECODERS.get(extension(field), bytes)
+    decode = DECODERS.get(extension(field), bytes)
+    return _integer if decode is integer else decode
+
+
+def _unpacked(decode: Decode, data: memoryview) -> Any:
+    """Decode the content of a gzip file; ValueError for a decompression bomb."""
+    limit = largest_nbytes(len(data))
+    with gzip.open(io.BytesIO(data)) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"{len(data):,} bytes hold more than {limit:,}, like a decompression bomb")
+    return decode(memoryview(content))
 
 
 def _from_bytes(function: Callable[[bytes], Any], data: memoryview) -> Any:
@@ -194,8 +209,7 @@ class TarColumn:
     def _decoder(self, name: str) -> Decode | None:
         if not self._settings.decode or name in PSEUDO:
             return bytes
-        decode = decoder(name, self._settings.own)
-        return _integer if decode is integer else decode
+        return decoder(name, self._settings.own, self._load_image)
 
     @property
     def batchable(self) -> bool:

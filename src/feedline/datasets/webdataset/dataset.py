@@ -19,9 +19,10 @@ from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.formats import FORMATS
+from feedline.datasets.inflated import inflated
 from feedline.datasets.paths import Paths, find, listed
 from feedline.datasets.strings import PackedStrings
-from feedline.datasets.webdataset import Head, Held, RemoteShard, Shard, ShardCache, Tars, is_image
+from feedline.datasets.webdataset import Head, Held, RemoteShard, Shard, ShardCache, Tars, is_image, tar
 from feedline.datasets.webdataset.columns import PSEUDO, MemberPlace, Own, ShardPart, TarColumn, TarDecoding, decoder
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
@@ -61,6 +62,9 @@ class TarShards(torch.utils.data.Dataset[Any]):
     field or by itself for all images, is fused with decoding, and takes uint8 `.npy` members (height, width, 3) as
     decoded images. The images of one sample share its random key, so they get the same boxes and flips.
 
+    Compressed tars, which have no random access, are decompressed once, into `index_dir` or the user's cache folder:
+    those that end in `.gz`, `.tgz`, `.zst`, `.tzst`, `.bz2`, `.tbz2`, `.xz` or `.txz`.
+
     The index of each tar is built on first use and stored: next to a file (see `open_index`), for an object in the
     user's cache folder, unless one lies next to the object; or in the folder `index_dir`. Each process keeps at most
     `open_shards` tars open. Objects are read through a cache in the folder `cache`, if one is given; `options` are
@@ -84,7 +88,9 @@ class TarShards(torch.utils.data.Dataset[Any]):
     ) -> None:
         if open_shards < 1:
             raise ArgumentError(f"open_shards={open_shards} must be at least 1")
-        self._blobs = _find_tars(paths, cache, options)
+        found = _find_tars(paths, cache, options)
+        self._blobs = inflated(found, [tar.opener_of(name) for name in found.names], index_dir)
+        self._paths = found.names
         self._tars = Tars(self._blobs, index_dir=index_dir, allow_truncated=allow_truncated)
         heads = self._tars.heads()
         self._offsets = ShardOffsets(head.samples for head in heads)
@@ -103,8 +109,8 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     @property
     def paths(self) -> list[str]:
-        """Paths and addresses of the tars."""
-        return self._blobs.names
+        """Paths and addresses of the tars, as they were found."""
+        return list(self._paths)
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:

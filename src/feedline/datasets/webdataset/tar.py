@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, NoReturn
 
 from feedline.datasets.formats import IMAGE_EXTENSIONS
+from feedline.datasets.inflated import OPENERS, Opener
 from feedline.datasets.webdataset.sources import FileSource, TarSource
 from feedline.errors import SampleError
 
@@ -86,6 +87,15 @@ _COMPRESSED = {
     b"\xfd7zXZ": "xz",
     b"\x04\x22\x4d\x18": "lz4",
 }
+
+
+_SHORT_ENDINGS = {".tgz": ".gz", ".tzst": ".zst", ".tbz2": ".bz2", ".tbz": ".bz2", ".txz": ".xz"}
+
+
+def opener_of(name: str) -> Opener | None:
+    """Opener for compressed tars of this name; None for plain ones."""
+    ending = os.path.splitext(name)[1].lower()  # noqa: PTH122 - of an address, too
+    return OPENERS.get(_SHORT_ENDINGS.get(ending, ending))
 
 
 class ShardError(SampleError):
@@ -218,7 +228,8 @@ class TarWalk:
             if begin.startswith(magic):
                 raise ShardError(
                     f"{self.tar} is compressed with {method}: a compressed tar has no random access to samples. "
-                    f"Decompress it to a plain .tar; its images are compressed already"
+                    f"Decompress it to a plain .tar, or name it as what it is, such as x.tar.gz: TarShards then "
+                    f"decompresses it once"
                 )
 
     def _check_end(self, offset: int, nbytes: int) -> None:
