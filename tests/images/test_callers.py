@@ -37,7 +37,7 @@ def closure(watched: Watched) -> None:
 def in_blocks(watched: Watched) -> None:
     for _ in range(2):
         try:
-            if watched:
+            if watched.seen is not False:
                 watched.load()
         finally:
             pass
@@ -89,12 +89,13 @@ def in_a_list(watched: Watched) -> None:
 
 
 def by_a_function_of_c(watched: Watched) -> None:
-    [].extend(map(Watched.load, [watched]))
+    found: list[Watched] = []
+    found.extend(map(Watched.load, [watched]))
 
 
 def conditional(watched: Watched) -> None:
-    if watched.load():
-        pass
+    if watched.load() is None:
+        raise AssertionError
 
 
 USES = [assigned, returned, chained, of_another_name, with_an_argument, in_a_list, by_a_function_of_c, conditional]

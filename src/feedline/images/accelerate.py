@@ -249,6 +249,15 @@ def _deferred_of(image: Any) -> Deferred | None:
     return _defer(image) if deferred is None else deferred
 
 
+def undecoded_jpeg(image: Any) -> bytes | None:
+    """The JPEG that all of an RGB image is yet to be decoded from.
+
+    None for other images, and at its second use: then decoding it once, for all uses, is faster.
+    """
+    deferred = _deferred_of(image) if _can_be_deferred(image) else None
+    return None if deferred is None or not deferred.is_whole else deferred.source.take()
+
+
 def _defer(image: Any) -> Deferred | None:
     """Do what Pillow's `load` does, except for the decoding.
 
