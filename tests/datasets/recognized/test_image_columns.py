@@ -199,3 +199,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     dataset = table([{"bytes": None, "path": missing}]).with_transform(Prepared(PIPELINES["train"]()))
     with fl.DataLoader(dataset, num_workers=1) as loader, pytest.raises(FileNotFoundError, match=r"no\.jpg"):
         list(loader)
+
+
+def test_the_plan_names_what_the_workers_accelerate(in_memory: Any) -> None:
+    dataset = in_memory.with_transform(Prepared(PIPELINES["train"]()))
+    assert "execute torchvision's Compose" in str(fl.DataLoader(dataset, num_workers=2).plan())
+    for arguments in ({"num_workers": 0}, {"num_workers": 2, "accelerate": False}):
+        assert "Compose" not in str(fl.DataLoader(dataset, **arguments).plan())
