@@ -8,6 +8,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,88 @@ def test_rotated_photos_stay_deferred_when_they_are_turned_upright(orientation: 
     assert upright.size == ((80, 60) if orientation == 1 else (60, 80))
     assert is_deferred(upright)
     assert is_deferred(image)
-    assert "load" not in vars(image)
+
+
+def loaded(path: Path) -> Any:
+    image = Image.open(path)
+    image.load()
+    return image
+
+
+@pytest.mark.usefixtures("accelerated")
+def test_a_load_for_its_effect_alone_defers_the_decoding(path: Path) -> None:
+    image = loaded(path)
+    assert is_deferred(image)
+    assert (type(image), image.tile, image.fp) == (JpegImagePlugin.JpegImageFile, [], None)
+    image.load()
+    converted = image.convert("RGB")
+    converted.load()
+    assert is_deferred(image)
+    assert is_deferred(converted)
+
+
+def kept(path: Path) -> Any:
+    pixels = Image.open(path).load()
+    return type(pixels), pixels[3, 4]
+
+
+def returned(path: Path) -> Any:
+    def access(image: Any) -> Any:
+        return image.load()
+
+    return access(Image.open(path))[3, 4]
+
+
+def kept_by_a_list(path: Path) -> Any:
+    image = Image.open(path)
+    found: list[Any] = []
+    found.extend(map(type(image).load, [image]))
+    return found[0][3, 4]
+
+
+class Owner:
+    """Object whose `load` hands on the result of Pillow's, through a function written in C."""
+
+    def __init__(self, image: Any) -> None:
+        self.found: list[Any] = []
+        self.load = partial(self.found.extend, map(type(image).load, [image]))
+
+
+def kept_behind_a_method_of_the_same_name(path: Path) -> Any:
+    owner = Owner(Image.open(path))
+    owner.load()
+    return owner.found[0][3, 4]
+
+
+def assigned(path: Path) -> Any:
+    image = Image.open(path)
+    image.load()
+    pixels = image.load()
+    pixels[0, 0] = (1, 2, 3)
+    image.load()
+    return image.crop((0, 0, 9, 9)).tobytes(), image.getpixel((0, 0))
+
+
+@pytest.mark.parametrize("use", [kept, returned, kept_by_a_list, kept_behind_a_method_of_the_same_name, assigned])
+def test_access_to_the_pixels_is_pillows(use: Callable[[Path], Any], path: Path) -> None:
+    ours, expected = both(lambda: use(path))
+    assert ours == expected
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xd8\xff", jpeg(90, 60)[:700], jpeg(90, 60)[:-2]])
+def test_a_load_of_a_damaged_file_raises_at_once(damage: bytes) -> None:
+    def loaded() -> bytes:
+        image = Image.open(io.BytesIO(damage))
+        image.load()
+        return image.tobytes()
+
+    ours, expected = both(loaded)
+    assert by_text(ours) == by_text(expected)
+
+
+def by_text(result: Any) -> Any:
+    """The result; errors without the address of the file object."""
+    return (result[0], result[1].partition(" <")[0]) if isinstance(result, tuple) else result
 
 
 @pytest.mark.usefixtures("accelerated")

@@ -22,6 +22,7 @@ from PIL import Image
 
 from feedline.core.optional import after_import
 from feedline.images import native
+from feedline.images.callers import result_is_discarded
 from feedline.images.deferred import Deferred, DeferredResize, Pixels, Source, Turn
 
 OLDEST, NEWEST = 10, 13
@@ -134,7 +135,7 @@ class _Switch:
             self.methods["tobytes"] = _accelerated_tobytes(Image.Image.tobytes)
             for name, method in self.methods.items():
                 self._replace(Image.Image, name, method)
-            after_import("PIL.ImageOps", self._on_import_of_image_ops)
+            after_import("PIL.ImageFile", self._on_import_of_image_file)
 
     def off(self) -> None:
         with self._lock:
@@ -151,12 +152,12 @@ class _Switch:
         self._replaced.append((owner, name, getattr(owner, name), replacement))
         setattr(owner, name, replacement)
 
-    def _on_import_of_image_ops(self) -> None:
+    def _on_import_of_image_file(self) -> None:
         with self._lock:
-            module = sys.modules["PIL.ImageOps"]
-            own = module.exif_transpose
-            if self.methods and own.__module__ == module.__name__ and not hasattr(own, "__wrapped__"):
-                self._replace(module, "exif_transpose", _accelerated_exif_transpose(own))
+            for owner in (Image.Image, sys.modules["PIL.ImageFile"].ImageFile):
+                own = owner.load
+                if self.methods and own.__module__ == owner.__module__ and not hasattr(own, "__wrapped__"):
+                    self._replace(owner, "load", _accelerated_load(own))
 
 
 _switch = _Switch()
@@ -218,22 +219,17 @@ def _accelerated_tobytes(original: Callable[..., bytes]) -> Any:
     return method
 
 
-def _accelerated_exif_transpose(original: Callable[..., Any]) -> Any:
-    """Function that does not load an image only to transpose it."""
+def _accelerated_load(original: Callable[..., Any]) -> Any:
+    """Method that decodes only for a caller who uses the access to the pixels."""
 
     @wraps(original)
-    def exif_transpose(image: Any, *args: Any, **options: Any) -> Any:
-        alone = not args and not options and isinstance(image, Image.Image)
-        if not alone or not _can_be_deferred(image) or _deferred_of(image) is None:
-            return original(image, *args, **options)
-        state = vars(image)
-        state["load"] = lambda: None  # its result, access to the pixels, is not used there
-        try:
-            return original(image)
-        finally:
-            state.pop("load", None)
+    def load(self: Any, *args: Any, **options: Any) -> Any:
+        alone = not args and not options and _can_be_deferred(self)
+        if alone and result_is_discarded(sys._getframe(1), "load", self) and _deferred_of(self) is not None:
+            return None
+        return original(self, *args, **options)
 
-    return exif_transpose
+    return load
 
 
 def _can_be_deferred(image: Any) -> bool:
@@ -251,6 +247,15 @@ def _deferred_of(image: Any) -> Deferred | None:
     """The deferred image; None if Pillow has to load it."""
     deferred: Deferred | None = vars(image).get(_DEFERRED)
     return _defer(image) if deferred is None else deferred
+
+
+def undecoded_jpeg(image: Any) -> bytes | None:
+    """The JPEG that all of an RGB image is yet to be decoded from.
+
+    None for other images, and at its second use: then decoding it once, for all uses, is faster.
+    """
+    deferred = _deferred_of(image) if _can_be_deferred(image) else None
+    return None if deferred is None or not deferred.is_whole else deferred.source.take()
 
 
 def _defer(image: Any) -> Deferred | None:
@@ -317,8 +322,16 @@ def _decode_by_pillow(jpeg: bytes, size: tuple[int, int], tile: list[Any], decod
     """Pixels by Pillow alone."""
     image = sys.modules["PIL.JpegImagePlugin"].JpegImageFile(io.BytesIO(jpeg))
     image.tile, image._size, image.decoderconfig = tile, size, decoderconfig
-    image.load()
+    _pixels_of(image)
     return np.asarray(image.convert("RGB"))
+
+
+def _pixels_of(image: Any) -> Any:
+    """Access to the pixels, decoded by Pillow now.
+
+    The call is not deferred, since its result is used.
+    """
+    return image.load()
 
 
 def _new(image: Any, deferred: Deferred) -> Any:
@@ -421,7 +434,7 @@ def _agrees_on(image: Image.Image, options: dict[str, Any]) -> bool:
     jpeg = file.getvalue()
     file.seek(0)
     expected = sys.modules["PIL.JpegImagePlugin"].JpegImageFile(file)  # not `Image.open`, which users replace
-    expected.load()
+    _pixels_of(expected)
     source = Source(jpeg, image.size, 1, lambda: np.empty((0, 0, 3), np.uint8))
     resize = DeferredResize(Image.Resampling.BICUBIC, (2, 3, 50, 70), (40, 9), (0, 0, 40, 9), across_first=_MAJOR < 13)
     whole = Deferred(source, image.mode, (0, 0, *image.size))

@@ -98,6 +98,13 @@ class Source:
         source._pixels = pixels
         return source
 
+    def take(self) -> bytes | None:
+        """The JPEG, for its first use at full size; None later."""
+        if self._is_used or self._scale != 1 or not self._jpeg:
+            return None
+        self._is_used = True
+        return self._jpeg
+
     def read(self, part: Box, turn: Turn, resize: DeferredResize | None) -> Pixels:
         """Contiguous pixels of a part, turned, then resized."""
         part_alone = (turn == UPRIGHT or resize is None) and part != (0, 0, *self.size)
@@ -154,6 +161,12 @@ class Deferred(NamedTuple):
         else:
             box, turn = self.part, self.turn
         return (box[3], box[2]) if turn[0] else (box[2], box[3])
+
+    @property
+    def is_whole(self) -> bool:
+        """True for all of a source in RGB, upright and not resized."""
+        as_decoded = self.turn == UPRIGHT and self.resizing is None
+        return self.mode == "RGB" and as_decoded and self.part == (0, 0, *self.source.size)
 
     def crop(self, box: Box) -> Deferred:
         """Crop a box (x, y, width, height) that lies within the image."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -11,12 +13,14 @@ from torch.utils.data import IterableDataset
 from feedline.collate.batch_reads import reader_of
 from feedline.core.recognition import Recognition, recognized
 from feedline.loader.builder import BatchBuilder
-from feedline.loader.pools import builder_of
+from feedline.loader.pools import builder_of, kind_of
+from feedline.workers.registry import PROCESSES
 
 _WHOLE_BATCHES = "whole batches are read without Python per sample"
 _INTO_BATCH = "the kernels write samples into the batch"
 _SINGLE = "the kernels make samples, which are then collated"
 _ORIGINAL = "samples are read by the dataset's own code"
+_IN_WORKERS = "; in the workers, the kernels decode JPEGs for Pillow and execute torchvision's Compose on them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,19 @@ def read_plan(loader: Any) -> ReadingPlan:
     if reader_of(dataset) is not None:
         reason = "whole batches need the default collate_fn, and a batch_size"
         return ReadingPlan(False, _ORIGINAL, Recognition(name, None, reason))
-    return ReadingPlan(False, _ORIGINAL, found)
+    return ReadingPlan(False, _ORIGINAL + _IN_WORKERS * _accelerates_pillow(loader, builder), found)
+
+
+def _accelerates_pillow(loader: Any, builder: Any) -> bool:
+    """True if worker processes will find Pillow in use, and can accelerate it."""
+    if "PIL.Image" not in sys.modules or kind_of(loader, builder, measure=False) is not PROCESSES:
+        return False
+    obstacle: str | None = import_module(_PILLOW).pillow_obstacle()
+    return obstacle is None
+
+
+_PILLOW = "feedline.images.accelerate"
+"""Imported late, as the workers do: most loaders do without the image kernels."""
 
 
 def _describe(found: Recognition, indent: str) -> Iterator[str]:

@@ -15,12 +15,12 @@ from PIL import Image
 from feedline.collate.rows import RowBuffer
 from feedline.core.kernels import SlowKernelsWarning
 from feedline.core.recognition import StepFinding
-from feedline.core.rng_globals import restored_globals
 from feedline.images import native
 from feedline.images.placed import can_place
 from feedline.transforms.recognized.chain import PACKAGE, Chain
 from feedline.transforms.recognized.frame import Frame, RefusedError, frame_of, open_encoded
 from feedline.transforms.recognized.origin import is_from, why_modified
+from feedline.transforms.recognized.proof import agree, versions
 
 Item = tuple[Any, Any]
 """The path or the levels of a sample's image, and its target."""
@@ -163,12 +163,10 @@ class VisionReader:
             self._checked = True
             return
         try:
-            with restored_globals():
-                ours = chain(self._known.begin(self._dataset, index, chain)[0], None)
-                after = torch.get_rng_state()
-            with restored_globals():
-                theirs = chain.transform(self._known.original(self._dataset, index))
-                same = _equal(ours, theirs) and torch.equal(after, torch.get_rng_state())
+            same = agree(
+                lambda: chain(self._known.begin(self._dataset, index, chain)[0], None),
+                lambda: chain.transform(self._known.original(self._dataset, index)),
+            )
         except Exception:  # noqa: BLE001 - a bad sample: the dataset raises the error itself
             return
         self._checked = True
@@ -176,29 +174,13 @@ class VisionReader:
             self._disable()
 
     def _disable(self) -> None:
-        versions = f"{PACKAGE} {_version(PACKAGE)}, Pillow {_version('PIL')}, torch {torch.__version__}"
-        self.disabled = f"its samples differ from the library's own with {versions}"
+        self.disabled = f"its samples differ from the library's own with {versions()}"
         warnings.warn(
             f"{type(self._dataset).__name__} is read by its own code, several times slower: {self.disabled}. Pass"
             " accelerate=False to the loader to silence this, and report it to feedline.",
             SlowKernelsWarning,
             stacklevel=2,
         )
-
-
-def _version(package: str) -> str:
-    return str(getattr(sys.modules.get(package), "__version__", "of an unknown version"))
-
-
-def _equal(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, Image.Image) and isinstance(theirs, Image.Image):  # maybe of a class that decodes later
-        return (ours.mode, ours.size, ours.tobytes()) == (theirs.mode, theirs.size, theirs.tobytes())
-    if type(ours) is not type(theirs):
-        return False
-    if isinstance(ours, torch.Tensor):
-        same = ours.dtype == theirs.dtype and ours.stride() == theirs.stride() and ours.shape == theirs.shape
-        return same and torch.equal(ours, theirs)
-    return bool(ours == theirs)
 
 
 def why_not(dataset: Any, known: Known) -> str | None:

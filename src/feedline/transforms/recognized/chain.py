@@ -80,6 +80,11 @@ class Chain:
         """True if all steps run the library's own code only."""
         return not any(isinstance(node, _Call) and not node.is_known for node in _all_nodes(self.nodes))
 
+    @property
+    def gives_tensors(self) -> bool:
+        """True if frames in RGB become tensors."""
+        return any(isinstance(node, _Convert) and node.numbers[0] is not None for node in self.nodes)
+
     def __call__(self, value: Any, rows: RowMemory | None) -> Any:
         for node in self.nodes:
             value = node.run(value, rows)

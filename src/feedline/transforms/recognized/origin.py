@@ -13,6 +13,15 @@ import torch
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
+_replacements: set[object] = set()
+"""Functions of feedline in the place of a library's, with equal results."""
+
+
+def note_replacement(function: object) -> None:
+    """Let a function count as the code of the library that it replaces."""
+    _replacements.add(function)
+
+
 def qualified_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -65,7 +74,7 @@ def package_folder(package: str) -> str | None:
 def _patched_method(kind: type, root: str) -> str | None:
     for name, value in vars(kind).items():
         function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-        if isinstance(function, FunctionType) and not _lies_in(function, root):
+        if isinstance(function, FunctionType) and not (_lies_in(function, root) or function in _replacements):
             return name
     return None
 

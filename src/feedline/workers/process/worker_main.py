@@ -83,6 +83,7 @@ def run_worker(
     )
     if getattr(builder, "accelerate", False):
         after_import("PIL.Image", _accelerate_pillow)
+        after_import("torchvision", _accelerate_compose)
     build = builder if init_fn is None else _run_init_fn(builder, init_fn, setup.worker_id)
     if setup.opening_generators is not None:
         getattr(builder, "restore", restore_globals)(setup.opening_generators)
@@ -116,6 +117,10 @@ def name_process(name: str) -> None:
 
 def _accelerate_pillow() -> None:
     import_module("feedline.images.accelerate").accelerate_pillow()  # slow to import, for who uses Pillow only
+
+
+def _accelerate_compose() -> None:
+    import_module("feedline.transforms.recognized.calls").accelerate_compose()
 
 
 def _answer_all(

@@ -1,0 +1,45 @@
+"""Comparison of the kernels' results with a library's own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from PIL import Image
+
+from feedline.core.rng_globals import restored_globals
+from feedline.transforms.recognized.chain import PACKAGE
+
+
+def agree(ours: Callable[[], Any], theirs: Callable[[], Any]) -> bool:
+    """True if two calls give equal results after equal random draws.
+
+    The generators stay as they were. Errors of both calls are raised.
+    """
+    with restored_globals():
+        mine = ours()
+        after = torch.get_rng_state()
+    with restored_globals():
+        return _equal(mine, theirs()) and torch.equal(after, torch.get_rng_state())
+
+
+def versions() -> str:
+    """Versions of the libraries that decide about pixels."""
+    return f"{PACKAGE} {_version(PACKAGE)}, Pillow {_version('PIL')}, torch {torch.__version__}"
+
+
+def _version(package: str) -> str:
+    return str(getattr(sys.modules.get(package), "__version__", "of an unknown version"))
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, Image.Image) and isinstance(theirs, Image.Image):  # maybe of a class that decodes later
+        return (ours.mode, ours.size, ours.tobytes()) == (theirs.mode, theirs.size, theirs.tobytes())
+    if type(ours) is not type(theirs):
+        return False
+    if isinstance(ours, torch.Tensor):
+        same = ours.dtype == theirs.dtype and ours.stride() == theirs.stride() and ours.shape == theirs.shape
+        return same and torch.equal(ours, theirs)
+    return bool(ours == theirs)
