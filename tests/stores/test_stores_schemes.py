@@ -155,14 +155,12 @@ def test_workers_know_what_the_main_program_defines(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "01234567\n"), done.stderr
 
 
-def test_one_that_cannot_be_pickled_is_named_and_its_workers_are_forked() -> None:
+def test_one_that_cannot_be_pickled_reaches_forked_workers() -> None:
     lock = threading.Lock()
     stores.register_scheme("mem3", stores.Scheme(lambda url, options, policy: DictStore(url) if lock else open_dict))
     try:
         data = fl.datasets.Files("mem3://bucket/*.txt")
-        with pytest.warns(UserWarning, match="'_thread.lock' object") as caught:
-            batches = list(fl.DataLoader(data, 4, num_workers=1, collate_fn=list, worker_method="process"))
-        assert "mem3" in str(caught[0].message)
+        batches = list(fl.DataLoader(data, 4, num_workers=1, collate_fn=list, worker_method="process"))
     finally:
         unregister_scheme("mem3")
     assert [sample for batch in batches for sample in batch] == [b"%d" % n for n in range(8)]

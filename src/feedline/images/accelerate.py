@@ -220,7 +220,7 @@ def _accelerated_tobytes(original: Callable[..., bytes]) -> Any:
 
 
 def _accelerated_load(original: Callable[..., Any]) -> Any:
-    """Method that decodes only for a caller who uses the access to the pixels."""
+    """Method that decodes only for callers who use its result."""
 
     @wraps(original)
     def load(self: Any, *args: Any, **options: Any) -> Any:
@@ -250,7 +250,7 @@ def _deferred_of(image: Any) -> Deferred | None:
 
 
 def undecoded_jpeg(image: Any) -> bytes | None:
-    """The JPEG that all of an RGB image is yet to be decoded from.
+    """The JPEG of an RGB image that is not decoded yet.
 
     None for other images, and at its second use: then decoding it once, for all uses, is faster.
     """

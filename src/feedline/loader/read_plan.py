@@ -62,7 +62,7 @@ def read_plan(loader: Any) -> ReadingPlan:
 
 
 def _accelerates_pillow(loader: Any, builder: Any) -> bool:
-    """True if worker processes will find Pillow in use, and can accelerate it."""
+    """True if worker processes can accelerate Pillow, which is in use."""
     if "PIL.Image" not in sys.modules or kind_of(loader, builder, measure=False) is not PROCESSES:
         return False
     obstacle: str | None = import_module(_PILLOW).pillow_obstacle()

@@ -40,7 +40,7 @@ _SHORT = 16
 
 
 def parse_example(data: bytes, wanted: Container[str] | None = None) -> dict[str, Value | Steps]:
-    """Features by name: lists of bytes, float32 or int64 arrays; feature lists as steps of these.
+    """Features by name: lists of bytes, float32 or int64 arrays.
 
     Only those in `wanted`, if it is given. A feature without any value is an empty list of bytes; of a repeated name,
     the last one counts. ValueError for invalid bytes, and for a feature list with the name of a context feature.
@@ -241,7 +241,7 @@ class ChosenFeatures:
         return {name: _field(name, values[name], decoding, where) for name, decoding in self._decodings.items()}
 
     def _is_absent(self, name: str, value: Value | Steps) -> bool:
-        """True if a feature is as good as missing, and has a default."""
+        """True if a feature is missing, and has a default."""
         # TensorFlow writes an absent feature as one without a list, and takes the default for it, too.
         return (
             name in self._defaults
@@ -266,7 +266,7 @@ def _field(name: str, value: Value | Steps, decoding: Decodes, where: Where) -> 
 
 
 def _default(name: str, value: Any, decoding: Decodes) -> Value:
-    """A default as a record would hold it; ArgumentError if it does not fit."""
+    """A default, in the form of a record's values."""
     if isinstance(decoding, _Numbers):
         return decoding.default(name, value)
     texts = value if isinstance(decoding, _BytesValues) and isinstance(value, (list, tuple)) else [value]
@@ -335,7 +335,7 @@ class _Numbers:
         return self.step(self._stacked(source, where) if isinstance(source, Steps) else self._one(source, where), row)
 
     def default(self, name: str, value: Any) -> Value:
-        """The numbers of a default value; a single number fills a shape that is fixed."""
+        """The numbers of a default; one number fills a fixed shape."""
         try:
             numbers = np.asarray(value)
             if not numbers.ndim and -1 not in self.shape:
@@ -407,7 +407,7 @@ class _BytesValues:
         return [self._each(value, row, where) for value in values]
 
     def check(self, values: Value, where: Where, kind: type[Exception]) -> None:
-        """Raise an error of this kind unless the values are the right number of bytes."""
+        """Raise this error unless the bytes have the right number."""
         if isinstance(values, np.ndarray) or self._count not in (-1, len(values)):
             count = "bytes values" if self._count == -1 else f"{self._count} bytes values"
             raise kind(f"{where()} holds {_describe(values)} instead of {count}")

@@ -123,7 +123,7 @@ def _compression(head: bytes) -> str:
 
 
 def _openers(blobs: FileSet, compression: str | None) -> list[Opener | None]:
-    """Openers of compressed files, by what is given, their names or first bytes."""
+    """Openers of compressed files, by argument, name or first bytes."""
     if compression is None:
         return [opener_of(name) or _local_opener(blobs, number) for number, name in enumerate(blobs.names)]
     if compression.upper() not in _OPENERS:

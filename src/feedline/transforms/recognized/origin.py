@@ -18,7 +18,7 @@ _replacements: set[object] = set()
 
 
 def note_replacement(function: object) -> None:
-    """Let a function count as the code of the library that it replaces."""
+    """Count a function as code of the library it replaces."""
     _replacements.add(function)
 
 

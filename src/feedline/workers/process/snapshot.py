@@ -33,8 +33,12 @@ from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup, na
 from feedline.workers.process.zygote import ZygoteLauncher, ZygoteProcessGroup
 from feedline.workers.process.zygote_main import SharedWork, WorkerForker, serve_forked
 
-_EXIT_S = 1.0
+_EXIT_S = 2.0
 """Seconds that a snapshot gets to end by itself once its group is closed."""
+
+
+_DRAIN_S = 1.5
+"""Seconds that workers get then: the memory of a large process takes a while to unmap."""
 
 
 Fresh = Callable[[Any, Callable[[int], object] | None], Launcher]
@@ -247,7 +251,10 @@ def _serve(work: SharedWork, group: socket.socket, origin: Origin, blocked: set[
     forker.end_with(training)
     while forker.step():
         pass
-    forker.drain()
+    if _has_ended(training, 0):  # nothing may be left a second after it
+        forker.drain()
+    else:
+        forker.drain(_DRAIN_S)
 
 
 def _serve_worker(

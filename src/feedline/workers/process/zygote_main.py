@@ -244,12 +244,12 @@ class WorkerForker:
                 self._handlers[fd]()
         return self._open_sockets > 0
 
-    def drain(self) -> None:
+    def drain(self, within_s: float = _GRACE_S) -> None:
         """Wait briefly for the workers, whose queues are closed too.
 
         The kernel kills those that are left when this process ends.
         """
-        deadline = monotonic() + _GRACE_S
+        deadline = monotonic() + within_s
         while self._workers and (left := deadline - monotonic()) > 0:
             self.step(left * 1000)
 
