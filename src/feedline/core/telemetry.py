@@ -5,7 +5,6 @@ Spans are recorded where the work happens, and travel with the batch.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -132,12 +131,9 @@ def _run_delay_ns() -> int:
 
     -1 where the kernel does not count them.
     """
-    with suppress(OSError, IndexError, ValueError):
-        descriptor = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        try:
-            return int(os.read(descriptor, 100).split()[1])
-        finally:
-            os.close(descriptor)
+    # A file object closes itself also where an interrupt comes before the `with`.
+    with suppress(OSError, IndexError, ValueError), open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
+        return int(file.read().split()[1])
     return -1
 
 

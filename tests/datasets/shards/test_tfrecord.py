@@ -121,7 +121,7 @@ class TestSequences:
     @pytest.fixture(params=["file", "memory"])
     def path(self, request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Iterator[str]:
         """Records of another library, which are SequenceExamples."""
-        content = (folder / "sequences.tfrecord").read_bytes()
+        content = (folder / "sequences.bin").read_bytes()
         (tmp_path / "a.tfrecord").write_bytes(content)
         if request.param == "file":
             yield str(tmp_path / "a.tfrecord")

@@ -16,7 +16,7 @@ writer = TFRecordWriter(str(Path(sys.argv[1], "one.tfrecord")))
 for example in examples()[:8]:
     writer.write(example)
 writer.close()
-writer = TFRecordWriter(str(Path(sys.argv[1], "sequences.tfrecord")))
+writer = TFRecordWriter(str(Path(sys.argv[1], "sequences.bin")))
 for context, lists in sequences():
     writer.write(context, lists)
 writer.close()

@@ -235,8 +235,10 @@ class WorkerSet:
 
     def _disconnect(self, member: WorkerHandle) -> None:
         if member.answers.fileno() >= 0:
-            del self._by_fd[member.answers.fileno()]
-            self._poll.unregister(member.answers)
+            # An interrupt may have come before the member was registered.
+            if self._by_fd.pop(member.answers.fileno(), None) is not None:
+                with suppress(FileNotFoundError):
+                    self._poll.unregister(member.answers)
             channels.disconnect(member.answers)
 
     def _forget(self, member: WorkerHandle) -> None:
