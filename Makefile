@@ -10,6 +10,9 @@ DEMO_ARGS ?=
 BIN := .venv/bin
 DONE := .venv/done
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+FORKING_TESTS := $(addprefix tests/,collate conformance core laws loader samplers stress workers)
+OTHER_TESTS := $(filter-out $(FORKING_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
+SHARED_TESTS := $(BIN)/python -m pytest -n auto --dist loadfile -m 'not alone'
 TABLES := bench/readme_table.py bench/docs_tables.py
 BENCHES := $(filter-out bench/harness.py $(TABLES),$(wildcard bench/*.py))
 
@@ -34,11 +37,13 @@ setup: $(DONE)/installed
 demo: $(DONE)/installed
 	@PYTHONPATH="$$($(BIN)/python tests/helpers/peers.py torchvision)" $(BIN)/python examples/demo/demo.py $(DEMO_ARGS)
 
-# First the tests that can share the machine, on all cores; then those that measure time or memory, one by one. With
-# PYTEST_ARGS one of the two parts may be empty, which pytest reports with exit code 5.
+# First the tests that start many processes, then those that import many libraries, each on all cores: a process forks the more
+# slowly the larger it is. Last those that measure time or memory, one by one. With PYTEST_ARGS some of the three parts may
+# be empty, which pytest reports with exit code 5.
 test: lint $(DONE)/services
 	@$(BIN)/python tests/helpers/peers.py
-	@$(BIN)/python -m pytest -n auto --dist loadfile -m 'not alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	@$(SHARED_TESTS) $(addprefix --ignore=,$(OTHER_TESTS)) $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	@$(SHARED_TESTS) $(addprefix --ignore=,$(FORKING_TESTS)) $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	@$(BIN)/python -m pytest -m 'alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 # The conformance tests state what torch does. Whether that is true depends on torch alone, so it is not part of `test`.
