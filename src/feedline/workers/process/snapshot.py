@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -182,8 +183,9 @@ class ForkedProcess:
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             with suppress(ChildProcessError):  # where SIGCHLD is ignored, the system has reaped it
                 os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-        while self._pidfds:
-            os.close(self._pidfds.pop())
+        # No step of the interpreter lies between `pop` and `close`: no interrupt loses a descriptor.
+        with suppress(IndexError):
+            deque(map(os.close, iter(self._pidfds.pop, None)), maxlen=0)
         self._pids.clear()
 
     def __del__(self) -> None:
