@@ -15,7 +15,7 @@ import psutil
 
 from feedline.workers.process import fork_server
 
-GRACE_S = 5.0
+GRACE_S = 15.0
 """How long what was told to end may take to do so."""
 
 
