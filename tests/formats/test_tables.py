@@ -231,7 +231,7 @@ def test_first_reading_is_told(bucket: Both, caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.INFO, "feedline"):
         Parquet(bucket.root)
         Arrow(bucket.root)
-    assert "reading the footers of 1 Parquet files, beginning with memory://bucket/a.parquet" in caplog.text
+    assert "reading the Parquet footers of 1 files, beginning with memory://bucket/a.parquet" in caplog.text
     assert "memory://bucket/a.arrow is an Arrow stream, which has no table of contents" in caplog.text
 
 

@@ -8,9 +8,9 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from feedline.core.tensors import Allocator, within
+from feedline.core.dataset import Ranges
+from feedline.core.tensors import Allocator
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Decode
@@ -20,15 +20,16 @@ from feedline.datasets.paths import columns_of, find, listed, paths_of
 from feedline.datasets.shard_summaries import divided, total_nbytes
 from feedline.datasets.tables.arrow_batches import validate_batch
 from feedline.datasets.tables.arrow_messages import MAGIC, DamagedError, check_single_file
-from feedline.datasets.tables.arrow_remote import ArrowObjects, damage_error
-from feedline.datasets.tables.base import CACHE_NBYTES, ChunkCache, ChunkRows, TableDataset
+from feedline.datasets.tables.arrow_remote import RecordBatches, damage_error
+from feedline.datasets.tables.base import ChunkRows, TableDataset
 from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
+from feedline.datasets.tables.decoded import CACHE_NBYTES, CachedRows
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import StructType, check_same_columns, kinds_of, pyarrow
 from feedline.errors import SampleError
-from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectRange
+from feedline.stores import Cache, ObjectInfo
 from feedline.stores.files import FileSet, local_info
 from feedline.stores.urls import absolute
 
@@ -68,31 +69,22 @@ class Arrow(TableDataset):
         options: Mapping[str, Any] | None = None,
         index_dir: Pathlike | None = None,
     ) -> None:
-        checked = Nulls(nulls)
-        self._objects: ArrowObjects | None = None
-        rows: _InPlace | ChunkCache
-        columns = columns_of(columns)
+        columns, policy = columns_of(columns), Nulls(nulls)
+        rows: _InPlace | CachedRows
         opened = _open_source(paths, cache, options)
         if isinstance(opened, FileSet):
             place = place_of("arrow-messages", map(absolute, listed(paths)), index_dir)
-            objects = self._objects = ArrowObjects(opened, columns, place)
+            objects = RecordBatches(opened, columns, place)
             cells = Cells(objects.kind, transform, decode)
             objects.kind, sizes = cells.kind, objects.sizes
-            rows = ChunkCache(objects, checked, cache_nbytes)
+            rows = CachedRows(objects, policy, cache_nbytes)
         else:
             cells = Cells(opened.kind(columns), transform, decode)
             batches = opened.batches([name for name, _ in cells.kind.fields])
             sizes = np.array([batch.num_rows for batch in batches], np.int64)
-            rows = _InPlace(opened, cells.kind, sizes, checked)
-        checked.check(cells.kind)
+            rows = _InPlace(opened, cells.kind, sizes, policy)
+        policy.check(cells.kind)
         super().__init__(rows, sizes, cells)
-
-    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """Ranges of each cached store that reading these samples takes, for prefetching."""
-        if self._objects is None:
-            return []
-        which, _ = self._places(within(indices, len(self), type(self).__name__))
-        return self._objects.ranges(np.unique(which).tolist())
 
 
 class _InPlace:
@@ -106,11 +98,25 @@ class _InPlace:
         self._bounds = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
         self._rows: ChunkRows | None = None
 
+    @property
+    def names(self) -> Sequence[str]:
+        return self._source.paths
+
     def samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
         return self._open().samples(which, rows)
 
-    def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
-        return self._open().batch(which, rows, empty)
+    def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> Any:
+        return self._open().batch(which, rows, allocate)
+
+    def place(self, chunk: int, row: int) -> tuple[str, int]:
+        return self._source.place(chunk, row, self._bounds)
+
+    def locate(self, chunk: int, row: int) -> str:
+        name, row = self.place(chunk, row)
+        return f"{name}, row {row}" if self.names else f"row {row} of {name}"
+
+    def ranges(self, _: Int64s) -> Ranges:
+        return []
 
     def _open(self) -> ChunkRows:
         rows = self._rows
@@ -133,9 +139,6 @@ class _InPlace:
                 " write it again, in smaller ones, or leave columns out with columns=[...]"
             ) from error
 
-    def locate(self, chunk: int, row: int) -> str:
-        return self._source.locate(chunk, row, self._bounds)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rows": None}
 
@@ -152,6 +155,8 @@ def _open_source(
 class _Table:
     """A table in memory."""
 
+    paths = ()
+
     def __init__(self, table: Any) -> None:
         self._table = table
 
@@ -165,8 +170,8 @@ class _Table:
         return [batch for batch in table.to_batches() if batch.num_rows]
 
     @staticmethod
-    def locate(chunk: int, row: int, bounds: Int64s) -> str:
-        return f"row {int(bounds[chunk]) + row} of the table"
+    def place(chunk: int, row: int, bounds: Int64s) -> tuple[str, int]:
+        return "the table", int(bounds[chunk]) + row
 
 
 class _ArrowFiles:
@@ -191,9 +196,9 @@ class _ArrowFiles:
     def batches(self, _: Sequence[str] | None) -> list[Any]:
         return [batch for batches in self._mapped() for batch in batches]
 
-    def locate(self, chunk: int, row: int, bounds: Int64s) -> str:
+    def place(self, chunk: int, row: int, bounds: Int64s) -> tuple[str, int]:
         file = int(np.searchsorted(self._counts, chunk, side="right")) - 1
-        return f"{self.paths[file]}, row {int(bounds[chunk] - bounds[self._counts[file]]) + row}"
+        return self.paths[file], int(bounds[chunk] - bounds[self._counts[file]]) + row
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tables": None}

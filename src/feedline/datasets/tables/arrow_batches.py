@@ -93,10 +93,6 @@ class ReadPlan(NamedTuple):
     spans: list[Range]
     """Ranges of the object to read, ordered and merged."""
 
-    @property
-    def nbytes(self) -> int:
-        return sum(stop - start for start, stop in self.buffers)
-
 
 def plan_whole(layout: Layout, place: int, dictionaries: list[tuple[int, int, int]]) -> ReadPlan:
     """Plan to read all columns of a record batch."""
