@@ -183,8 +183,7 @@ def test_a_truncated_object_is_named(written: type, bucket: Both, cut: float) ->
     (path,) = (path for path in bucket.system.find("/bucket") if "/1." in path)
     data = bucket.system.cat(path)
     bucket.system.pipe(path, data[: int(len(data) * cut) if isinstance(cut, float) else cut])
-    problem = r"memory://bucket/1\.(parquet cannot be read: it is damaged|arrow is no whole Arrow file or stream)"
-    with pytest.raises(SampleError, match=problem):
+    with pytest.raises(SampleError, match=r"memory://bucket/1\.\w+ cannot be read: it is damaged"):
         written(bucket.root)
 
 

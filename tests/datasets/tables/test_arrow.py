@@ -116,17 +116,17 @@ def test_arrays_that_begin_between_bytes_and_rows() -> None:
     assert [sample["s"] for sample in dataset.__getitems__(range(2))] == [["b", "c"], ["a"]]
 
 
-@pytest.mark.parametrize("content", [b"", b"ARROW1\0\0 and nothing behind", b"something else"])
+@pytest.mark.parametrize("content", [b"", b"ARROW1\0\0 and nothing behind", b"something else\0"])
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.arrow").write_bytes(content)
-    with pytest.raises(SampleError, match=r"bad\.arrow is no whole Arrow file or stream"):
+    with pytest.raises(SampleError, match=r"bad\.arrow cannot be read: it is damaged"):
         Arrow(tmp_path)
 
 
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "bad.arrow")
     path.write_bytes(path.read_bytes()[:900])
-    with pytest.raises(SampleError, match=r"bad\.arrow is no whole Arrow file or stream"):
+    with pytest.raises(SampleError, match=r"bad\.arrow cannot be read: it is damaged"):
         Arrow(path)
 
 

@@ -18,9 +18,10 @@ from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import place_of
 from feedline.datasets.paths import columns_of, find, listed, paths_of
 from feedline.datasets.shard_summaries import divided, total_nbytes
+from feedline.datasets.signatures import BEGIN_NBYTES, check_format, damage_error
 from feedline.datasets.tables.arrow_batches import validate_batch
 from feedline.datasets.tables.arrow_messages import MAGIC, DamagedError, check_single_file
-from feedline.datasets.tables.arrow_remote import RecordBatches, damage_error
+from feedline.datasets.tables.arrow_remote import RecordBatches
 from feedline.datasets.tables.base import ChunkRows, TableDataset
 from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
@@ -256,7 +257,13 @@ def _naming(path: str) -> Iterator[None]:
     try:
         yield
     except (arrow.ArrowException, DamagedError, OSError, EOFError) as error:
-        raise damage_error(path, error) from error
+        check_format(path, "Arrow", _begin(path))
+        raise damage_error(path, "Arrow", error) from error
+
+
+def _begin(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(BEGIN_NBYTES)
 
 
 def summarize_record_batches(paths: Sequence[str]) -> ShardSummary:

@@ -13,6 +13,7 @@ import numpy as np
 
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.datasets.indexes import MetadataCache, key_of
+from feedline.datasets.signatures import begin_of, check_format, damage_error
 from feedline.datasets.tables.arrow_batches import (
     ColumnChoice,
     ObjectBytes,
@@ -28,7 +29,6 @@ from feedline.datasets.tables.arrow_messages import DamagedError, Layout, layout
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
 from feedline.datasets.tables.decoded import FileChunks
 from feedline.datasets.tables.types import StructType, check_same_columns, kinds_of, pyarrow
-from feedline.errors import SampleError
 from feedline.stores.files import Extent, FileSet
 
 _log = logging.getLogger("feedline")
@@ -82,7 +82,7 @@ class RecordBatches(FileChunks[FileSet]):
             return validate_batch(read_batch(layout, self._choice(layout), plan, data))
 
     def extents(self, number: int) -> list[Extent]:
-        """The buffers of the chosen columns of a record batch, with their dictionaries."""
+        """The buffers and dictionaries of the chosen columns of a record batch."""
         file, _ = self.in_file(number)
         return [Extent(file, *span) for span in self._plan(number).spans]
 
@@ -135,7 +135,7 @@ class RecordBatches(FileChunks[FileSet]):
             yield
         except (pyarrow(_WHAT).ArrowException, OSError, DamagedError, IndexError, struct.error) as error:
             blob, place = self.in_file(number)
-            raise damage_error(f"record batch {place} of {self._files.name(blob)}", error) from error
+            raise damage_error(f"record batch {place} of {self._files.name(blob)}", "Arrow", error) from error
 
 
 def _read_layouts(blobs: FileSet, cache: MetadataCache) -> list[Layout]:
@@ -164,7 +164,8 @@ def _examine(blobs: FileSet, number: int) -> bytes:
     try:
         return layout_of(blob.nbytes, blob.read_uncached, blocks)
     except DamagedError as error:
-        raise damage_error(blob.name, error) from error
+        check_format(blob.name, "Arrow", begin_of(blob))
+        raise damage_error(blob.name, "Arrow", error) from error
 
 
 def _find_kind(layouts: Sequence[Layout], names: Sequence[str], columns: Sequence[str] | None) -> StructType:
@@ -177,13 +178,8 @@ def _find_kind(layouts: Sequence[Layout], names: Sequence[str], columns: Sequenc
             try:
                 schemas[layout.head] = read_schema(layout)
             except (arrow.ArrowException, OSError) as error:
-                raise damage_error(name, error) from error
+                raise damage_error(name, "Arrow", error) from error
             first.setdefault(schemas[layout.head].serialize().to_pybytes(), (schemas[layout.head], name))
     kinds = [kinds_of(schema, columns, name) for schema, name in first.values()]
     check_same_columns(kinds, [name for _, name in first.values()])
     return kinds[0]
-
-
-def damage_error(what: str, error: Exception) -> SampleError:
-    """The error for an object or record batch that breaks Arrow's format."""
-    return SampleError(f"{what} is no whole Arrow file or stream ({error}); write it again, or leave it out")

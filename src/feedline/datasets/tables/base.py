@@ -106,7 +106,7 @@ class Rows(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """The paths or addresses of the files, in order; none for a table in memory."""
+        """The file names in order; none for a table in memory."""
         ...
 
     def samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:

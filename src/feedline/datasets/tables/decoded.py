@@ -68,10 +68,10 @@ F = TypeVar("F", bound=ChunkFiles)
 
 
 class FileChunks(Generic[F]):
-    """The chunks of all files, numbered in order: blocks, record batches, row groups or stripes.
+    """The chunks of all files, numbered in order.
 
-    A subclass decodes single chunks. `sizes` are the numbers of rows in the chunks of each file, `kind` is the type of
-    a row.
+    They are blocks, record batches, row groups or stripes. A subclass decodes single ones. `sizes` are the numbers of
+    rows in the chunks of each file, `kind` is the type of a row.
     """
 
     def __init__(self, files: F, kind: StructType, sizes: Sequence[Int64s]) -> None:
@@ -124,7 +124,7 @@ class FileChunks(Generic[F]):
         return f"{name}, row {row}"
 
     def in_file(self, number: int) -> tuple[int, int]:
-        """The number of the file of a chunk, and that of the chunk there."""
+        """The file of a chunk, and its number there."""
         file = bisect_right(self._first, number) - 1
         return file, number - self._first[file]
 
@@ -218,10 +218,11 @@ C = TypeVar("C", bound="FileChunks[Any]")
 
 
 class DecodedTable(TableDataset, Generic[C]):
-    """Rows of chunks of files, decoded on demand; the base of Avro, ORC and Parquet.
+    """Rows of chunks that are decoded on demand.
 
-    A chunk is decoded whole when one of its rows is needed, and each process caches decoded chunks within
-    `cache_nbytes`. ArgumentError for `nulls`, `transform` or `decode` that do not fit the columns.
+    The base of `Avro`, `ORC` and `Parquet`. A chunk is decoded whole when one of its rows is needed, and each process
+    caches decoded chunks within `cache_nbytes`. ArgumentError for `nulls`, `transform` or `decode` that do not fit the
+    columns.
     """
 
     def __init__(
@@ -247,5 +248,8 @@ class DecodedTable(TableDataset, Generic[C]):
         return self._cached.decoded
 
     def _shard_sizes(self) -> Int64s:
-        """The number of samples in each chunk, asked for once the arguments are checked."""
+        """The number of samples in each chunk.
+
+        Called once, when the arguments are checked: filters may read columns of all files for it.
+        """
         return self.chunks.sizes

@@ -21,11 +21,11 @@ from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import MetadataCache, key_of, place_of
 from feedline.datasets.paths import Paths, columns_of, find, paths_of
 from feedline.datasets.shard_summaries import divided, total_nbytes
+from feedline.datasets.signatures import begin_of, check_format, damage_error
 from feedline.datasets.tables.chunks import StructChunk, chunk_of_chunked, table_chunk
 from feedline.datasets.tables.decoded import CACHE_NBYTES, DecodedTable, FileChunks, open_file
 from feedline.datasets.tables.orc_layout import DamagedORCError, ORCLayout, read_layout
 from feedline.datasets.tables.types import check_same_columns, kinds_of, pyarrow
-from feedline.errors import SampleError
 from feedline.stores import Cache, StoreError
 from feedline.stores.base import Range
 from feedline.stores.files import Extent, FileSet, LocalFile
@@ -51,7 +51,7 @@ class Layouts:
         self._parsed: PerProcess[LRUCache[int, ORCLayout]] = PerProcess(partial(LRUCache, _LAYOUTS))
 
     def all(self) -> list[ORCLayout]:
-        """The layouts of all files; SampleError for a file that is not ORC."""
+        """The layouts of all files; SampleError for one of another format."""
         numbers = range(len(self._files))
         if self._files.is_local:
             return [_unpack(self._build(number)) for number in numbers]
@@ -71,8 +71,11 @@ class Layouts:
 
     def _build(self, number: int) -> bytes:
         blob = open_file(self._files, number)
-        with _naming(blob.name):
+        try:
             return _pack(read_layout(blob.nbytes, blob.read_uncached))
+        except DamagedORCError as error:
+            check_format(blob.name, "ORC", begin_of(blob))
+            raise damage_error(blob.name, "ORC", error) from error
 
 
 class Stripes(FileChunks[FileSet]):
@@ -143,9 +146,7 @@ def _naming(what: str) -> Iterator[None]:
     except (pyarrow(_WHAT).ArrowException, DamagedORCError, OSError) as error:
         if isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno is not None):
             raise
-        raise SampleError(
-            f"{what} cannot be read: it is damaged, truncated, or not ORC ({error}); re-create it or leave it out"
-        ) from error
+        raise damage_error(what, "ORC", error) from error
 
 
 class _TailedFile(RangeFile):

@@ -97,7 +97,6 @@ class Parquet(DecodedTable[RowGroups]):
         else:
             files = FilesystemFiles(filesystem, path_list, decryption)
             partitions = Partitions(files.names, folder_values(files.names, texts))
-        # An unsuitable argument is an error before the filters read columns of all files: see _shard_sizes.
         self._filters = None if filters is None else Filters(filters)
         self._matching: NDArray[np.int32] | None = None
         groups = RowGroups(files, _footers(files, texts, index_dir), partitions, columns, self._filters, table)

@@ -21,6 +21,7 @@ from feedline.core.threads import IO_THREADS
 from feedline.datasets.file_objects import SparseFile
 from feedline.datasets.indexes import MetadataCache, key_of
 from feedline.datasets.paths import Paths, listed
+from feedline.datasets.signatures import BEGIN_NBYTES, check_format, damage_error
 from feedline.datasets.tables.decoded import open_file
 from feedline.datasets.tables.types import pyarrow, strip_metadata
 from feedline.errors import ArgumentError, SampleError
@@ -174,9 +175,7 @@ def naming(what: str) -> Iterator[None]:
             raise
         if "decrypt" in str(error).lower():
             raise _encrypted_error(what, error) from error
-        raise SampleError(
-            f"{what} cannot be read: it is damaged, truncated, or not Parquet ({error}); re-create it or leave it out"
-        ) from error
+        raise damage_error(what, "Parquet", error) from error
 
 
 def _encrypted_error(what: str, error: Exception | str) -> SampleError:
@@ -307,10 +306,8 @@ class Footers:
         if bytes(end[-4:]) == _ENCRYPTED and self._files.decryption is None:
             raise _encrypted_error(name, "it is encrypted")
         if bytes(end[-4:]) not in (b"PAR1", _ENCRYPTED) or wanted > nbytes:
-            raise SampleError(
-                f"{name} cannot be read: it is damaged, truncated, or not Parquet (it has no footer at its end);"
-                " re-create it or leave it out"
-            )
+            check_format(name, "Parquet", bytes(self._files.read(number, 0, min(nbytes, BEGIN_NBYTES))))
+            raise damage_error(name, "Parquet", "it has no footer at its end")
         if wanted <= len(end):
             return end[-wanted:]
         return memoryview(bytes(self._files.read(number, nbytes - wanted, start)) + bytes(end))
