@@ -17,16 +17,14 @@ from feedline.datasets.tables.arrow_messages import (
     BATCH,
     BLOCK,
     DICTIONARY,
-    INT16,
     MAGIC,
     V5,
     BatchMetadata,
-    DamagedError,
-    FlatTable,
     Layout,
     count_nodes,
     dictionary_ids,
 )
+from feedline.datasets.tables.flatbuffers import INT16, DamagedError, FlatTable
 from feedline.datasets.tables.types import pyarrow
 from feedline.stores.base import Range
 from feedline.stores.requests import FetchedRanges

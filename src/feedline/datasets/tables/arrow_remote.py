@@ -25,9 +25,10 @@ from feedline.datasets.tables.arrow_batches import (
     read_schema,
     validate_batch,
 )
-from feedline.datasets.tables.arrow_messages import DamagedError, Layout, layout_of, unpack_layout
+from feedline.datasets.tables.arrow_messages import Layout, layout_of, unpack_layout
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
 from feedline.datasets.tables.decoded import FileChunks
+from feedline.datasets.tables.flatbuffers import DamagedError
 from feedline.datasets.tables.types import StructType, check_same_columns, kinds_of, pyarrow
 from feedline.stores.files import Extent, FileSet
 

@@ -105,6 +105,11 @@ class Rows(Protocol):
     """Rows of chunks, wherever these are."""
 
     @property
+    def is_local(self) -> bool:
+        """True if nothing is read from stores."""
+        ...
+
+    @property
     def names(self) -> Sequence[str]:
         """The file names in order; none for a table in memory."""
         ...
@@ -183,6 +188,8 @@ class TableDataset(torch.utils.data.Dataset[Any]):
 
     def ranges(self, indices: Int64s) -> Ranges:
         """The ranges to fetch into caches before these samples are read."""
+        if self._rows.is_local:
+            return []
         which, _ = self._places(within(indices, len(self), type(self).__name__))
         return self._rows.ranges(which)
 

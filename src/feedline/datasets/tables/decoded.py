@@ -104,9 +104,12 @@ class FileChunks(Generic[F]):
 
     def ranges(self, numbers: Int64s) -> Ranges:
         """The ranges of objects that decoding these chunks reads through caches."""
-        if self._files.is_local:
-            return []
         return self._files.ranges([each for number in np.unique(numbers).tolist() for each in self.extents(number)])
+
+    @property
+    def is_local(self) -> bool:
+        """True if all files are on this machine."""
+        return self._files.is_local
 
     @property
     def names(self) -> Sequence[str]:
@@ -144,6 +147,10 @@ class CachedRows:
     def decoded(self) -> LoadingCache[int, StructChunk]:
         """The decoded chunks of this process, by number."""
         return self._cache()
+
+    @property
+    def is_local(self) -> bool:
+        return self._chunks.is_local
 
     @property
     def names(self) -> Sequence[str]:

@@ -86,16 +86,16 @@ class Parquet(DecodedTable[RowGroups]):
     ) -> None:
         pyarrow(WHAT)
         check_single_reader(filesystem, cache=cache, options=options)
-        path_list, columns = paths_of(paths), columns_of(columns)
-        texts = [os.fspath(path) for path in path_list]
+        given, columns = paths_of(paths), columns_of(columns)
+        texts = [os.fspath(path) for path in given]
         files: Files
         table: TableColumns | None = None
         if filesystem is None:
-            data = data_files(path_list, FORMATS["parquet"].pattern, cache=cache, options=options)
+            data = data_files(given, FORMATS["parquet"].pattern, cache=cache, options=options)
             files, table = StoredFiles(data.files, decryption), data.table
             partitions = Partitions(data.files.names, data.partitions, data.types)
         else:
-            files = FilesystemFiles(filesystem, path_list, decryption)
+            files = FilesystemFiles(filesystem, given, decryption)
             partitions = Partitions(files.names, folder_values(files.names, texts))
         self._filters = None if filters is None else Filters(filters)
         self._matching: NDArray[np.int32] | None = None
