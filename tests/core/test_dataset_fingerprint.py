@@ -13,11 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 from torch.utils.data import ConcatDataset, Subset
 
 import feedline as fl
 from feedline.core.dataset import digest_of, listing_fingerprint_of
-from feedline.datasets import Files, Map, Parquet, TarShards, TokenFile, Zip
+from feedline.datasets import Arrow, Files, Map, Parquet, TarShards, TokenFile, Zip
 from feedline.errors import StateError
 
 Make = Callable[[list[Path]], Any]
@@ -85,7 +86,15 @@ def _tokens(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.npy"))
 
 
-@pytest.mark.parametrize(("write", "read"), [(_parquets, Parquet), (_tokens, lambda paths: TokenFile(paths, 4))])
+def _arrows(folder: Path) -> list[Path]:
+    for number in range(SHARDS):
+        feather.write_feather(pa.table({"x": [number] * (number + 1)}), folder / f"{number}.arrow")
+    return sorted(folder.glob("*.arrow"))
+
+
+@pytest.mark.parametrize(
+    ("write", "read"), [(_parquets, Parquet), (_arrows, Arrow), (_tokens, lambda paths: TokenFile(paths, 4))]
+)
 def test_shards_of_other_sizes_are_refused(write: Any, read: Any, tmp_path: Path) -> None:
     paths = write(tmp_path)
     first, other = read(paths), read([*paths[2:], *paths[:2]])

@@ -108,13 +108,12 @@ def _format(
     dataset: Any, encode: Callable[[Any], bytes], columns: list[str] | None = None, samples: Any = None, **more: Any
 ) -> Format:
     suffix = dataset.__name__.lower()
-    problem = "is no whole Arrow file or stream" if dataset is Arrow else "cannot be read: it is damaged"
     return Format(
         _two(suffix, encode),
         lambda root, **store: dataset([f"{root}/0.{suffix}", f"{root}/1.{suffix}"], columns, **store),
         samples or _numbers if columns else lambda i: {name: _row(i)[name] for name in TABLE.column_names},
         COUNT,
-        **{"cut": (f"1.{suffix}", -20, f"{{}} {problem}"), "lists": False, **more},
+        **{"cut": (f"1.{suffix}", -20, "{} cannot be read: it is damaged"), "lists": False, **more},
     )
 
 

@@ -14,7 +14,7 @@ class TestLocal(FormatSuite):
     places = ("files", "memory", "cached")
 
 
-LISTED = [name for name in FAMILIES if name not in ("arrow", "documents", "lmdb", "manifest")]
+LISTED = [name for name in FAMILIES if name not in ("documents", "lmdb", "manifest")]
 """Families whose samples come from files in an order; documents lie in those of the tokens."""
 
 

@@ -183,8 +183,7 @@ def test_a_truncated_object_is_named(written: type, bucket: Both, cut: float) ->
     (path,) = (path for path in bucket.system.find("/bucket") if "/1." in path)
     data = bucket.system.cat(path)
     bucket.system.pipe(path, data[: int(len(data) * cut) if isinstance(cut, float) else cut])
-    problem = r"memory://bucket/1\.(parquet cannot be read: it is damaged|arrow is no whole Arrow file or stream)"
-    with pytest.raises(SampleError, match=problem):
+    with pytest.raises(SampleError, match=r"memory://bucket/1\.\w+ cannot be read: it is damaged"):
         written(bucket.root)
 
 
@@ -231,7 +230,7 @@ def test_first_reading_is_told(bucket: Both, caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.INFO, "feedline"):
         Parquet(bucket.root)
         Arrow(bucket.root)
-    assert "reading the footers of 1 Parquet files, beginning with memory://bucket/a.parquet" in caplog.text
+    assert "reading the Parquet footers of 1 files, beginning with memory://bucket/a.parquet" in caplog.text
     assert "memory://bucket/a.arrow is an Arrow stream, which has no table of contents" in caplog.text
 
 

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -204,6 +204,10 @@ def place_of(kind: str, given: Iterable[str], index_dir: Pathlike | None) -> str
     return str(Path(index_dir, f"{kind}-{named.hexdigest()}.index").absolute())
 
 
+_INDEXED_AT_ONCE = 8
+"""Each holds a few parts of its object in memory."""
+
+
 class MetadataCache:
     """Bytes by key in one file, mapped on first use.
 
@@ -237,6 +241,27 @@ class MetadataCache:
             self._in_memory = described
         self._mapped().forget()
 
+    def collect(
+        self,
+        what: str,
+        names: Sequence[str],
+        keys: Sequence[bytes | None],
+        build: Callable[[int], Description],
+        at_once: int = _INDEXED_AT_ONCE,
+    ) -> list[Description]:
+        """The entry of each file; missing ones are built, several at once.
+
+        `build(number)` makes that of file `number`. `what` names the entries in the log.
+        """
+        entries = {number: entry for number, key in enumerate(keys) if (entry := self.get(key)) is not None}
+        missing = [number for number in range(len(keys)) if number not in entries]
+        if missing:
+            _log.info("reading the %s of %d files, beginning with %s", what, len(missing), names[missing[0]])
+            with DaemonPool(at_once, "feedline-index") as pool:
+                entries |= zip(missing, pool.map(build, missing), strict=True)
+            self.replace({key: entries[number] for number, key in enumerate(keys)})
+        return [entries[number] for number in range(len(keys))]
+
     def __reduce__(self) -> tuple[type[MetadataCache], tuple[str]]:
         return MetadataCache, (self.path,)
 
@@ -268,10 +293,6 @@ def _entries(path: str) -> dict[bytes, memoryview]:
                 for number, at in enumerate(starts)
             }
     return {}
-
-
-_INDEXED_AT_ONCE = 8
-"""Each holds a few parts of its object in memory."""
 
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -4,6 +4,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -35,6 +36,7 @@ def same(ours: Any, theirs: Any) -> bool:
 def write(
     path: Path, table: Any = TABLE, *, stream: bool = False, rows: int = 20, compression: str | None = None
 ) -> Path:
+    path.parent.mkdir(exist_ok=True)
     new = pa.ipc.new_stream if stream else pa.ipc.new_file
     with new(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write_table(table, max_chunksize=rows)
@@ -114,17 +116,17 @@ def test_arrays_that_begin_between_bytes_and_rows() -> None:
     assert [sample["s"] for sample in dataset.__getitems__(range(2))] == [["b", "c"], ["a"]]
 
 
-@pytest.mark.parametrize("content", [b"", b"ARROW1\0\0 and nothing behind", b"something else"])
+@pytest.mark.parametrize("content", [b"", b"ARROW1\0\0 and nothing behind", b"something else\0"])
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.arrow").write_bytes(content)
-    with pytest.raises(SampleError, match=r"bad\.arrow is no whole Arrow file or stream"):
+    with pytest.raises(SampleError, match=r"bad\.arrow cannot be read: it is damaged"):
         Arrow(tmp_path)
 
 
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "bad.arrow")
     path.write_bytes(path.read_bytes()[:900])
-    with pytest.raises(SampleError, match=r"bad\.arrow is no whole Arrow file or stream"):
+    with pytest.raises(SampleError, match=r"bad\.arrow cannot be read: it is damaged"):
         Arrow(path)
 
 
@@ -166,3 +168,36 @@ def test_rows_are_the_same_without_native_kernels(monkeypatch: pytest.MonkeyPatc
     expected = dataset.read_batch(BatchRead(indices, Recorder()))
     monkeypatch.setattr(kernels, "native", None)
     assert same(dataset.read_batch(BatchRead(indices, Recorder())), expected)
+
+
+def test_a_state_is_refused_for_files_in_another_order(tmp_path: Path) -> None:
+    """Of a copy elsewhere, also in a store, it is taken up; a table in memory has no files to compare."""
+    paths = [write(tmp_path / f"{name}.arrow", TABLE.slice(start, 45)) for name, start in (("a", 0), ("b", 45))]
+    state = fl.DataLoader(Arrow(paths), 8, shuffle=True, seed=1).state_dict()
+    with pytest.raises(StateError, match="in another order"):
+        fl.DataLoader(Arrow(paths[::-1]), 8, shuffle=True, seed=1).load_state_dict(state)
+    other = [write(tmp_path / f"other/{path.name}", TABLE.slice(0, 45), rows=7) for path in paths]
+    with pytest.raises(StateError, match="in another order"):  # as many rows, in other record batches
+        fl.DataLoader(Arrow(other), 8, shuffle=True, seed=1).load_state_dict(state)
+    system = fsspec.filesystem("memory")
+    for path in paths:
+        system.pipe(f"/fingerprint/{path.name}", path.read_bytes())
+    far = Arrow([f"memory://fingerprint/{path.name}" for path in paths], ["x"], index_dir=tmp_path)
+    system.rm("/fingerprint", recursive=True)
+    fl.DataLoader(far, 8, shuffle=True, seed=1).load_state_dict(state)
+    assert Arrow(TABLE).listing_fingerprint is None
+    assert fl.DataLoader(Arrow(TABLE), 8, seed=1).state_dict()["fingerprint"]["listing"] is None
+
+
+def test_a_failed_transform_names_file_and_row(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{name}.arrow", TABLE.slice(0, rows)) for name, rows in (("a", 50), ("b", 30))]
+
+    def fail(sample: Any) -> Any:
+        raise ValueError("no such thing")
+
+    data = Arrow(paths, transform=fail)
+    assert data.address(-1) == (str(paths[1]), "row 29")
+    assert Arrow(TABLE).address(31) == ("the table", "row 31")
+    with pytest.raises(ValueError, match="no such thing") as caught:
+        next(iter(fl.DataLoader(data, 1, sampler=[75])))
+    assert f", row 25 of {paths[1]};" in caught.value.__notes__[0]

@@ -120,7 +120,9 @@ class TestDictionaries:
         bucket.put(written(self.batches(), stream=True))
         dataset = Arrow(bucket.address, ["t"])
         monkeypatch.setattr(Layout, "needed", lambda *_: [])
-        with pytest.raises(SampleError, match=r"record batch 1 of .*t\.arrow is no whole .*[Dd]ictionary"):
+        with pytest.raises(
+            SampleError, match=r"record batch 1 of .*t\.arrow cannot be read: it is damaged.*[Dd]ictionary"
+        ):
             dataset[4]
 
 
@@ -155,7 +157,9 @@ class TestWholes:
         data[at : at + 16] = np.array(buffer, np.int64).tobytes()
         bucket.put(bytes(data))
         dataset = Arrow(bucket.address, columns)
-        with pytest.raises(SampleError, match=r"record batch 0 of memory://columns/t\.arrow is no whole Arrow file"):
+        with pytest.raises(
+            SampleError, match=r"record batch 0 of memory://columns/t\.arrow cannot be read: it is damaged"
+        ):
             dataset[5]
 
 
@@ -278,5 +282,5 @@ def test_damaged_buffers_are_named_with_their_record_batch(bucket: Bucket, colum
     bucket.put(bytes(data))
     dataset = Arrow(bucket.address, [column])
     assert column in dataset[999]
-    with pytest.raises(SampleError, match=r"record batch 1 of memory://columns/t\.arrow is no whole Arrow file"):
+    with pytest.raises(SampleError, match=r"record batch 1 of memory://columns/t\.arrow cannot be read: it is damaged"):
         dataset[1000]

@@ -108,12 +108,12 @@ class TestStreamsInOneFile:
 
     def test_another_schema_is_refused(self, put: Put) -> None:
         source = put(written(BATCH, stream=True) + written(CODED, stream=True))
-        with pytest.raises(SampleError, match=r"t\.arrow is no whole Arrow file or stream \(streams follow each other"):
+        with pytest.raises(SampleError, match=r"t\.arrow cannot be read: it is damaged.*\(streams follow each other"):
             Arrow(source)
 
     def test_other_bytes_behind_a_stream_are_refused(self, put: Put) -> None:
         source = put(written(BATCH, stream=True) + b"something else")
-        with pytest.raises(SampleError, match=r"t\.arrow is no whole Arrow file or stream"):
+        with pytest.raises(SampleError, match=r"t\.arrow cannot be read: it is damaged"):
             Arrow(source)
 
 
@@ -136,16 +136,14 @@ class TestFilesInOneFile:
     def test_whole_files_are_refused(self, put: Put, name: str, padding: int) -> None:
         first, second = self.FILES[name]
         source = put(first + bytes(padding) + second)
-        with pytest.raises(
-            SampleError, match=r"t\.arrow is no whole Arrow file .*several files follow each other in it"
-        ):
+        with pytest.raises(SampleError, match=r"t\.arrow cannot be read: .*several files follow each other in it"):
             Arrow(source)
 
     @pytest.mark.parametrize("file_is_first", [False, True])
     def test_a_file_and_a_stream_are_refused(self, put: Put, file_is_first: bool) -> None:
         parts = [written(BATCH), written(BATCH, stream=True)]
         source = put(b"".join(parts if file_is_first else reversed(parts)))
-        with pytest.raises(SampleError, match=r"t\.arrow is no whole Arrow file or stream"):
+        with pytest.raises(SampleError, match=r"t\.arrow cannot be read: it is damaged"):
             Arrow(source)
 
 
@@ -215,7 +213,7 @@ def test_damaged_offsets_are_an_error(put: Put, name: str) -> None:
     first = bytes(data).index(bytes(next(each for each in found.buffers() if each is not None))[:24])
     data[first + at : first + at + len(bad)] = bad
     source = put(bytes(data))
-    with pytest.raises(SampleError, match=r"t\.arrow.*(damaged|no whole Arrow file|cannot be read)"):
+    with pytest.raises(SampleError, match=r"t\.arrow.*(damaged|cannot be read)"):
         Arrow(source, ["c"]).__getitems__([0, 1, 59])
     assert Arrow(source, ["other"])[59]["other"].item() == 59
 

@@ -134,7 +134,7 @@ def test_avro_of_every_codec(tmp_path: Path, codec: str) -> None:
     data = Avro(path)
     assert len(data.shard_sizes) > 10
     assert [(data[i]["x"].item(), data[i]["t"]) for i in (0, 500, -1)] == [(i, f"text {i}") for i in (0, 500, 999)]
-    assert data.address(500) == (str(path), "record 500")
+    assert data.address(500) == (str(path), "row 500")
 
 
 def test_a_codec_whose_package_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

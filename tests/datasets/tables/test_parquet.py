@@ -155,7 +155,7 @@ class TestFiles:
             pq.write_table(pa.table({"s": pa.array(["one", "two"]).cast(kind)}), tmp_path / f"{name}.parquet")
         assert [sample["s"] for sample in Parquet(tmp_path).__getitems__(range(6))] == ["one", "two"] * 3
 
-    @pytest.mark.parametrize("content", [b"", b"PAR1", b"not a table at all, but long enough to be looked at"])
+    @pytest.mark.parametrize("content", [b"", b"PAR1", b"not a table at all, but long enough to be looked at\0"])
     def test_a_file_that_is_no_parquet_is_named(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "bad.parquet").write_bytes(content)
         with pytest.raises(SampleError, match=r"bad\.parquet cannot be read: it is damaged, truncated, or not Parquet"):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from feedline.core.tensors import Allocator, within
+from feedline.core.dataset import Ranges
+from feedline.core.tensors import Allocator
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Decode
@@ -18,18 +19,21 @@ from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import place_of
 from feedline.datasets.paths import columns_of, find, listed, paths_of
 from feedline.datasets.shard_summaries import divided, total_nbytes
+from feedline.datasets.signatures import BEGIN_NBYTES, check_format, damage_error
 from feedline.datasets.tables.arrow_batches import validate_batch
-from feedline.datasets.tables.arrow_messages import MAGIC, DamagedError, check_single_file
-from feedline.datasets.tables.arrow_remote import ArrowObjects, damage_error
-from feedline.datasets.tables.base import CACHE_NBYTES, ChunkCache, ChunkRows, TableDataset
+from feedline.datasets.tables.arrow_messages import MAGIC, check_single_file
+from feedline.datasets.tables.arrow_remote import RecordBatches
+from feedline.datasets.tables.base import ChunkRows, TableDataset
 from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
+from feedline.datasets.tables.decoded import CACHE_NBYTES, CachedRows
+from feedline.datasets.tables.flatbuffers import DamagedError
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.scattered import Int64s
-from feedline.datasets.tables.types import StructType, check_same_columns, kinds_of, pyarrow
+from feedline.datasets.tables.types import check_same_columns, kinds_of, pyarrow
 from feedline.errors import SampleError
-from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectRange
-from feedline.stores.files import FileSet, local_info
+from feedline.stores import Cache, ObjectInfo
+from feedline.stores.files import local_info
 from feedline.stores.urls import absolute
 
 _WHAT = "datasets.Arrow"
@@ -68,31 +72,15 @@ class Arrow(TableDataset):
         options: Mapping[str, Any] | None = None,
         index_dir: Pathlike | None = None,
     ) -> None:
-        checked = Nulls(nulls)
-        self._objects: ArrowObjects | None = None
-        rows: _InPlace | ChunkCache
-        columns = columns_of(columns)
-        opened = _open_source(paths, cache, options)
-        if isinstance(opened, FileSet):
-            place = place_of("arrow-messages", map(absolute, listed(paths)), index_dir)
-            objects = self._objects = ArrowObjects(opened, columns, place)
-            cells = Cells(objects.kind, transform, decode)
-            objects.kind, sizes = cells.kind, objects.sizes
-            rows = ChunkCache(objects, checked, cache_nbytes)
-        else:
-            cells = Cells(opened.kind(columns), transform, decode)
-            batches = opened.batches([name for name, _ in cells.kind.fields])
-            sizes = np.array([batch.num_rows for batch in batches], np.int64)
-            rows = _InPlace(opened, cells.kind, sizes, checked)
-        checked.check(cells.kind)
-        super().__init__(rows, sizes, cells)
-
-    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """Ranges of each cached store that reading these samples takes, for prefetching."""
-        if self._objects is None:
-            return []
-        which, _ = self._places(within(indices, len(self), type(self).__name__))
-        return self._objects.ranges(np.unique(which).tolist())
+        source = _open_source(paths, columns_of(columns), cache, options, index_dir)
+        cells = Cells(source.kind, transform, decode)
+        source.kind = cells.kind
+        policy = Nulls(nulls)
+        policy.check(cells.kind)
+        rows = (
+            CachedRows(source, policy, cache_nbytes) if isinstance(source, RecordBatches) else _InPlace(source, policy)
+        )
+        super().__init__(rows, source.sizes, cells)
 
 
 class _InPlace:
@@ -101,102 +89,126 @@ class _InPlace:
     The batches are opened on first use, and again after unpickling.
     """
 
-    def __init__(self, source: _Table | _ArrowFiles, kind: StructType, sizes: Int64s, nulls: Nulls) -> None:
-        self._source, self._kind, self._nulls = source, kind, nulls
-        self._bounds = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+    is_local = True
+
+    def __init__(self, source: _Table | _MappedFiles, nulls: Nulls) -> None:
+        self._source, self._nulls = source, nulls
+        self._bounds = np.concatenate(([0], np.cumsum(source.sizes)))
         self._rows: ChunkRows | None = None
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self._source.paths
 
     def samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
         return self._open().samples(which, rows)
 
-    def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
-        return self._open().batch(which, rows, empty)
+    def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> Any:
+        return self._open().batch(which, rows, allocate)
+
+    def place(self, chunk: int, row: int) -> tuple[str, int]:
+        return self._source.place(chunk, row, self._bounds)
+
+    def locate(self, chunk: int, row: int) -> str:
+        name, row = self.place(chunk, row)
+        return f"{name}, row {row}" if self.names else f"row {row} of {name}"
+
+    def ranges(self, _: Int64s) -> Ranges:
+        return []
 
     def _open(self) -> ChunkRows:
         rows = self._rows
         if rows is None:
-            names = [name for name, _ in self._kind.fields]
-            chunks = [self._chunk(number, batch) for number, batch in enumerate(self._source.batches(names))]
-            rows = ChunkRows(self._kind, chunks, self._nulls, self.locate)
+            chunks = [self._chunk(number, batch) for number, batch in enumerate(self._source.batches())]
+            rows = ChunkRows(self._source.kind, chunks, self._nulls, self.locate)
             self._rows = rows  # two threads may both open the files; either result will do
         return rows
 
     def _chunk(self, number: int, batch: Any) -> StructChunk:
+        kind = self._source.kind
         try:
-            chosen = batch.select([name for name, _ in self._kind.fields])
-            if isinstance(self._source, _ArrowFiles):
+            chosen = batch.select([name for name, _ in kind.fields])
+            if isinstance(self._source, _MappedFiles):
                 validate_batch(chosen, in_place=True)
-            return table_chunk(self._kind, chosen)
+            return table_chunk(kind, chosen)
         except pyarrow(_WHAT).ArrowException as error:
             raise SampleError(
                 f"the record batch of {batch.num_rows} rows from {self.locate(number, 0)} on cannot be read ({error});"
                 " write it again, in smaller ones, or leave columns out with columns=[...]"
             ) from error
 
-    def locate(self, chunk: int, row: int) -> str:
-        return self._source.locate(chunk, row, self._bounds)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rows": None}
 
 
 def _open_source(
-    paths: Any, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
-) -> _Table | _ArrowFiles | FileSet:
+    paths: Any,
+    columns: Sequence[str] | None,
+    cache: Cache | Pathlike | None,
+    options: Mapping[str, Any] | None,
+    index_dir: Pathlike | None,
+) -> _Table | _MappedFiles | RecordBatches:
     if isinstance(paths, pyarrow(_WHAT).Table):
-        return _Table(paths)
-    blobs = find(paths_of(paths, "a pyarrow.Table"), FORMATS["arrow"].pattern, cache=cache, options=options)
-    return _ArrowFiles(blobs.names) if blobs.is_local else blobs
+        return _Table(paths, columns)
+    files = find(paths_of(paths, "a pyarrow.Table"), FORMATS["arrow"].pattern, cache=cache, options=options)
+    if files.is_local:
+        return _MappedFiles(files.names, columns)
+    return RecordBatches(files, columns, place_of("arrow-messages", map(absolute, listed(paths)), index_dir))
 
 
 class _Table:
     """A table in memory."""
 
-    def __init__(self, table: Any) -> None:
-        self._table = table
+    paths = ()
 
-    def kind(self, columns: Sequence[str] | None) -> StructType:
-        return kinds_of(self._table.schema, columns, "the table")
-
-    def batches(self, columns: Sequence[str] | None) -> list[Any]:
-        """The record batches that are not empty."""
+    def __init__(self, table: Any, columns: Sequence[str] | None) -> None:
+        self.kind = kinds_of(table.schema, columns, "the table")
         # The chunks of columns differ, so fewer columns may give larger batches.
-        table = self._table if columns is None else self._table.select(list(columns))
-        return [batch for batch in table.to_batches() if batch.num_rows]
+        self._table = table.select([name for name, _ in self.kind.fields])
+        self.sizes = _row_counts(self.batches())
+
+    def batches(self) -> list[Any]:
+        """The record batches that are not empty."""
+        return [batch for batch in self._table.to_batches() if batch.num_rows]
 
     @staticmethod
-    def locate(chunk: int, row: int, bounds: Int64s) -> str:
-        return f"row {int(bounds[chunk]) + row} of the table"
+    def place(chunk: int, row: int, bounds: Int64s) -> tuple[str, int]:
+        return "the table", int(bounds[chunk]) + row
 
 
-class _ArrowFiles:
+class _MappedFiles:
     """Arrow files by absolute path, mapped again after unpickling."""
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], columns: Sequence[str] | None) -> None:
         self.paths = paths
-        self._versions = [local_info(path) for path in self.paths]
-        self._tables: list[list[Any]] | None = None
-        self._counts = list(accumulate((len(batches) for batches in self._mapped()), initial=0))
+        self._versions = [local_info(path) for path in paths]
+        self._mapped: list[list[Any]] | None = None
+        self.sizes = _row_counts(self.batches())
+        self._first = list(accumulate(map(len, self._by_file()), initial=0))
+        kinds = [kinds_of(_read_schema(path), columns, path) for path in paths]
+        check_same_columns(kinds, paths)
+        self.kind = kinds[0]
 
-    def _mapped(self) -> list[list[Any]]:
-        if self._tables is None:
-            self._tables = list(map(_read_batches, self.paths, self._versions))
-        return self._tables
+    def batches(self) -> list[Any]:
+        """The record batches that are not empty, with all columns."""
+        return [batch for batches in self._by_file() for batch in batches]
 
-    def kind(self, columns: Sequence[str] | None) -> StructType:
-        kinds = [kinds_of(_read_schema(path), columns, path) for path in self.paths]
-        check_same_columns(kinds, self.paths)
-        return kinds[0]
+    def place(self, chunk: int, row: int, bounds: Int64s) -> tuple[str, int]:
+        file = bisect_right(self._first, chunk) - 1
+        return self.paths[file], int(bounds[chunk] - bounds[self._first[file]]) + row
 
-    def batches(self, _: Sequence[str] | None) -> list[Any]:
-        return [batch for batches in self._mapped() for batch in batches]
-
-    def locate(self, chunk: int, row: int, bounds: Int64s) -> str:
-        file = int(np.searchsorted(self._counts, chunk, side="right")) - 1
-        return f"{self.paths[file]}, row {int(bounds[chunk] - bounds[self._counts[file]]) + row}"
+    def _by_file(self) -> list[list[Any]]:
+        if self._mapped is None:
+            self._mapped = list(map(_read_batches, self.paths, self._versions))
+        return self._mapped
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tables": None}
+        # Of what is mapped only the path may travel: a buffer of a mapping would be pickled with all its bytes.
+        return {**self.__dict__, "_mapped": None}
+
+
+def _row_counts(batches: Sequence[Any]) -> Int64s:
+    return np.array([batch.num_rows for batch in batches], np.int64)
 
 
 def _open_readers(path: str) -> Iterator[Any]:
@@ -251,7 +263,13 @@ def _naming(path: str) -> Iterator[None]:
     try:
         yield
     except (arrow.ArrowException, DamagedError, OSError, EOFError) as error:
-        raise damage_error(path, error) from error
+        check_format(path, "Arrow", _begin(path))
+        raise damage_error(path, "Arrow", error) from error
+
+
+def _begin(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(BEGIN_NBYTES)
 
 
 def summarize_record_batches(paths: Sequence[str]) -> ShardSummary:

@@ -17,16 +17,14 @@ from feedline.datasets.tables.arrow_messages import (
     BATCH,
     BLOCK,
     DICTIONARY,
-    INT16,
     MAGIC,
     V5,
     BatchMetadata,
-    DamagedError,
-    FlatTable,
     Layout,
     count_nodes,
     dictionary_ids,
 )
+from feedline.datasets.tables.flatbuffers import INT16, DamagedError, FlatTable
 from feedline.datasets.tables.types import pyarrow
 from feedline.stores.base import Range
 from feedline.stores.requests import FetchedRanges
@@ -92,10 +90,6 @@ class ReadPlan(NamedTuple):
     """Size of the new body; 0 for a whole message."""
     spans: list[Range]
     """Ranges of the object to read, ordered and merged."""
-
-    @property
-    def nbytes(self) -> int:
-        return sum(stop - start for start, stop in self.buffers)
 
 
 def plan_whole(layout: Layout, place: int, dictionaries: list[tuple[int, int, int]]) -> ReadPlan:

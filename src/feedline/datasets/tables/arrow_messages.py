@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.datasets.file_objects import Read
+from feedline.datasets.tables.flatbuffers import INT16, INT64, UINT8, DamagedError, FlatTable, unpack
 
 # https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 MAGIC = b"ARROW1"
@@ -40,16 +41,6 @@ _CONTINUATION = b"\xff\xff\xff\xff"
 _PREFACE = struct.Struct("<IIIII")
 
 
-_UINT8, _UINT16, _UINT32 = struct.Struct("<B"), struct.Struct("<H"), struct.Struct("<I")
-
-
-INT16, _INT32, INT64 = struct.Struct("<h"), struct.Struct("<i"), struct.Struct("<q")
-
-
-class DamagedError(Exception):
-    """Damage in an Arrow file or stream, as the text says."""
-
-
 class Layout(NamedTuple):
     """Offsets of the messages of an object, without empty record batches."""
 
@@ -72,68 +63,6 @@ class Layout(NamedTuple):
             if number in ids and (self.is_file or start < before):
                 blocks[number] = [*(blocks.get(number, []) if is_delta else []), (start, body, stop)]
         return sorted(block for each in blocks.values() for block in each)
-
-
-class FlatTable:
-    """A table in a FlatBuffer, its fields by number.
-
-    The format is described at https://flatbuffers.dev/internals. An offset that leads out of the buffer raises
-    `struct.error`.
-    """
-
-    def __init__(self, buffer: memoryview, at: int) -> None:
-        self.buffer, self.at = buffer, at
-        self._fields = at - _unpack(_INT32, buffer, at)
-
-    @classmethod
-    def root(cls, buffer: memoryview) -> FlatTable:
-        return cls(buffer, _unpack(_UINT32, buffer, 0))
-
-    def place(self, field: int) -> int | None:
-        """Offset of a field in the buffer, None if missing."""
-        entry = 4 + 2 * field
-        if entry + 2 > _unpack(_UINT16, self.buffer, self._fields):
-            return None
-        offset = _unpack(_UINT16, self.buffer, self._fields + entry)
-        return self.at + offset if offset else None
-
-    def scalar(self, field: int, form: struct.Struct) -> int:
-        """A number; 0, the default in Arrow, if missing."""
-        at = self.place(field)
-        return 0 if at is None else _unpack(form, self.buffer, at)
-
-    def table(self, field: int) -> FlatTable | None:
-        at = self.place(field)
-        return None if at is None else FlatTable(self.buffer, at + _unpack(_UINT32, self.buffer, at))
-
-    def required(self, field: int) -> FlatTable:
-        table = self.table(field)
-        if table is None:
-            raise DamagedError("a table of its metadata is missing")
-        return table
-
-    def vector(self, field: int, nbytes: int) -> tuple[int, int]:
-        """Offset and number of the elements, which have `nbytes` each."""
-        at = self.place(field)
-        if at is None:
-            return 0, 0
-        at += _unpack(_UINT32, self.buffer, at) + 4
-        count = _unpack(_UINT32, self.buffer, at - 4)
-        if at + count * nbytes > len(self.buffer):
-            raise DamagedError("a vector of its metadata is cut short")
-        return at, count
-
-    def tables(self, field: int) -> list[FlatTable]:
-        at, count = self.vector(field, 4)
-        places = range(at, at + 4 * count, 4)
-        return [FlatTable(self.buffer, place + _unpack(_UINT32, self.buffer, place)) for place in places]
-
-
-def _unpack(form: struct.Struct, buffer: memoryview, at: int) -> int:
-    if at < 0:
-        raise struct.error("an offset leads out of the buffer")
-    value: int = form.unpack_from(buffer, at)[0]
-    return value
 
 
 def _prefix_nbytes(message: memoryview) -> int:
@@ -159,13 +88,13 @@ class _Message(NamedTuple):
 
     @property
     def kind(self) -> int:
-        return self.table.scalar(1, _UINT8)
+        return self.table.scalar(1, UINT8)
 
     @property
     def dictionary(self) -> tuple[int, int, int, int, int]:
         """A row of `Layout.dictionaries`."""
         header = self.table.required(2)
-        return self.start, self.body, self.stop, header.scalar(0, INT64), header.scalar(2, _UINT8)
+        return self.start, self.body, self.stop, header.scalar(0, INT64), header.scalar(2, UINT8)
 
     @property
     def batch(self) -> tuple[int, int, int, int]:
@@ -173,7 +102,7 @@ class _Message(NamedTuple):
         header = self.table.required(2)
         rows = header.scalar(0, INT64)
         at, count = header.vector(1, 16)
-        if rows < 0 or (count and _unpack(INT64, header.buffer, at) != rows):
+        if rows < 0 or (count and unpack(INT64, header.buffer, at) != rows):
             # The length of a dataset is the sum of these numbers, so a wrong one would be met only by its samples.
             raise DamagedError(f"the record batch at byte {self.start} has {rows} rows, and its columns have not")
         return self.start, self.body, self.stop, rows

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import struct
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feedline.core.caches import LRUCache, PerProcess
-from feedline.core.threads import BoundedMap, DaemonPool
 from feedline.datasets.indexes import MetadataCache, key_of
+from feedline.datasets.signatures import begin_of, check_format, damage_error
 from feedline.datasets.tables.arrow_batches import (
     ColumnChoice,
     ObjectBytes,
@@ -28,15 +25,12 @@ from feedline.datasets.tables.arrow_batches import (
     read_schema,
     validate_batch,
 )
-from feedline.datasets.tables.arrow_messages import DamagedError, Layout, layout_of, unpack_layout
+from feedline.datasets.tables.arrow_messages import Layout, layout_of, unpack_layout
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
+from feedline.datasets.tables.decoded import FileChunks
+from feedline.datasets.tables.flatbuffers import DamagedError
 from feedline.datasets.tables.types import StructType, check_same_columns, kinds_of, pyarrow
-from feedline.errors import SampleError
-from feedline.stores import CachedStore, ObjectRange
 from feedline.stores.files import Extent, FileSet
-
-T = TypeVar("T")
-
 
 _log = logging.getLogger("feedline")
 
@@ -50,10 +44,6 @@ _PLANS = 4096
 _BLOCK_NBYTES = 16 << 20
 
 
-_EXAMINED_AT_ONCE = 8
-"""Objects examined at the same time, with one block of each in memory."""
-
-
 class _Described(NamedTuple):
     """The index entry of an object, and the offsets of its batches."""
 
@@ -61,22 +51,19 @@ class _Described(NamedTuple):
     starts: list[int]
 
 
-class ArrowObjects:
+class RecordBatches(FileChunks[FileSet]):
     """Non-empty record batches of all objects, numbered in order.
 
     If some columns are chosen, only their buffers are read. Pickles with the byte offsets of all messages; the metadata
     of record batches stay in the index.
     """
 
-    def __init__(self, blobs: FileSet, columns: Sequence[str] | None, index: str) -> None:
-        self._blobs, self._metadata_cache = blobs, MetadataCache(index)
-        self._layouts = _read_layouts(blobs, self._metadata_cache)
-        self.kind = _find_kind(self._layouts, blobs.names, columns)
-        self.sizes: NDArray[np.int64] = np.concatenate([layout.batches[:, 3] for layout in self._layouts])
-        self._bounds = np.concatenate(([0], np.cumsum(self.sizes)))
-        self._first = [0, *accumulate(len(layout.batches) for layout in self._layouts)]
+    def __init__(self, files: FileSet, columns: Sequence[str] | None, index: str) -> None:
+        self._metadata_cache = MetadataCache(index)
+        self._layouts = _read_layouts(files, self._metadata_cache)
+        kind = _find_kind(self._layouts, files.names, columns)
+        super().__init__(files, kind, [layout.batches[:, 3] for layout in self._layouts])
         self._described: PerProcess[dict[int, _Described]] = PerProcess(dict)
-        self._concurrently = BoundedMap()
         self._plans: PerProcess[LRUCache[int, ReadPlan]] = PerProcess(partial(LRUCache, _PLANS))
         self._choices: PerProcess[dict[bytes, ColumnChoice]] = PerProcess(dict)
 
@@ -88,30 +75,17 @@ class ArrowObjects:
 
     def batch(self, number: int) -> Any:
         """The chosen columns as a validated `pyarrow.RecordBatch`."""
-        blob, _ = self._place(number)
+        file, _ = self.in_file(number)
         plan = self._plan(number)
-        layout = self._layouts[blob]
-        data = ObjectBytes(plan.spans, self._blobs[blob].read(plan.spans))
+        layout = self._layouts[file]
+        data = ObjectBytes(plan.spans, self._files[file].read(plan.spans))
         with self._naming(number):
             return validate_batch(read_batch(layout, self._choice(layout), plan, data))
 
-    def each(self, work: Callable[[int], T], numbers: Sequence[int], limit_nbytes: int) -> Iterator[T]:
-        """Yield `work(number)` in order, several at once within `limit_nbytes`."""
-        return self._concurrently.map(work, numbers, lambda number: self._plan(number).nbytes, limit_nbytes)
-
-    def ranges(self, numbers: Sequence[int]) -> list[tuple[CachedStore, ObjectRange]]:
-        """Ranges that decoding these record batches reads through caches, by store."""
-        places = [(self._place(number)[0], span) for number in numbers for span in self._plan(number).spans]
-        return self._blobs.ranges([Extent(blob, *span) for blob, span in places])
-
-    def locate(self, number: int, row: int) -> str:
-        """The object of a row, and its number in that object."""
-        blob, _ = self._place(number)
-        return f"{self._blobs.name(blob)}, row {int(self._bounds[number] - self._bounds[self._first[blob]]) + row}"
-
-    def _place(self, number: int) -> tuple[int, int]:
-        blob = bisect_right(self._first, number) - 1
-        return blob, number - self._first[blob]
+    def extents(self, number: int) -> list[Extent]:
+        """The buffers and dictionaries of the chosen columns of a record batch."""
+        file, _ = self.in_file(number)
+        return [Extent(file, *span) for span in self._plan(number).spans]
 
     def _choice(self, layout: Layout) -> ColumnChoice:
         choices = self._choices()
@@ -125,7 +99,7 @@ class ArrowObjects:
         return plans.put(number, self._build_plan(number)) if plan is None else plan
 
     def _build_plan(self, number: int) -> ReadPlan:
-        blob, place = self._place(number)
+        blob, place = self.in_file(number)
         layout = self._layouts[blob]
         choice = self._choice(layout)
         dictionaries = layout.needed(place, choice.dictionaries)
@@ -141,12 +115,12 @@ class ArrowObjects:
         if described is None:
             # Another process may have replaced the index since this one opened.
             start, body = self._layouts[blob].batches[place, :2].tolist()
-            return bytes(self._blobs[blob].read_uncached([(start, body)])[0])
+            return bytes(self._files[blob].read_uncached([(start, body)])[0])
         return bytes(described.data[described.starts[place] : described.starts[place + 1]])
 
     def _describe(self, blob: int) -> _Described | None:
         """The index entry of an object, looked up once in each process."""
-        data = self._metadata_cache.get(key_of(self._blobs.name(blob), self._blobs.info(blob)))
+        data = self._metadata_cache.get(key_of(self._files.name(blob), self._files.info(blob)))
         if data is None:
             return None
         batches = self._layouts[blob].batches
@@ -161,22 +135,16 @@ class ArrowObjects:
         try:
             yield
         except (pyarrow(_WHAT).ArrowException, OSError, DamagedError, IndexError, struct.error) as error:
-            blob, place = self._place(number)
-            raise damage_error(f"record batch {place} of {self._blobs.name(blob)}", error) from error
+            blob, place = self.in_file(number)
+            raise damage_error(f"record batch {place} of {self._files.name(blob)}", "Arrow", error) from error
 
 
 def _read_layouts(blobs: FileSet, cache: MetadataCache) -> list[Layout]:
     """Layouts of all objects, from the index or the objects."""
     keys = [key_of(blobs.name(number), blobs.info(number)) for number in range(len(blobs))]
-    described = {number: data for number, key in enumerate(keys) if (data := cache.get(key)) is not None}
-    missing = [number for number in range(len(blobs)) if number not in described]
-    if missing:
-        _log.info("%d Arrow objects are examined, the first is %s", len(missing), blobs.name(missing[0]))
-        with DaemonPool(_EXAMINED_AT_ONCE) as pool:
-            described |= zip(missing, pool.map(partial(_examine, blobs), missing), strict=True)
-        cache.replace({key: described[number] for number, key in enumerate(keys)})
+    described = cache.collect("messages of Arrow objects", blobs.names, keys, partial(_examine, blobs))
     heads: dict[bytes, bytes] = {}  # equal schemas are kept and pickled once
-    layouts = [unpack_layout(described[number]) for number in range(len(blobs))]
+    layouts = list(map(unpack_layout, described))
     return [layout._replace(head=heads.setdefault(layout.head, layout.head)) for layout in layouts]
 
 
@@ -197,7 +165,8 @@ def _examine(blobs: FileSet, number: int) -> bytes:
     try:
         return layout_of(blob.nbytes, blob.read_uncached, blocks)
     except DamagedError as error:
-        raise damage_error(blob.name, error) from error
+        check_format(blob.name, "Arrow", begin_of(blob))
+        raise damage_error(blob.name, "Arrow", error) from error
 
 
 def _find_kind(layouts: Sequence[Layout], names: Sequence[str], columns: Sequence[str] | None) -> StructType:
@@ -210,13 +179,8 @@ def _find_kind(layouts: Sequence[Layout], names: Sequence[str], columns: Sequenc
             try:
                 schemas[layout.head] = read_schema(layout)
             except (arrow.ArrowException, OSError) as error:
-                raise damage_error(name, error) from error
+                raise damage_error(name, "Arrow", error) from error
             first.setdefault(schemas[layout.head].serialize().to_pybytes(), (schemas[layout.head], name))
     kinds = [kinds_of(schema, columns, name) for schema, name in first.values()]
     check_same_columns(kinds, [name for _, name in first.values()])
     return kinds[0]
-
-
-def damage_error(what: str, error: Exception) -> SampleError:
-    """The error for an object or record batch that breaks Arrow's format."""
-    return SampleError(f"{what} is no whole Arrow file or stream ({error}); write it again, or leave it out")

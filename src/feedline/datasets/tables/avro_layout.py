@@ -12,8 +12,9 @@ import numpy as np
 from feedline.core import optional
 from feedline.datasets.file_objects import Stream, parts
 from feedline.datasets.indexes import Columns, IndexRecipe
+from feedline.datasets.signatures import begin_of, check_format, damage_error
 from feedline.datasets.tables.types import pyarrow
-from feedline.errors import ArgumentError, MissingExtraError, SampleError
+from feedline.errors import ArgumentError, MissingExtraError
 from feedline.stores.files import Blob
 
 # https://avro.apache.org/docs/1.12.0/specification/
@@ -133,6 +134,7 @@ def scan_blocks(blob: Blob) -> Columns:
     try:
         return _scan(_Bytes(blob))
     except ValueError as error:
+        check_format(blob.name, "Avro", begin_of(blob))
         raise _damage(blob.name, error) from error
 
 
@@ -181,9 +183,7 @@ BLOCKS = IndexRecipe(lambda name: f".{name}.avro-index", scan_blocks, _matches)
 def _damage(name: str, error: Exception) -> Exception:
     if "need to install" in str(error):  # fastavro names the package of a codec
         return MissingExtraError(f"{name} cannot be read: {error}")
-    return SampleError(
-        f"{name} cannot be read: it is damaged, truncated, or not Avro ({error}); re-create it or leave it out"
-    )
+    return damage_error(name, "Avro", error)
 
 
 def arrow_schema(schema: Any, name: str) -> Any:

@@ -1,7 +1,7 @@
 """Base of table datasets: rows of chunks as samples and batches.
 
-A chunk is a record batch or a row group as plain arrays. `ChunkRows` reads rows of chunks at hand, `ChunkCache` decodes
-chunks on demand and caches them, and `TableDataset` maps the indices of samples to rows of chunks.
+A chunk is a record batch or a row group as plain arrays. `ChunkRows` reads rows of chunks at hand, and `TableDataset`
+maps the indices of samples to rows of chunks.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline import collate
-from feedline.core.caches import LoadingCache, PerProcess
-from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, Traits, check_reads_batches
+from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, Ranges, Traits, check_reads_batches, digest_of
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk
@@ -52,11 +49,11 @@ class ChunkRows:
         except CellError as error:
             raise self._sample_error(error, which, rows) from error
 
-    def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> dict[str, Any]:
-        """The samples default-collated, with tensors in memory from `empty`."""
+    def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> dict[str, Any]:
+        """The samples default-collated, with tensors in memory from `allocate`."""
         try:
             with note_shape_mismatch(partial(self.samples, which, rows), partial(self._describe, which, rows)):
-                return self._columns.batch(which, rows, empty)
+                return self._columns.batch(which, rows, allocate)
         except CellError as error:
             raise self._sample_error(error, which, rows) from error
 
@@ -107,16 +104,34 @@ def _shape(value: Any) -> Any:
 class Rows(Protocol):
     """Rows of chunks, wherever these are."""
 
+    @property
+    def is_local(self) -> bool:
+        """True if nothing is read from stores."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The file names in order; none for a table in memory."""
+        ...
+
     def samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
         """A dict for each row, given its chunk in `which`."""
         ...
 
-    def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
-        """The samples default-collated, with tensors in memory from `empty`."""
+    def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> Any:
+        """The samples default-collated, with tensors in memory from `allocate`."""
+        ...
+
+    def place(self, chunk: int, row: int) -> tuple[str, int]:
+        """The file of a row, and its number there."""
         ...
 
     def locate(self, chunk: int, row: int) -> str:
         """Describe a row for error messages."""
+        ...
+
+    def ranges(self, chunks: Int64s) -> Ranges:
+        """The ranges of objects that decoding these chunks reads through caches."""
         ...
 
 
@@ -171,6 +186,28 @@ class TableDataset(torch.utils.data.Dataset[Any]):
         locate = partial(self._locate, which, rows)
         return self._cells.batch(batch, request.keys, len(rows), request.allocate, locate)
 
+    def ranges(self, indices: Int64s) -> Ranges:
+        """The ranges to fetch into caches before these samples are read."""
+        if self._rows.is_local:
+            return []
+        which, _ = self._places(within(indices, len(self), type(self).__name__))
+        return self._rows.ranges(which)
+
+    def address(self, index: int) -> tuple[str, str]:
+        """The file of sample `index`, and its row there: `"row 7"`."""
+        which, rows = self._places(np.array([one_within(index, len(self), type(self).__name__)]))
+        file, row = self._rows.place(int(which[0]), int(rows[0]))
+        return file, f"row {row}"
+
+    @property
+    def listing_fingerprint(self) -> str | None:
+        """A digest of file names in order and chunk sizes.
+
+        None for a table in memory. A loader's state is refused for a dataset with another one.
+        """
+        names = self._rows.names
+        return digest_of(names, self.shard_sizes) if names else None
+
     def _places(self, inside: Int64s) -> tuple[Int64s, Int64s]:
         """The chunk of each index, and the row there."""
         which = np.searchsorted(self._bounds, inside, side="right") - 1
@@ -178,103 +215,3 @@ class TableDataset(torch.utils.data.Dataset[Any]):
 
     def _locate(self, which: Int64s, rows: Int64s, at: int) -> str:
         return self._rows.locate(int(which[at]), int(rows[at]))
-
-
-CACHE_NBYTES = 1 << 29
-
-
-class Chunks(Protocol):
-    """Source of chunks by number."""
-
-    kind: StructType
-
-    def decoded(self, number: int) -> StructChunk:
-        """Decode one chunk."""
-        ...
-
-    def each(
-        self, work: Callable[[int], StructChunk], numbers: Sequence[int], limit_nbytes: int
-    ) -> Iterator[StructChunk]:
-        """Map `work` over chunk numbers, in order.
-
-        May run several at once whose decoded chunks fit into `limit_nbytes` together.
-        """
-        ...
-
-    def locate(self, number: int, row: int) -> str:
-        """Describe a row for error messages."""
-        ...
-
-
-class ChunkCache:
-    """Rows of chunks that are decoded on demand and cached within `cache_nbytes`.
-
-    A batch that touches more than that is read in several runs, so that memory stays bounded.
-    """
-
-    def __init__(self, chunks: Chunks, nulls: Nulls, cache_nbytes: int) -> None:
-        self._chunks, self._nulls, self._cache_nbytes = chunks, nulls, cache_nbytes
-        self._cache: PerProcess[LoadingCache[int, StructChunk]] = PerProcess(partial(LoadingCache, cache_nbytes))
-
-    @property
-    def decoded(self) -> LoadingCache[int, StructChunk]:
-        """The decoded chunks of this process, by number."""
-        return self._cache()
-
-    def samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
-        """A dict for each row, given its chunk in `which`."""
-        samples: list[Any] = [None] * len(rows)
-        for places, chunk_rows, local in self._runs(which):
-            run = chunk_rows.samples(local, rows[places])
-            for place, sample in zip(places.tolist(), run, strict=True):
-                samples[place] = sample
-        return samples
-
-    def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
-        """The samples default-collated, with tensors in memory from `empty`."""
-        samples: list[Any] = [None] * len(rows)
-        for places, chunk_rows, local in self._runs(which):
-            if len(places) == len(rows):
-                return chunk_rows.batch(local, rows, empty)
-            run = chunk_rows.samples(local, rows[places])
-            for place, sample in zip(places.tolist(), run, strict=True):
-                samples[place] = sample
-
-        def locate(at: int) -> str:
-            return self._chunks.locate(int(which[at]), int(rows[at]))
-
-        with note_shape_mismatch(lambda: samples, locate):
-            return collate.default(samples, allocate=empty)
-
-    def locate(self, chunk: int, row: int) -> str:
-        """Describe a row for error messages."""
-        return self._chunks.locate(chunk, row)
-
-    def _runs(self, which: Int64s) -> Iterator[tuple[Int64s, ChunkRows, Int64s]]:
-        """Split a read into runs whose chunks fit into memory.
-
-        Each run is the positions of its rows within `which`, their `ChunkRows`, and the chunk of each row in these.
-        """
-        decoded, touched = self.decoded, np.unique(which).tolist()
-        cached, missing = [n for n in touched if n in decoded], [n for n in touched if n not in decoded]
-        # Cached chunks first: decoding the missing ones may evict them, and they would be decoded twice.
-        chunks = chain(map(self._chunk, cached), self._chunks.each(self._chunk, missing, self._cache_nbytes))
-        run: dict[int, StructChunk] = {}
-        for count, (number, chunk) in enumerate(zip([*cached, *missing], chunks, strict=True), start=1):
-            run[number] = chunk
-            if count == len(touched) or sum(each.nbytes for each in run.values()) >= self._cache_nbytes:
-                yield self._run(which, run)
-                run = {}
-
-    def _chunk(self, number: int) -> StructChunk:
-        return self.decoded.get(number, partial(self._chunks.decoded, number))
-
-    def _run(self, which: Int64s, chunks: dict[int, StructChunk]) -> tuple[Int64s, ChunkRows, Int64s]:
-        numbers = np.array(sorted(chunks), np.int64)
-        places = np.flatnonzero(np.isin(which, numbers))
-        locate = partial(self._locate, numbers.tolist())
-        rows = ChunkRows(self._chunks.kind, [chunks[number] for number in numbers.tolist()], self._nulls, locate)
-        return places, rows, np.searchsorted(numbers, which[places])
-
-    def _locate(self, numbers: Sequence[int], chunk: int, row: int) -> str:
-        return self._chunks.locate(numbers[chunk], row)

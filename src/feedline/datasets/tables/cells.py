@@ -90,12 +90,12 @@ class Cells:
             stored[name] = step(stored[name], row)
         return self._step(stored, row)
 
-    def batch(self, stored: dict[str, Any], keys: Keys | None, rows: int, empty: Allocator, locate: Locate) -> Any:
+    def batch(self, stored: dict[str, Any], keys: Keys | None, rows: int, allocate: Allocator, locate: Locate) -> Any:
         """Decode the columns of a collated batch."""
         keys_by_name = _keys_of(keys, rows, [name for name, each in self._cells.items() if each.decoding.draws])
         for name, cell in self._cells.items():
             where = partial(_describe_row, locate, name)
-            stored[name] = cell.decoding.batch(cell.source(stored[name]), keys_by_name.get(name), empty, where)
+            stored[name] = cell.decoding.batch(cell.source(stored[name]), keys_by_name.get(name), allocate, where)
         return stored
 
 

@@ -53,17 +53,17 @@ class NumberColumn:
         self.missing = _missing([chunk.missing for chunk in chunks], [len(chunk.items.array) for chunk in chunks])
         self._nulls, self._fill = nulls, None if self.missing is None else nulls.fill(kind)
 
-    def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> torch.Tensor:
-        """The rows as one tensor, in memory from `empty`."""
-        return self._rows(which, rows, self.kind.shape, empty)
+    def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> torch.Tensor:
+        """The rows as one tensor, in memory from `allocate`."""
+        return self._rows(which, rows, self.kind.shape, allocate)
 
     def samples(self, which: Int64s, rows: Int64s) -> list[Any]:
         """Each row as a tensor. All are views of one new tensor."""
         return list(self.batch(which, rows, allocate_tensor).unbind())
 
-    def windows(self, which: Int64s, rows: Int64s, length: int, empty: Allocator) -> torch.Tensor:
+    def windows(self, which: Int64s, rows: Int64s, length: int, allocate: Allocator) -> torch.Tensor:
         """`length` consecutive rows from each of `rows` on, as one tensor."""
-        return self._rows(which, rows, (length, *self.kind.shape), empty)
+        return self._rows(which, rows, (length, *self.kind.shape), allocate)
 
     def runs(self, which: Int64s, starts: Int64s, stops: Int64s) -> list[torch.Tensor]:
         """One tensor for each range of rows `[start, stop)`."""
@@ -75,16 +75,16 @@ class NumberColumn:
         parts = torch.split(flat, sizes)
         return [part.view(-1, *self.kind.shape) for part in parts] if self.kind.shape else list(parts)
 
-    def _rows(self, which: Int64s, rows: Int64s, shape: tuple[int, ...], empty: Allocator) -> torch.Tensor:
+    def _rows(self, which: Int64s, rows: Int64s, shape: tuple[int, ...], allocate: Allocator) -> torch.Tensor:
         places = rows * self.width
         if self.missing is None:
-            return self.span.windows(which, places, shape, empty)
+            return self.span.windows(which, places, shape, allocate)
         mask = self.missing.windows(which, places, shape, allocate_tensor).numpy()
         has_nulls = mask.any()
         if has_nulls and self._fill is None:
             at = int(mask.reshape(len(mask), -1).any(axis=1).argmax())
             raise CellError(self.name, at, self._nulls.problem(self.name, self.kind))
-        out = self.span.windows(which, places, shape, empty)
+        out = self.span.windows(which, places, shape, allocate)
         if has_nulls:
             numpy_view(out)[mask] = self._fill
         return out
@@ -179,13 +179,13 @@ class ListColumn(RaggedColumn):
         cuts = pairwise([0, *accumulate(lengths.tolist())])
         return [_stack(values[a:b]) for a, b in cuts]
 
-    def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
+    def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> Any:
         """The samples default-collated: one tensor for lists of numbers of equal length."""
         starts, stops, _ = self.bounds(which, rows)
         length = int(stops[0] - starts[0]) if len(rows) else 0
         if isinstance(self._child, NumberColumn) and ((stops - starts) == length).all():
-            return self._child.windows(which, starts, length, empty)
-        return collate.default(self.samples(which, rows), allocate=empty)
+            return self._child.windows(which, starts, length, allocate)
+        return collate.default(self.samples(which, rows), allocate=allocate)
 
 
 class StructColumn:
@@ -207,8 +207,8 @@ class StructColumn:
         names, columns = tuple(self.fields), [field.samples(which, rows) for field in self.fields.values()]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
-    def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> dict[str, Any]:
-        return {name: field.batch(which, rows, empty) for name, field in self.fields.items()}
+    def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> dict[str, Any]:
+        return {name: field.batch(which, rows, allocate) for name, field in self.fields.items()}
 
 
 class RedirectedColumn:
@@ -220,8 +220,8 @@ class RedirectedColumn:
     def samples(self, which: Int64s, rows: Int64s) -> list[Any]:
         return self._column.samples(*self._redirection(which, rows))
 
-    def batch(self, which: Int64s, rows: Int64s, empty: Allocator) -> Any:
-        return self._column.batch(*self._redirection(which, rows), empty)
+    def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> Any:
+        return self._column.batch(*self._redirection(which, rows), allocate)
 
 
 Column = NumberColumn | TextColumn | ListColumn | StructColumn | RedirectedColumn

@@ -69,18 +69,7 @@ def read_snapshot(folder: TableFolder) -> Snapshot:
 
     ArgumentError for features that change the rows of a file; SampleError for a damaged log.
     """
-    files: dict[tuple[str, str | None], Action] = {}
-    metadata: Action | None = None
-    for actions in _versions(folder):
-        for action in actions:
-            if remove := action.get("remove"):
-                files.pop(_key(remove), None)
-        for action in actions:
-            if add := action.get("add"):
-                files[_key(add)] = add
-            if protocol := action.get("protocol"):
-                _check_features(folder, protocol)
-            metadata = action.get("metaData") or metadata
+    files, metadata = _replayed(folder)
     if metadata is None:
         raise SampleError(f"the log of the Delta table {folder} is damaged: no version has a schema; repair the table")
     _check_mapping(folder, metadata)
@@ -93,6 +82,24 @@ def read_snapshot(folder: TableFolder) -> Snapshot:
     values = {path: dict(add.get("partitionValues") or {}) for (path, _), add in files.items()}
     by_path = {_path(folder, path): {name: each.get(name) or None for name in types} for path, each in values.items()}
     return Snapshot(by_path, types, TableColumns([field["name"] for field in fields], {}))
+
+
+def _replayed(folder: TableFolder) -> tuple[dict[tuple[str, str | None], Action], Action | None]:
+    """The files that all versions together leave, and the latest metadata."""
+    files: dict[tuple[str, str | None], Action] = {}
+    metadata: Action | None = None
+    for actions in _versions(folder):
+        # A commit is a set of actions: one that rewrites a file under its own name may list the removal last.
+        for action in actions:
+            if remove := action.get("remove"):
+                files.pop(_key(remove), None)
+        for action in actions:
+            if add := action.get("add"):
+                files[_key(add)] = add
+            if protocol := action.get("protocol"):
+                _check_features(folder, protocol)
+            metadata = action.get("metaData") or metadata
+    return files, metadata
 
 
 def _versions(folder: TableFolder) -> Iterator[list[Action]]:

@@ -132,6 +132,8 @@ class Filters:
     """
 
     def __init__(self, filters: Sequence[Any]) -> None:
+        self.given = filters
+        """As the user wrote them, for messages."""
         self._alternatives = _alternatives(filters)
         self.names = sorted({name for all_of in self._alternatives for name, _, _ in all_of})
 

@@ -49,16 +49,16 @@ class StoredRows:
         dtypes = list(targets.items())
         return [{n: each[n] if d is None else each[n].to(d) for n, d in dtypes} for each in self.samples(indices)]
 
-    def batch(self, indices: Int64s, targets: Targets, empty: Allocator) -> dict[str, Any]:
-        """The collated batch in the target dtypes, allocated by `empty`."""
+    def batch(self, indices: Int64s, targets: Targets, allocate: Allocator) -> dict[str, Any]:
+        """The collated batch in the target dtypes, in memory from `allocate`."""
         # A tensor of a target dtype is not cast again, so it can be allocated in its final place.
         final = set(targets.values())
 
-        def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-            return (empty if dtype in final else allocate_tensor)(shape, dtype)
+        def allocate_final(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            return (allocate if dtype in final else allocate_tensor)(shape, dtype)
 
-        batch = self._rows.batch(*_places(self._stored(indices), self._bounds), allocate)
-        return {name: _cast(batch[name], dtype, empty) for name, dtype in targets.items()}
+        batch = self._rows.batch(*_places(self._stored(indices), self._bounds), allocate_final)
+        return {name: _cast(batch[name], dtype, allocate) for name, dtype in targets.items()}
 
     def _stored(self, indices: Int64s) -> Int64s:
         """Table rows of samples, by the selection of the dataset."""
@@ -82,10 +82,10 @@ def _places(rows: Int64s, bounds: Int64s) -> tuple[Int64s, Int64s]:
     return which, rows - bounds[which]
 
 
-def _cast(values: Any, dtype: torch.dtype | None, empty: Allocator) -> Any:
+def _cast(values: Any, dtype: torch.dtype | None, allocate: Allocator) -> Any:
     if dtype is None or values.dtype == dtype:
         return values
-    return empty(tuple(values.shape), dtype).copy_(values)
+    return allocate(tuple(values.shape), dtype).copy_(values)
 
 
 class _Rule(NamedTuple):
@@ -194,9 +194,9 @@ class HuggingFaceImages:
             for source, row, at in zip(sources, rows, inside.tolist(), strict=True)
         ]
 
-    def batch(self, inside: Int64s, keys: Keys | None, empty: Allocator) -> torch.Tensor:
-        """The transformed images as one tensor, in memory from `empty`."""
-        return self.decoding.batch(self._sources(inside), keys, empty, lambda row: self._describe(int(inside[row])))
+    def batch(self, inside: Int64s, keys: Keys | None, allocate: Allocator) -> torch.Tensor:
+        """The transformed images as one tensor, in memory from `allocate`."""
+        return self.decoding.batch(self._sources(inside), keys, allocate, lambda row: self._describe(int(inside[row])))
 
     def _sources(self, inside: Int64s) -> list[Any]:
         stored = self._opened.samples(inside)
@@ -292,13 +292,13 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
             columns[name] = images.batch(inside, keys.get(name), request.allocate)
         return {name: columns[name] for name in self._names}
 
-    def _rest_of_batch(self, inside: Int64s, empty: Allocator) -> dict[str, Any]:
+    def _rest_of_batch(self, inside: Int64s, allocate: Allocator) -> dict[str, Any]:
         if not self._targets:
             return {}
         try:
-            return self._direct.batch(inside, self._targets, empty)
+            return self._direct.batch(inside, self._targets, allocate)
         except SampleError:  # a null: its value is up to `datasets`
-            batch: dict[str, Any] = collate.default(self._rest.__getitems__(inside.tolist()), allocate=empty)
+            batch: dict[str, Any] = collate.default(self._rest.__getitems__(inside.tolist()), allocate=allocate)
             return batch
 
     def _read(self, inside: Int64s, rows: Sequence[int | None]) -> list[Any]:

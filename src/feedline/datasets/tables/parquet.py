@@ -9,21 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.core.caches import LoadingCache
-from feedline.core.dataset import digest_of
-from feedline.core.tensors import within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Decode
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import place_of
 from feedline.datasets.paths import Paths, columns_of, paths_of
-from feedline.datasets.tables.base import CACHE_NBYTES, ChunkCache, TableDataset
-from feedline.datasets.tables.cells import Cells
-from feedline.datasets.tables.chunks import StructChunk
 from feedline.datasets.tables.data_files import data_files, folder_values
+from feedline.datasets.tables.decoded import CACHE_NBYTES, DecodedTable
 from feedline.datasets.tables.filters import Filters, Partitions
-from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.parquet_files import (
     WHAT,
     Decryption,
@@ -37,15 +31,13 @@ from feedline.datasets.tables.parquet_files import (
 from feedline.datasets.tables.row_groups import RowGroups
 from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.snapshots import TableColumns
-from feedline.datasets.tables.types import (
-    pyarrow,
-)
+from feedline.datasets.tables.types import pyarrow
 from feedline.errors import ArgumentError
-from feedline.stores import Cache, CachedStore, ObjectRange
+from feedline.stores import Cache
 from feedline.stores.urls import absolute
 
 
-class Parquet(TableDataset):
+class Parquet(DecodedTable[RowGroups]):
     """Rows of Parquet files as dicts by column.
 
     `paths` is a path or URL, a folder of `.parquet` files, a glob or brace pattern, or a list of these. With
@@ -94,53 +86,34 @@ class Parquet(TableDataset):
     ) -> None:
         pyarrow(WHAT)
         check_single_reader(filesystem, cache=cache, options=options)
-        path_list, columns = paths_of(paths), columns_of(columns)
-        texts = [os.fspath(path) for path in path_list]
+        given, columns = paths_of(paths), columns_of(columns)
+        texts = [os.fspath(path) for path in given]
         files: Files
         table: TableColumns | None = None
         if filesystem is None:
-            data = data_files(path_list, FORMATS["parquet"].pattern, cache=cache, options=options)
+            data = data_files(given, FORMATS["parquet"].pattern, cache=cache, options=options)
             files, table = StoredFiles(data.files, decryption), data.table
             partitions = Partitions(data.files.names, data.partitions, data.types)
         else:
-            files = FilesystemFiles(filesystem, path_list, decryption)
+            files = FilesystemFiles(filesystem, given, decryption)
             partitions = Partitions(files.names, folder_values(files.names, texts))
-        row_filters = None if filters is None else Filters(filters)
-        footers = _footers(files, texts, index_dir)
-        self._groups = RowGroups(files, footers, partitions, columns, row_filters, table)
-        cells = Cells(self._groups.kind, transform, decode)
-        self._groups.kind = cells.kind
-        null_policy = Nulls(nulls)
-        null_policy.check(cells.kind)
-        self._names = files.names
-        self._chunks = ChunkCache(self._groups, null_policy, cache_nbytes)
+        self._filters = None if filters is None else Filters(filters)
         self._matching: NDArray[np.int32] | None = None
-        sizes = self._groups.sizes
-        if row_filters is not None:
-            matching = self._groups.rows_where(row_filters)
-            if sizes.any() and not any(map(len, matching)):
-                raise ArgumentError(
-                    f"filters={filters!r} match none of the {sizes.sum()} rows of {files.names[0]}"
-                    f"{f' and {len(files.names) - 1} more' * (len(files.names) > 1)}: check their values"
-                )
-            sizes = np.array([len(rows) for rows in matching], np.int64)
-            self._matching = np.concatenate([np.empty(0, np.int32), *matching])
-        super().__init__(self._chunks, sizes, cells)
+        groups = RowGroups(files, _footers(files, texts, index_dir), partitions, columns, self._filters, table)
+        super().__init__(groups, nulls=nulls, transform=transform, decode=decode, cache_nbytes=cache_nbytes)
 
-    @property
-    def decoded(self) -> LoadingCache[int, StructChunk]:
-        """The decoded row groups of this process, by number."""
-        return self._chunks.decoded
-
-    @property
-    def listing_fingerprint(self) -> str:
-        """A digest of file names in order and row group sizes."""
-        return digest_of(self._names, self.shard_sizes)
-
-    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """The ranges to fetch into caches before these samples are read."""
-        which, _ = self._places(within(indices, len(self), type(self).__name__))
-        return self._groups.ranges(np.unique(which).tolist())
+    def _shard_sizes(self) -> Int64s:
+        """The number of rows of each row group that match the filters."""
+        if self._filters is None:
+            return super()._shard_sizes()
+        matching, rows, names = self.chunks.rows_where(self._filters), int(self.chunks.sizes.sum()), self.chunks.names
+        if rows and not any(map(len, matching)):
+            raise ArgumentError(
+                f"filters={self._filters.given!r} match none of the {rows} rows of {names[0]}"
+                f"{f' and {len(names) - 1} more' * (len(names) > 1)}: check their values"
+            )
+        self._matching = np.concatenate([np.empty(0, np.int32), *matching])
+        return np.array([len(rows) for rows in matching], np.int64)
 
     def _places(self, inside: Int64s) -> tuple[Int64s, Int64s]:
         which, rows = super()._places(inside)

@@ -6,7 +6,6 @@ caches them on this machine.
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,15 +16,18 @@ import numpy as np
 
 from feedline.core import optional
 from feedline.core.caches import LRUCache, PerProcess
-from feedline.core.threads import DaemonPool
+from feedline.core.dataset import Ranges
+from feedline.core.threads import IO_THREADS
 from feedline.datasets.file_objects import SparseFile
 from feedline.datasets.indexes import MetadataCache, key_of
 from feedline.datasets.paths import Paths, listed
+from feedline.datasets.signatures import BEGIN_NBYTES, check_format, damage_error
+from feedline.datasets.tables.decoded import open_file
 from feedline.datasets.tables.types import pyarrow, strip_metadata
 from feedline.errors import ArgumentError, SampleError
-from feedline.stores import CachedStore, ObjectInfo, ObjectRange, StoreError
+from feedline.stores import ObjectInfo, StoreError
 from feedline.stores.base import Range
-from feedline.stores.files import Extent, FileSet, LocalFile, RemoteBlob
+from feedline.stores.files import Extent, FileSet, LocalFile
 from feedline.stores.globs import expand_braces
 
 WHAT = "datasets.Parquet"
@@ -48,6 +50,10 @@ class StoredFiles:
         self.names = blobs.names
         self.is_local = blobs.is_local
 
+    def name(self, number: int) -> str:
+        """The path or address of a file."""
+        return self.names[number]
+
     def nbytes(self, number: int) -> int:
         """Size of a file in bytes."""
         return self._blobs.info(number).size
@@ -59,12 +65,12 @@ class StoredFiles:
     def read(self, number: int, start: int, stop: int) -> memoryview:
         """Read bytes of a file."""
         # Bypasses the cache of objects: footers have a cache of their own.
-        return self._opened(number).read_uncached([(start, stop)])[0]
+        return open_file(self._blobs, number).read_uncached([(start, stop)])[0]
 
     @contextmanager
     def opened(self, number: int, metadata: Any, spans: Sequence[Range]) -> Iterator[Any]:
         """Open a ParquetFile; `spans` of an object are read at once."""
-        blob = self._opened(number)
+        blob = open_file(self._blobs, number)
         if isinstance(blob, LocalFile):
             source = pyarrow(WHAT).BufferReader(blob.data)
         else:
@@ -72,16 +78,9 @@ class StoredFiles:
         with parquet_file(self.names[number], source, metadata, self.decryption, pre_buffer=False) as file:
             yield file
 
-    def ranges(self, spans: Sequence[tuple[int, Range]]) -> list[tuple[CachedStore, ObjectRange]]:
-        """The object ranges that reading these spans needs from caches."""
-        return self._blobs.ranges([Extent(number, *span) for number, span in spans])
-
-    def _opened(self, number: int) -> LocalFile | RemoteBlob:
-        # Local files are opened for each use: the check for changes is made when they are mapped.
-        info = self._blobs.info(number)
-        if self.is_local or self.names[number] == info.path:
-            return LocalFile(info.path, info.size, info.version)
-        return self._blobs[number]
+    def ranges(self, extents: Sequence[Extent]) -> Ranges:
+        """The object ranges that reading these extents needs from caches."""
+        return self._blobs.ranges(extents)
 
 
 class FilesystemFiles:
@@ -103,6 +102,10 @@ class FilesystemFiles:
             raise FileNotFoundError("no files: the list of paths is empty")
         self.names = names
         self._infos = [_info(info) for info in infos]
+
+    def name(self, number: int) -> str:
+        """The path or address of a file."""
+        return self.names[number]
 
     def nbytes(self, number: int) -> int:
         """Size of a file in bytes."""
@@ -127,7 +130,7 @@ class FilesystemFiles:
         with source, parquet_file(path, source, metadata, self.decryption, pre_buffer=True) as file:
             yield file
 
-    def ranges(self, _: Sequence[tuple[int, Range]]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, _: Sequence[Extent]) -> Ranges:
         """Always empty: there is no cache."""
         return []
 
@@ -172,9 +175,7 @@ def naming(what: str) -> Iterator[None]:
             raise
         if "decrypt" in str(error).lower():
             raise _encrypted_error(what, error) from error
-        raise SampleError(
-            f"{what} cannot be read: it is damaged, truncated, or not Parquet ({error}); re-create it or leave it out"
-        ) from error
+        raise damage_error(what, "Parquet", error) from error
 
 
 def _encrypted_error(what: str, error: Exception | str) -> SampleError:
@@ -195,9 +196,6 @@ def check_single_reader(filesystem: Any, **store_arguments: Any) -> None:
 
 def _info(info: Any) -> ObjectInfo:
     return ObjectInfo(info.path, info.size or 0, f"{info.size}-{info.mtime_ns}")
-
-
-_log = logging.getLogger("feedline")
 
 
 _FIRST_READ_NBYTES = 64 << 10
@@ -251,15 +249,8 @@ class Footers:
         if self._files.is_local and len(numbers) < _CACHE_FROM:
             return [_split(self._build(number))[0] for number in numbers]
         keys = [self._key(number) for number in numbers]
-        entries = {number: entry for number in numbers if (entry := self._get(keys[number])) is not None}
-        missing = [number for number in numbers if number not in entries]
-        if missing:
-            _log.info(
-                "reading the footers of %d Parquet files, beginning with %s", len(missing), self._name(missing[0])
-            )
-            entries |= zip(missing, self._build_concurrently(missing), strict=True)
-            self._index.replace({keys[number]: entries[number] for number in numbers})
-        return [_split(entries[number])[0] for number in numbers]
+        entries = self._index.collect("Parquet footers", self._files.names, keys, self._build, IO_THREADS)
+        return [_split(memoryview(entry))[0] for entry in entries]
 
     def footer(self, number: int) -> memoryview:
         """The bytes of a file from the footer to its end."""
@@ -293,10 +284,6 @@ class Footers:
         entry = self._index.get(key)
         return None if entry is None else memoryview(entry)
 
-    def _build_concurrently(self, numbers: Sequence[int]) -> Iterator[memoryview]:
-        with DaemonPool() as pool:
-            yield from pool.map(self._build, numbers)
-
     def _build(self, number: int) -> memoryview:
         """Build the index entry of a file: its summary, then its footer."""
         footer = self._read(number)
@@ -319,10 +306,8 @@ class Footers:
         if bytes(end[-4:]) == _ENCRYPTED and self._files.decryption is None:
             raise _encrypted_error(name, "it is encrypted")
         if bytes(end[-4:]) not in (b"PAR1", _ENCRYPTED) or wanted > nbytes:
-            raise SampleError(
-                f"{name} cannot be read: it is damaged, truncated, or not Parquet (it has no footer at its end);"
-                " re-create it or leave it out"
-            )
+            check_format(name, "Parquet", bytes(self._files.read(number, 0, min(nbytes, BEGIN_NBYTES))))
+            raise damage_error(name, "Parquet", "it has no footer at its end")
         if wanted <= len(end):
             return end[-wanted:]
         return memoryview(bytes(self._files.read(number, nbytes - wanted, start)) + bytes(end))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from feedline.core.caches import LRUCache, PerProcess
-from feedline.core.threads import BoundedMap
 from feedline.datasets.file_objects import merge_ranges
 from feedline.datasets.tables.chunks import StructChunk, chunk_of_chunked
+from feedline.datasets.tables.decoded import FileChunks
 from feedline.datasets.tables.filters import Filters, Partitions
 from feedline.datasets.tables.parquet_files import (
     WHAT,
@@ -36,11 +36,9 @@ from feedline.datasets.tables.types import (
     pyarrow,
 )
 from feedline.errors import SampleError
-from feedline.stores import CachedStore, ObjectNotFoundError, ObjectRange, StoreError
+from feedline.stores import ObjectNotFoundError, StoreError
 from feedline.stores.base import Range
-
-T = TypeVar("T")
-
+from feedline.stores.files import Extent
 
 _PLANS = 4096
 """Row groups whose plans are cached."""
@@ -68,7 +66,7 @@ class _RowGroupPlan(NamedTuple):
     nbytes: int
 
 
-class RowGroups:
+class RowGroups(FileChunks[Files]):
     """The row groups of all files, in order.
 
     Holds no open files; pickles without the footers.
@@ -83,14 +81,11 @@ class RowGroups:
         filters: Filters | None,
         table: TableColumns | None,
     ) -> None:
-        self._files, self._footers, self._partitions = files, footers, partitions
+        self._footers, self._partitions = footers, partitions
         summaries = footers.summaries()
-        self.kind = _kind(summaries, files.names, partitions, columns, filters, table)
-        sizes = [np.frombuffer(summary.sizes, "<i8") for summary in summaries]
-        self.sizes: NDArray[np.int64] = np.concatenate(sizes).astype(np.int64)
-        self._first = np.cumsum([0, *map(len, sizes)])
+        kind = _kind(summaries, files.names, partitions, columns, filters, table)
+        super().__init__(files, kind, [np.frombuffer(summary.sizes, "<i8") for summary in summaries])
         self._plans: PerProcess[LRUCache[int, _RowGroupPlan]] = PerProcess(partial(LRUCache, _PLANS))
-        self._bounded_map = BoundedMap()
         self._warn_of_large([summary.largest_nbytes for summary in summaries])
 
     def decoded(self, group: int) -> StructChunk:
@@ -98,15 +93,6 @@ class RowGroups:
         columns = self._columns(group, [name for name, _ in self.kind.fields])
         with naming(self._describe(group)):
             return StructChunk(tuple(chunk_of_chunked(kind, columns[name]) for name, kind in self.kind.fields))
-
-    def each(self, work: Callable[[int], T], groups: Sequence[int], limit_nbytes: int) -> Iterator[T]:
-        """Map `work` over row groups, in order.
-
-        Those of remote files run ahead in threads, within `limit_nbytes` of decoded data.
-        """
-        if self._files.is_local:
-            return map(work, groups)
-        return self._bounded_map.map(work, groups, lambda group: self._plan(group).nbytes, limit_nbytes)
 
     def rows_where(self, filters: Filters) -> list[NDArray[np.int32]]:
         """The matching rows of each row group.
@@ -116,7 +102,7 @@ class RowGroups:
         matching = [np.empty(0, np.int32)] * len(self.sizes)
         candidates = []
         for file in np.flatnonzero(filters.files(self._partitions, len(self._files.names))).tolist():
-            groups = range(int(self._first[file]), int(self._first[file + 1]))
+            groups = range(*self._first[file : file + 2])
             if set(filters.names) <= set(self._partitions.names):
                 for group in groups:
                     matching[group] = np.arange(self.sizes[group], dtype=np.int32)
@@ -127,23 +113,16 @@ class RowGroups:
             matching[group] = each
         return matching
 
-    def ranges(self, groups: Sequence[int]) -> list[tuple[CachedStore, ObjectRange]]:
-        """The ranges that decoding these row groups reads through caches."""
-        if self._files.is_local:
-            return []
-        return self._files.ranges(
-            [(self._place(group)[0], span) for group in groups for span in self._plan(group).spans]
-        )
+    def extents(self, group: int) -> list[Extent]:
+        """The column chunks of the chosen columns of a row group."""
+        file, _ = self.in_file(group)
+        return [Extent(file, *span) for span in self._plan(group).spans]
+
+    def nbytes(self, group: int) -> int:
+        return self._plan(group).nbytes
 
     def locate(self, group: int, row: int) -> str:
-        """Describe a row by its file and its number there."""
-        file, number = self._place(group)
-        before = int(self.sizes[group - number : group].sum())
-        return f"{self._files.names[file]}, row {before + row} (row group {number})"
-
-    def _place(self, group: int) -> tuple[int, int]:
-        file = int(np.searchsorted(self._first, group, side="right")) - 1
-        return file, group - int(self._first[file])
+        return f"{super().locate(group, row)} (row group {self.in_file(group)[1]})"
 
     def _possible(self, file: int, filters: Filters) -> list[int]:
         if self._files.decryption is not None:  # pyarrow's filters of row groups take no keys
@@ -154,11 +133,11 @@ class RowGroups:
 
     def _rows_where(self, filters: Filters, group: int) -> NDArray[np.int32]:
         table = pyarrow(WHAT).table(self._columns(group, filters.names))
-        return filters.rows(self._files.names[self._place(group)[0]], table)
+        return filters.rows(self._files.names[self.in_file(group)[0]], table)
 
     def _columns(self, group: int, names: Sequence[str]) -> dict[str, Any]:
         """Columns of a row group by name, as Arrow's chunked arrays."""
-        file, _ = self._place(group)
+        file, _ = self.in_file(group)
         partitioned = set(self._partitions.names)
         stored = [name for name in names if name not in partitioned]
         table = self._table(group, stored) if stored else None
@@ -170,7 +149,7 @@ class RowGroups:
         return {name: found[name] if name in found else arrow.chunked_array([arrow.nulls(rows)]) for name in names}
 
     def _table(self, group: int, names: Sequence[str]) -> Any:
-        file, number = self._place(group)
+        file, number = self.in_file(group)
         spans = [] if self._files.is_local else self._make_plan(group, names).spans
         try:
             with self._files.opened(file, self._footers.metadata(file), spans) as opened, naming(self._describe(group)):
@@ -184,7 +163,7 @@ class RowGroups:
             ) from error
 
     def _describe(self, group: int) -> str:
-        file, number = self._place(group)
+        file, number = self.in_file(group)
         return f"row group {number} of {self._files.names[file]}"
 
     def _warn_of_large(self, largest: Sequence[int]) -> None:
@@ -195,7 +174,7 @@ class RowGroups:
             group
             for file, nbytes in enumerate(largest)
             if nbytes > limit
-            for group in range(int(self._first[file]), int(self._first[file + 1]))
+            for group in range(*self._first[file : file + 2])
             if self._plan(group).nbytes > limit
         )
         group = next(groups, None)
@@ -216,7 +195,7 @@ class RowGroups:
         return plans.put(group, self._make_plan(group, names)) if plan is None else plan
 
     def _make_plan(self, group: int, names: Sequence[str]) -> _RowGroupPlan:
-        file, number = self._place(group)
+        file, number = self.in_file(group)
         metadata = self._footers.metadata(file)
         schema, row_group, wanted = metadata.schema, metadata.row_group(number), set(names)
         # Only chosen columns are looked at: others may be encrypted.

@@ -60,11 +60,11 @@ class ScatteredItems:
         """The items at `places` of the chunks `which`. Places are not checked."""
         return kernels.gather_rows(self.view, self.starts[which] + places)
 
-    def windows(self, which: Int64s, places: Int64s, shape: tuple[int, ...], empty: Allocator) -> torch.Tensor:
-        """One row of `shape` per place, starting there, in memory from `empty`."""
+    def windows(self, which: Int64s, places: Int64s, shape: tuple[int, ...], allocate: Allocator) -> torch.Tensor:
+        """One row of `shape` per place, starting there, in memory from `allocate`."""
         dtype = torch_dtype(self.dtype)
         assert dtype is not None
-        out = empty((len(places), *shape), dtype)
+        out = allocate((len(places), *shape), dtype)
         width = prod(shape)
         if not out.numel():
             return out

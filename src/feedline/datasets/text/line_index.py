@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from feedline.datasets.file_objects import parts
 from feedline.datasets.indexes import Columns
+from feedline.datasets.signatures import recognize
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores.files import Blob
 
@@ -29,17 +30,15 @@ _SAVE = "save its sheets as 'CSV UTF-8' in a spreadsheet program, or as Parquet 
 _RENAME = "give it the extension {}, and it is decompressed once"
 
 
-_OTHERS = (
-    (b"PK\x03\x04", "an Excel workbook or another zip archive", f"{_SAVE}, or unpack the archive"),
-    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Excel workbook", _SAVE),
-    (b"\x1f\x8b", "compressed by gzip", _RENAME.format(".gz")),
-    (b"BZh", "compressed by bzip2", _RENAME.format(".bz2")),
-    (b"\xfd7zXZ\0", "compressed by xz", _RENAME.format(".xz")),
-    (b"\x28\xb5\x2f\xfd", "compressed by zstd", _RENAME.format(".zst")),
-    (b"PAR1", "a Parquet file", "read it with Parquet"),
-    (b"ARROW1", "an Arrow file", "read it with Arrow"),
-)
-"""First bytes of other formats, with their names and remedies."""
+_REMEDIES = {
+    b"PK\x03\x04": f"{_SAVE}, or unpack the archive",
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": _SAVE,
+    b"\x1f\x8b": _RENAME.format(".gz"),
+    b"BZh": _RENAME.format(".bz2"),
+    b"\xfd7zXZ\0": _RENAME.format(".xz"),
+    b"\x28\xb5\x2f\xfd": _RENAME.format(".zst"),
+}
+"""Remedies for text, by the first bytes of other formats."""
 
 
 _ASCII = bytes(range(128))
@@ -149,9 +148,9 @@ def line_pieces(blob: Blob, held_nbytes: int) -> Iterator[LinePiece]:
 
 def _check_is_text(name: str, begin: bytes) -> None:
     """Raise SampleError for files of other formats, by their first bytes."""
-    for magic, what, remedy in _OTHERS:
-        if begin.startswith(magic):
-            raise SampleError(f"{name} is {what}, not text; {remedy}")
+    found = recognize(begin)
+    if found is not None and not found.may_be_text:
+        raise SampleError(f"{name} is {found.what}, not text; {_REMEDIES.get(found.magic, found.remedy)}")
 
 
 def line_bounds(blob: Blob) -> Columns:

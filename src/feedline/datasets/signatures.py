@@ -1,0 +1,97 @@
+"""Formats by the first bytes of files, for errors about other formats."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from feedline.errors import SampleError
+from feedline.stores.files import Blob
+
+BEGIN_NBYTES = 64
+"""Bytes at the start of a file that are compared."""
+
+
+class Signature(NamedTuple):
+    """First bytes of a format, its name in messages, and a remedy."""
+
+    magic: bytes
+    what: str
+    remedy: str
+    may_be_text: bool = False
+    """True if plain text may begin so."""
+    dataset: str = ""
+    """The dataset that reads it, if there is one."""
+
+
+_SAVE = "save its sheets as Parquet, such as with pandas.read_excel(...).to_parquet(...)"
+
+
+_FEATHER = "rewrite it with pyarrow.feather: write_feather(read_table(path), path)"
+
+
+_PAGE = "check the address that it was downloaded from"
+
+
+SIGNATURES = (
+    Signature(b"PAR1", "a Parquet file", "read it with Parquet", dataset="Parquet"),
+    Signature(b"ARROW1", "an Arrow file", "read it with Arrow", dataset="Arrow"),
+    Signature(b"FEA1", "a file of Feather version 1", _FEATHER, True),
+    Signature(b"ORC", "an ORC file", "read it with ORC", True, dataset="ORC"),
+    Signature(b"Obj\x01", "an Avro file", "read it with Avro", dataset="Avro"),
+    Signature(b"\x89HDF\r\n\x1a\n", "an HDF5 file", "read it with HDF5", dataset="HDF5"),
+    Signature(b"\x93NUMPY", "an array of NumPy", "read it with ArrayFile", dataset="ArrayFile"),
+    Signature(b"SQLite format 3\0", "a database of SQLite", "read it with SQLManifest", dataset="SQLManifest"),
+    Signature(b"PK\x03\x04", "an Excel workbook or another zip archive", f"{_SAVE}, or unpack the archive"),
+    Signature(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Excel workbook", _SAVE),
+    Signature(b"\x1f\x8b", "compressed by gzip", "decompress it"),
+    Signature(b"BZh", "compressed by bzip2", "decompress it"),
+    Signature(b"\xfd7zXZ\0", "compressed by xz", "decompress it"),
+    Signature(b"\x28\xb5\x2f\xfd", "compressed by zstd", "decompress it"),
+    Signature(b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself with: git lfs pull", True),
+    Signature(b"<!DOCTYPE html", "a web page", _PAGE, True),
+    Signature(b"<!doctype html", "a web page", _PAGE, True),
+    Signature(b"<html", "a web page", _PAGE, True),
+    Signature(b"<?xml", "an XML document, such as the answer of a store to a failed request", _PAGE, True),
+)
+
+
+_TEXT = Signature(b"", "text", "read it with CSV, JSONL or Lines", True)
+
+
+_CONTROL = frozenset(range(32)) - set(b"\t\n\r\f")
+
+
+_FEWEST_NBYTES = 8
+"""Fewer bytes may be the truncated magic of any format."""
+
+
+def recognize(begin: bytes) -> Signature | None:
+    """The format of a file by its first bytes; None if unknown."""
+    begin = begin[:BEGIN_NBYTES]
+    for signature in SIGNATURES:
+        if begin.startswith(signature.magic):
+            return signature
+    is_text = len(begin) >= _FEWEST_NBYTES and begin.isascii() and not _CONTROL.intersection(begin)
+    return _TEXT if is_text else None
+
+
+def begin_of(blob: Blob) -> bytes:
+    """The first bytes of a file."""
+    return bytes(blob.read([(0, min(blob.nbytes, BEGIN_NBYTES))])[0]) if blob.nbytes else b""
+
+
+def check_format(name: str, form: str, begin: bytes) -> None:
+    """Raise SampleError for a file that begins as one of another format.
+
+    `form` is the name of the dataset that should read it.
+    """
+    found = recognize(begin)
+    if found is not None and found.dataset != form:
+        raise SampleError(f"{name} is {found.what}, not {form}; {found.remedy}")
+
+
+def damage_error(what: str, form: str, problem: object) -> SampleError:
+    """The error for data that break their format."""
+    return SampleError(
+        f"{what} cannot be read: it is damaged, truncated, or not {form} ({problem}); re-create it or leave it out"
+    )

@@ -1,0 +1,262 @@
+"""Base of table datasets whose chunks are decoded on demand, and cached.
+
+`FileChunks` numbers the chunks of all files, `CachedRows` decodes and caches those that hold the wanted rows, and
+`DecodedTable` is the dataset. A format subclasses the first and the last.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, chain
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from feedline import collate
+from feedline.core.caches import LoadingCache, PerProcess
+from feedline.core.dataset import Ranges
+from feedline.core.tensors import Allocator
+from feedline.core.threads import BoundedMap
+from feedline.datasets.arrays.npy import Transform
+from feedline.datasets.decoding import Decode
+from feedline.datasets.tables.base import ChunkRows, TableDataset, note_shape_mismatch
+from feedline.datasets.tables.cells import Cells
+from feedline.datasets.tables.chunks import StructChunk
+from feedline.datasets.tables.nulls import Nulls
+from feedline.datasets.tables.scattered import Int64s
+from feedline.datasets.tables.types import StructType
+from feedline.stores.files import Extent, FileSet, LocalFile, RemoteBlob
+
+T = TypeVar("T")
+
+
+CACHE_NBYTES = 1 << 29
+
+
+def open_file(files: FileSet, number: int) -> LocalFile | RemoteBlob:
+    """Open a file; StateError if it has changed.
+
+    Local files are opened for each use, because the check for changes is made when they are mapped.
+    """
+    info = files.info(number)
+    if files.is_local or files.name(number) == info.path:
+        return LocalFile(info.path, info.size, info.version)
+    return files[number]
+
+
+class ChunkFiles(Protocol):
+    """Files by number."""
+
+    @property
+    def is_local(self) -> bool: ...
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    def name(self, number: int) -> str:
+        """The path or address of a file."""
+        ...
+
+    def ranges(self, extents: Sequence[Extent]) -> Ranges:
+        """The ranges of objects that reading these extents needs from caches."""
+        ...
+
+
+F = TypeVar("F", bound=ChunkFiles)
+
+
+class FileChunks(Generic[F]):
+    """The chunks of all files, numbered in order.
+
+    They are blocks, record batches, row groups or stripes. A subclass decodes single ones. `sizes` are the numbers of
+    rows in the chunks of each file, `kind` is the type of a row.
+    """
+
+    def __init__(self, files: F, kind: StructType, sizes: Sequence[Int64s]) -> None:
+        self._files, self.kind = files, kind
+        self.sizes: Int64s = np.concatenate(sizes).astype(np.int64)
+        """The number of rows in each chunk."""
+        self._first = [0, *accumulate(map(len, sizes))]
+        self._concurrently = BoundedMap()
+
+    def decoded(self, number: int) -> StructChunk:
+        """Decode a chunk. Safe to call from several threads."""
+        raise NotImplementedError
+
+    def extents(self, number: int) -> list[Extent]:
+        """The bytes that decoding a chunk reads."""
+        raise NotImplementedError
+
+    def nbytes(self, number: int) -> int:
+        """The approximate size of a decoded chunk."""
+        return sum(stop - start for _, start, stop in self.extents(number))
+
+    def each(self, work: Callable[[int], T], numbers: Sequence[int], limit_nbytes: int) -> Iterator[T]:
+        """Map `work` over chunks, in order.
+
+        Those of remote files run ahead in threads, within `limit_nbytes` of decoded data.
+        """
+        if self._files.is_local:
+            return map(work, numbers)
+        return self._concurrently.map(work, numbers, self.nbytes, limit_nbytes)
+
+    def ranges(self, numbers: Int64s) -> Ranges:
+        """The ranges of objects that decoding these chunks reads through caches."""
+        return self._files.ranges([each for number in np.unique(numbers).tolist() for each in self.extents(number)])
+
+    @property
+    def is_local(self) -> bool:
+        """True if all files are on this machine."""
+        return self._files.is_local
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The paths or addresses of all files."""
+        return self._files.names
+
+    def place(self, number: int, row: int) -> tuple[str, int]:
+        """The file of a row, and its number there."""
+        file, chunk = self.in_file(number)
+        return self._files.name(file), int(self.sizes[number - chunk : number].sum()) + row
+
+    def locate(self, number: int, row: int) -> str:
+        """Describe a row for error messages."""
+        name, row = self.place(number, row)
+        return f"{name}, row {row}"
+
+    def in_file(self, number: int) -> tuple[int, int]:
+        """The file of a chunk, and its number there."""
+        file = bisect_right(self._first, number) - 1
+        return file, number - self._first[file]
+
+
+class CachedRows:
+    """Rows of chunks that are decoded on demand and cached within `cache_nbytes`.
+
+    A batch that touches more than that is read in several runs, so that memory stays bounded.
+    """
+
+    def __init__(self, chunks: FileChunks[Any], nulls: Nulls, cache_nbytes: int) -> None:
+        self._chunks, self._nulls, self._cache_nbytes = chunks, nulls, cache_nbytes
+        # Forked workers must not wait for a chunk that a thread of the parent was decoding at the fork.
+        self._cache: PerProcess[LoadingCache[int, StructChunk]] = PerProcess(partial(LoadingCache, cache_nbytes))
+
+    @property
+    def decoded(self) -> LoadingCache[int, StructChunk]:
+        """The decoded chunks of this process, by number."""
+        return self._cache()
+
+    @property
+    def is_local(self) -> bool:
+        return self._chunks.is_local
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self._chunks.names
+
+    def samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
+        """A dict for each row, given its chunk in `which`."""
+        samples: list[Any] = [None] * len(rows)
+        for places, chunk_rows, local in self._runs(which):
+            _put(samples, places, chunk_rows.samples(local, rows[places]))
+        return samples
+
+    def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> Any:
+        """The samples default-collated, with tensors in memory from `allocate`."""
+        samples: list[Any] = [None] * len(rows)
+        for places, chunk_rows, local in self._runs(which):
+            if len(places) == len(rows):
+                return chunk_rows.batch(local, rows, allocate)
+            _put(samples, places, chunk_rows.samples(local, rows[places]))
+
+        def locate(at: int) -> str:
+            return self.locate(int(which[at]), int(rows[at]))
+
+        with note_shape_mismatch(lambda: samples, locate):
+            return collate.default(samples, allocate=allocate)
+
+    def place(self, chunk: int, row: int) -> tuple[str, int]:
+        return self._chunks.place(chunk, row)
+
+    def locate(self, chunk: int, row: int) -> str:
+        return self._chunks.locate(chunk, row)
+
+    def ranges(self, chunks: Int64s) -> Ranges:
+        return self._chunks.ranges(chunks)
+
+    def _runs(self, which: Int64s) -> Iterator[tuple[Int64s, ChunkRows, Int64s]]:
+        """Split a read into runs whose chunks fit into memory.
+
+        Each run is the positions of its rows within `which`, their `ChunkRows`, and the chunk of each row in these.
+        """
+        decoded, touched = self.decoded, np.unique(which).tolist()
+        cached, missing = [n for n in touched if n in decoded], [n for n in touched if n not in decoded]
+        # Cached chunks first: decoding the missing ones may evict them, and they would be decoded twice.
+        chunks = chain(map(self._chunk, cached), self._chunks.each(self._chunk, missing, self._cache_nbytes))
+        run: dict[int, StructChunk] = {}
+        for count, (number, chunk) in enumerate(zip([*cached, *missing], chunks, strict=True), start=1):
+            run[number] = chunk
+            if count == len(touched) or sum(each.nbytes for each in run.values()) >= self._cache_nbytes:
+                yield self._run(which, run)
+                run = {}
+
+    def _chunk(self, number: int) -> StructChunk:
+        return self.decoded.get(number, partial(self._chunks.decoded, number))
+
+    def _run(self, which: Int64s, chunks: dict[int, StructChunk]) -> tuple[Int64s, ChunkRows, Int64s]:
+        numbers = np.array(sorted(chunks), np.int64)
+        places = np.flatnonzero(np.isin(which, numbers))
+        locate = partial(self._locate, numbers.tolist())
+        rows = ChunkRows(self._chunks.kind, [chunks[number] for number in numbers.tolist()], self._nulls, locate)
+        return places, rows, np.searchsorted(numbers, which[places])
+
+    def _locate(self, numbers: Sequence[int], chunk: int, row: int) -> str:
+        return self._chunks.locate(numbers[chunk], row)
+
+
+def _put(samples: list[Any], places: Int64s, run: Sequence[Any]) -> None:
+    for place, sample in zip(places.tolist(), run, strict=True):
+        samples[place] = sample
+
+
+C = TypeVar("C", bound="FileChunks[Any]")
+
+
+class DecodedTable(TableDataset, Generic[C]):
+    """Rows of chunks that are decoded on demand.
+
+    The base of `Avro`, `ORC` and `Parquet`. A chunk is decoded whole when one of its rows is needed, and each process
+    caches decoded chunks within `cache_nbytes`. ArgumentError for `nulls`, `transform` or `decode` that do not fit the
+    columns.
+    """
+
+    def __init__(
+        self,
+        chunks: C,
+        *,
+        nulls: Any,
+        transform: Transform | Mapping[str, Transform] | None,
+        decode: Mapping[str, Decode] | None,
+        cache_nbytes: int,
+    ) -> None:
+        cells = Cells(chunks.kind, transform, decode)
+        chunks.kind = cells.kind  # decoding leaves out what no decoder of a column reads
+        policy = Nulls(nulls)
+        policy.check(cells.kind)
+        self.chunks = chunks
+        self._cached = CachedRows(chunks, policy, cache_nbytes)
+        super().__init__(self._cached, self._shard_sizes(), cells)
+
+    @property
+    def decoded(self) -> LoadingCache[int, StructChunk]:
+        """The decoded chunks of this process, by number."""
+        return self._cached.decoded
+
+    def _shard_sizes(self) -> Int64s:
+        """The number of samples in each chunk.
+
+        Called once, when the arguments are checked: filters may read columns of all files for it.
+        """
+        return self.chunks.sizes

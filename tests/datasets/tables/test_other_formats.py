@@ -1,0 +1,104 @@
+"""Files of other formats, given to a table: the error names what they are, and what reads them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sqlite3
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.orc
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import feather
+
+from feedline.datasets import ORC, Arrow, Avro, Lines, Parquet
+from feedline.errors import SampleError
+
+TABLES = {"parquet": Parquet, "arrow": Arrow, "orc": ORC, "avro": Avro}
+ROWS = pa.table({"x": list(range(50))})
+
+
+def _written(write: Callable[[io.BytesIO], Any]) -> bytes:
+    file = io.BytesIO()
+    write(file)
+    return file.getvalue()
+
+
+def _sqlite(folder: Path) -> bytes:
+    database = sqlite3.connect(folder / "x.db")
+    database.execute("create table x (x)")
+    database.close()
+    return (folder / "x.db").read_bytes()
+
+
+def _avro(file: io.BytesIO) -> None:
+    fastavro.writer(file, {"type": "record", "name": "r", "fields": [{"name": "x", "type": "long"}]}, [{"x": 1}])
+
+
+def _zip(file: io.BytesIO) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("xl/workbook.xml", "<workbook/>")
+
+
+FOREIGN: dict[str, tuple[Callable[[Path], bytes], str]] = {
+    "parquet": (lambda _: _written(lambda file: pq.write_table(ROWS, file)), "a Parquet file.*; read it with Parquet"),
+    "arrow": (lambda _: _written(lambda file: feather.write_feather(ROWS, file)), "an Arrow file.*read it with Arrow"),
+    "orc": (lambda _: _written(lambda file: pyarrow.orc.write_table(ROWS, file)), "an ORC file.*; read it with ORC"),
+    "avro": (lambda _: _written(_avro), "an Avro file.*; read it with Avro"),
+    "feather 1": (lambda _: b"FEA1" + bytes(200), "a file of Feather version 1.*; rewrite it with pyarrow.feather"),
+    "xls": (lambda _: bytes.fromhex("d0cf11e0a1b11ae1") + bytes(2000), "an old Excel workbook.*pandas.read_excel"),
+    "xlsx": (lambda _: _written(_zip), "an Excel workbook or another zip archive.*pandas.read_excel"),
+    "gzip": (lambda _: gzip.compress(b"x" * 100, mtime=0), "compressed by gzip.*; decompress it"),
+    "npy": (
+        lambda _: _written(lambda file: np.save(file, np.arange(9))),
+        "an array of NumPy.*; read it with ArrayFile",
+    ),
+    "sqlite": (_sqlite, "a database of SQLite.*; read it with SQLManifest"),
+    "csv": (lambda _: b"x,y\n1,2\n3,4\n", "text.*; read it with CSV, JSONL or Lines"),
+    "lfs": (
+        lambda _: b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
+        "a pointer of Git LFS.*git lfs pull",
+    ),
+    "page": (lambda _: b"<!DOCTYPE html><html><body>Sign in</body></html>", "a web page.*; check the address"),
+}
+
+
+@pytest.mark.parametrize("reader", TABLES)
+def test_a_file_of_another_format_is_named(reader: str, tmp_path: Path) -> None:
+    """Local and in a store: it is not called damaged."""
+    memory = fsspec.filesystem("memory")
+    for kind, (make, message) in FOREIGN.items():
+        if kind == reader:
+            continue
+        path = tmp_path / f"{kind}.{reader}".replace(" ", "-")
+        path.write_bytes(make(tmp_path))
+        memory.pipe(f"/foreign/{path.name}", path.read_bytes())
+        form = TABLES[reader].__name__
+        for source in (path, f"memory://foreign/{path.name}"):
+            with pytest.raises(SampleError, match=f"is {message}".replace(".*", f", not {form}.*", 1)) as caught:
+                TABLES[reader](source, index_dir=tmp_path / "index")
+            assert path.name in str(caught.value)
+            assert "damaged" not in str(caught.value)
+    memory.rm("/foreign", recursive=True)
+
+
+@pytest.mark.parametrize("reader", TABLES)
+def test_other_bytes_are_called_damaged(reader: str, tmp_path: Path) -> None:
+    for content in (b"", b"PAR", b"Obj", b"\xff\xfe\xfd" * 40, bytes(100)):
+        path = tmp_path / f"a.{reader}"
+        path.write_bytes(content)
+        with pytest.raises(SampleError, match=rf"a\.{reader} cannot be read: it is damaged, truncated, or not"):
+            TABLES[reader](path, index_dir=tmp_path / "index")
+
+
+def test_text_that_begins_as_another_format_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("ORCHID\n<html>\n")
+    assert list(Lines(tmp_path / "a.txt")) == ["ORCHID", "<html>"]
