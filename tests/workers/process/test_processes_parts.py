@@ -180,24 +180,6 @@ def test_out_of_memory_is_said() -> None:
     assert "Something outside" in deaths.remedy(-signal.SIGKILL, out_of_memory=False)
 
 
-@pytest.mark.parametrize(
-    ("membership", "file", "text", "kills"),
-    [
-        ("0::/job", "job/memory.events", "low 0\noom 3\noom_kill 2\n", 2),
-        ("0::/job", "memory.events", "oom_kill 5\n", 5),
-        ("3:cpu:/x\n9:memory:/job\n0::/", "memory/job/memory.oom_control", "under_oom 0\noom_kill 4\n", 4),
-        ("9:memory:/job", "memory/memory.oom_control", "oom_kill 1\n", 1),
-        ("0::/job", "elsewhere/memory.events", "oom_kill 5\n", 0),
-        ("", "memory.events", "oom_kill 5\n", 0),
-    ],
-)
-def test_the_count_of_out_of_memory_kills(tmp_path: Path, membership: str, file: str, text: str, kills: int) -> None:
-    (tmp_path / "membership").write_text(membership)
-    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / file).write_text(text)
-    assert deaths.oom_kills(tmp_path, tmp_path / "membership") == kills
-
-
 STACKS = """Fatal Python error: Segmentation fault
 
 Thread 0x01 (most recent call first):
