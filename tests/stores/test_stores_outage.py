@@ -12,7 +12,6 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -20,6 +19,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 import torch
+from web_servers import Handler, serving
 
 import feedline as fl
 from feedline import stores
@@ -45,7 +45,7 @@ class FailingServer:
         self.release = threading.Event()
         self.url = ""
 
-    def answer(self, handler: BaseHTTPRequestHandler) -> tuple[int, dict[str, str], bytes]:
+    def answer(self, handler: Handler) -> tuple[int, dict[str, str], bytes]:
         self.asked.set()
         if self.silent:
             self.release.wait()
@@ -85,41 +85,18 @@ class FailingServer:
         return 200, {}, f"<ListBucketResult>{items}{token}{truncated}</ListBucketResult>".encode()
 
 
+class Asked(Handler):
+    def do_GET(self) -> None:
+        status, headers, body = self.state.answer(self)
+        self.answer(status, body, headers)
+
+
 @pytest.fixture
 def server() -> Iterator[FailingServer]:
-    served = FailingServer()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            status, headers, body = served.answer(self)
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:  # a client that went away
-            pass
-
-    with Server(("127.0.0.1", 0), Handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever)
-        thread.start()
-        served.url = f"http://127.0.0.1:{listening.server_port}"
-        yield served
-        served.release.set()
-        listening.shutdown()
-        thread.join()
+    with serving(Asked, FailingServer()) as listening:
+        listening.state.url = listening.url
+        yield listening.state
+        listening.state.release.set()
 
 
 def options_for(server: FailingServer, **more: Any) -> dict[str, Any]:
