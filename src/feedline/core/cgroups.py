@@ -61,7 +61,7 @@ class Cgroup:
         )
 
     def oom_kills(self) -> int:
-        """Processes of the group that the kernel killed for memory; 0 where no file tells it."""
+        """Number of processes that the kernel killed for memory; 0 if unknown."""
         for folder in self.memory:
             for name in _OOM_EVENTS:
                 events = dict(line.split()[:2] for line in _lines(folder / name))

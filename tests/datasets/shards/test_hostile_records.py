@@ -19,10 +19,10 @@ from peers import written
 from tar_cases import npy, write_tar
 
 from feedline.datasets import MDS, Files, ImageFolder, LitData, LitDataTokens, TarShards
-from feedline.datasets.decoding import Decoding
+from feedline.datasets.decoding import ValueDecoder
 from feedline.datasets.shards.compression import inflate
-from feedline.datasets.shards.litdata_types import decoder as leaf_decoder
-from feedline.datasets.shards.mds import decoder as mds_decoder
+from feedline.datasets.shards.litdata_types import decode_function as leaf_function
+from feedline.datasets.shards.mds import decode_function as mds_function
 from feedline.datasets.webdataset.columns import arrays
 from feedline.errors import ArgumentError, SampleError
 
@@ -90,12 +90,12 @@ class TestPictures:
             Files(tmp_path / "a.png", decode="image")[0]
         assert "object at 0x" not in str(caught.value)
 
-    @pytest.mark.parametrize("decoder", [mds_decoder("png"), leaf_decoder("jpeg")])
-    def test_so_is_it_in_records(self, decoder: Callable[[memoryview], Any]) -> None:
-        decoding = Decoding(decoder, kind="png")
-        assert decoding(memoryview(png(broken=False)), None, lambda: "here").size == (300, 300)
+    @pytest.mark.parametrize("function", [mds_function("png"), leaf_function("jpeg")])
+    def test_so_is_it_in_records(self, function: Callable[[memoryview], Any]) -> None:
+        decoder = ValueDecoder(function, kind="png")
+        assert decoder(memoryview(png(broken=False)), None, lambda: "here").size == (300, 300)
         with pytest.raises(SampleError, match=r"here cannot be decoded as png \(SyntaxError: "):
-            decoding(memoryview(png(broken=True)), None, lambda: "here")
+            decoder(memoryview(png(broken=True)), None, lambda: "here")
 
     def test_pictures_that_pillow_finds_too_large(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "a.png").write_bytes(png(broken=False))
@@ -184,12 +184,12 @@ def test_values_that_are_nested_too_deep(tmp_path: Path) -> None:
     with pytest.raises(SampleError, match=r"member 'a.json' cannot be decoded as json \(RecursionError"):
         TarShards(write_tar(tmp_path / "a.tar", {"a.json": DEEP}))[0]
     with pytest.raises(SampleError, match=r"here cannot be decoded as json \(RecursionError"):
-        Decoding(leaf_decoder("json"), kind="json")(memoryview(DEEP), None, lambda: "here")
+        ValueDecoder(leaf_function("json"), kind="json")(memoryview(DEEP), None, lambda: "here")
 
 
 def test_a_leaf_that_is_cut_off() -> None:
     with pytest.raises(SampleError, match=r"here cannot be decoded as tensor \(error: unpack_from requires"):
-        Decoding(leaf_decoder("tensor"), kind="tensor")(memoryview(struct.pack(">II", 0, 9)), None, lambda: "here")
+        ValueDecoder(leaf_function("tensor"), kind="tensor")(memoryview(struct.pack(">II", 0, 9)), None, lambda: "here")
 
 
 @pytest.mark.parametrize("kind", ["mds", "litdata_chunks"])
@@ -261,7 +261,7 @@ class TestPromises:
     @pytest.mark.parametrize("kind", ["no_header_tensor", "no_header_numpy"])
     def test_of_leaves(self, tmp_path: Path, kind: str, number: str) -> None:
         with pytest.raises(ArgumentError, match=f"'{kind}:{number}', which is not known"):
-            leaf_decoder(f"{kind}:{number}")
+            leaf_function(f"{kind}:{number}")
         copy = Path(shutil.copytree(written("litdata_chunks") / "tokens", tmp_path / "copy"))
         index = json.loads((copy / "index.json").read_text())
         index["config"]["data_format"] = [f"{kind}:{number}"]

@@ -22,7 +22,7 @@ import feedline as fl
 from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import BatchRead
 from feedline.datasets import JSONL, MDS
-from feedline.datasets.shards.mds import decoder
+from feedline.datasets.shards.mds import decode_function
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
 from feedline.stores import ObjectNotFoundError
 
@@ -109,7 +109,7 @@ class TestValues:
         ],
     )
     def test_encodings_that_the_samples_lack(self, encoding: str, data: bytes, value: Any) -> None:
-        assert equal(decoder(encoding)(memoryview(data)), value)
+        assert equal(decode_function(encoding)(memoryview(data)), value)
 
     @pytest.mark.parametrize(
         ("encoding", "data"),
@@ -127,7 +127,7 @@ class TestValues:
     )
     def test_damaged_values_are_refused(self, encoding: str, data: bytes) -> None:
         with pytest.raises((ValueError, LookupError, struct.error)):
-            decoder(encoding)(memoryview(data))
+            decode_function(encoding)(memoryview(data))
 
 
 class TestPictures:

@@ -22,7 +22,7 @@ from feedline.core.tensors import Allocator, as_indices, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import DecodedRecords
-from feedline.datasets.decoding import Decode, Decoding
+from feedline.datasets.decoding import Decode, decoder_of
 from feedline.datasets.indexes import Columns, SideCar, index_path
 from feedline.datasets.lmdb.environment import Environment, data_in, fetch_environment, open_environment
 from feedline.datasets.paths import find
@@ -78,7 +78,7 @@ class LMDB(DecodedRecords):
     ) -> None:
         location = _find_environment(os.fspath(path), cache, options)
         self.path = location.name
-        self._decoding = Decoding(_ViewGuard(decode) if callable(decode) else decode, transform)
+        self._decoder = decoder_of(_ViewGuard(decode) if callable(decode) else decode, transform)
         self._environment = PerProcess(partial(location.open, database, readahead))
         if keys is None:
             self._environment()  # opened first, so that errors name the environment, not the side-car
@@ -106,10 +106,10 @@ class LMDB(DecodedRecords):
         keys = self._keys.many(places)
         with self._environment().reading() as transaction:
             values = self._values(transaction, keys)
-            if self._decoding.copies:
+            if self._decoder.copies:
                 return list(map(bytes, values))
             return [
-                self._decoding(value, row, partial(self._describe, key))
+                self._decoder(value, row, partial(self._describe, key))
                 for value, key, row in zip(values, keys, rows, strict=True)
             ]
 
@@ -117,7 +117,7 @@ class LMDB(DecodedRecords):
         names = self._keys.many(places)
         with self._environment().reading() as transaction:
             values = self._values(transaction, names)
-            return self._decoding.batch(values, keys, allocate, lambda row: self._describe(names[row]))
+            return self._decoder.batch(values, keys, allocate, lambda row: self._describe(names[row]))
 
     def _values(self, transaction: Any, keys: Sequence[bytes]) -> list[memoryview]:
         """Values of these keys, as views that end with the transaction."""
@@ -255,10 +255,10 @@ class _EnumeratedKeys:
         return self._packed.many(places)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_sidecar": self._sidecar}
+        return {"_index": self._sidecar}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._sidecar = state["_sidecar"]
+        self._sidecar = state["_index"]
         self._packed = self._unpack()
 
 
