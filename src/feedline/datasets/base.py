@@ -23,7 +23,7 @@ from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Decoder, SampleTransform, Where
-from feedline.datasets.indexes import Columns, IndexRecipe, SideCar, indexes_of
+from feedline.datasets.indexes import BuiltIndex, Columns, IndexRecipe, indexes_of
 from feedline.stores import CachedStore, ObjectRange
 from feedline.stores.files import Extent, FileSet, LazyList
 
@@ -244,7 +244,7 @@ class ShardedRecords(Records):
 class RecordFiles(ShardedRecords):
     """Records of files that are scanned once, as a recipe says.
 
-    Where the records lie is kept in a side-car of each file.
+    Where the records lie is kept in an index of each file.
     """
 
     def __init__(self, blobs: FileSet, recipe: IndexRecipe, index_dir: Pathlike | None) -> None:
@@ -265,7 +265,7 @@ class RecordFiles(ShardedRecords):
         return self._record_span(self._bounds[shard], row)
 
 
-def _open_arrays(indexes: Sequence[SideCar], number: int) -> Columns:
+def _open_arrays(indexes: Sequence[BuiltIndex], number: int) -> Columns:
     return indexes[number].open_arrays()
 
 

@@ -24,7 +24,7 @@ from writers.values import jpeg, picture
 import feedline as fl
 from feedline.core.dataset import BatchRead
 from feedline.datasets import LMDB
-from feedline.datasets.indexes import SideCarWarning
+from feedline.datasets.indexes import IndexFileWarning
 from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
 from feedline.transforms import Compose, RandomResizedCrop, ToTensor
 
@@ -172,7 +172,7 @@ class TestKeys:
             assert list(loader) == [[b"text 1", b"text 2"]]
 
 
-class TestSideCar:
+class TestIndexFile:
     def test_it_is_made_once(self, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(LMDB(texts)) == COUNT
         assert (texts / "data.mdb.main.keys").exists()
@@ -194,7 +194,7 @@ class TestSideCar:
 
     def test_one_that_cannot_be_written_is_told(self, texts: Path, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("in the way")
-        with pytest.warns(SideCarWarning, match=r"file/.*keys could not be written .* give index_dir="):
+        with pytest.warns(IndexFileWarning, match=r"file/.*keys could not be written .* give index_dir="):
             dataset = LMDB(texts, index_dir=tmp_path / "file")
         assert pickle.loads(pickle.dumps(dataset))[1] == b"text 1"
 

@@ -41,7 +41,7 @@ def folder() -> Path:
 
 @pytest.fixture
 def files(folder: Path, tmp_path: Path) -> list[Path]:
-    """Copies, without side-cars."""
+    """Copies, without index files."""
     found = []
     for name in ("one.tfrecord", "two.tfrecord"):
         found.append(tmp_path / name)
@@ -357,7 +357,7 @@ class TestFeatures:
 
 class TestFiles:
     def test_patterns_and_folders(self, files: list[Path]) -> None:
-        for _ in range(2):  # side-cars are no records
+        for _ in range(2):  # index files are no records
             assert len(TFRecord(files[0].parent)) == COUNT
         assert len(TFRecord(str(files[0].parent / "{one,two}.tfrecord"))) == COUNT
 

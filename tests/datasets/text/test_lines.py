@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import feedline as fl
 from feedline.datasets import CSV, JSONL, Lines, file_objects
-from feedline.datasets.indexes import SideCarWarning
+from feedline.datasets.indexes import IndexFileWarning
 from feedline.datasets.text import line_index
 from feedline.errors import ArgumentError, SampleError, SampleIndexError, StateError
 from feedline.stores.base import FileVersion
@@ -87,7 +87,7 @@ class TestLines:
 
     def test_a_folder_that_cannot_be_written_costs_only_time(self, tmp_path: Path) -> None:
         path, index = written(tmp_path / "t.txt", "a\nb\n"), written(tmp_path / "file", "")
-        with pytest.warns(SideCarWarning, match="could not be written"):
+        with pytest.warns(IndexFileWarning, match="could not be written"):
             dataset = Lines(path, index_dir=index / "in a file")
         assert pickle.loads(pickle.dumps(dataset))[1] == "b"
 

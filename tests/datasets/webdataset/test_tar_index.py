@@ -119,7 +119,7 @@ class TestGrouping:
         assert glance(str(path), allow_truncated=True) is not None
 
 
-class TestSideCar:
+class TestIndexFile:
     def test_is_built_once_and_mapped_from_then_on(self, tar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         first = open_index(tar)
         assert first.path == f"{tar}.index"

@@ -1,6 +1,6 @@
 """`TFRecord`: records of TFRecord files, in any order, without TensorFlow.
 
-One pass over a file finds its records and checks them; the offsets are kept in a side-car index.
+One pass over a file finds its records and checks them; the offsets are kept in an index file.
 
 A record is its length (uint64), the masked CRC-32C of the length, the data, and their masked CRC-32C; all little
 endian.
@@ -177,7 +177,7 @@ class TFRecord(RecordFiles, ShardedFields):
     `.gz` or `.zlib`, and files of this machine that begin so. For objects with other names, `compression` is "GZIP" or
     "ZLIB", as in TFRecordOptions; "" reads all files as they are.
 
-    A side-car index next to each file, or in the folder `index_dir`, holds the offsets of records. With `check`, all
+    An index file next to each file, or in the folder `index_dir`, holds the offsets of records. With `check`, all
     checksums are verified when it is built, and an index built without is built again. Objects are kept in the folder
     `cache` if one is given; `options` are those of `open_store`.
     """
