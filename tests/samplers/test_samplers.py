@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from feedline.core.caches import RecentResults
 from feedline.errors import ArgumentError
 from feedline.samplers import (
     ClassBalanced,
@@ -28,7 +29,6 @@ from feedline.samplers import (
     Weighted,
 )
 from feedline.samplers._random import exponential, permutations, reshuffled, uniform
-from feedline.samplers.base import RecentResults
 
 DRAWS = 100_000
 
