@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from packing_cases import class_folders, feedline, packed
 from tar_cases import write_tar
 
@@ -111,13 +108,6 @@ def test_no_tars_are_an_error(tmp_path: Path) -> None:
 
 class TestRemote:
     """Tars in stores, and folders for indexes."""
-
-    @pytest.fixture
-    def memory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-        yield fsspec.filesystem("memory")
-        MemoryFileSystem.store.clear()
-        MemoryFileSystem.pseudo_dirs[:] = [""]
 
     def put(self, memory: Any, folder: Path) -> str:
         for path in folder.glob("*.tar"):

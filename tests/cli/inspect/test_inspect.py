@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from packing_cases import class_folders, feedline, packed
 from packing_cases import inspected as told
 from picture_cases import encoded, jpeg, photo
@@ -258,13 +255,6 @@ def test_an_object_that_cannot_be_read_leaves_the_others_to_be_looked_at() -> No
 
 class TestFar:
     """Tars in stores."""
-
-    @pytest.fixture
-    def memory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-        yield fsspec.filesystem("memory")
-        MemoryFileSystem.store.clear()
-        MemoryFileSystem.pseudo_dirs[:] = [""]
 
     def put(self, memory: Any, folder: Path) -> str:
         for path in folder.iterdir():

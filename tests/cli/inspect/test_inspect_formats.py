@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import h5py
 import lmdb
 import numpy as np
@@ -16,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 from format_cases import hidden
-from fsspec.implementations.memory import MemoryFileSystem
 from packing_cases import class_folders, feedline
 from packing_cases import inspected as told
 from peers import written
@@ -241,13 +239,6 @@ def put(memory: Any, folder: Path, format_: str) -> str:
         if path.is_file():
             memory.pipe(f"{root}/{path.relative_to(folder).as_posix()}", path.read_bytes())
     return f"memory:/{root}"
-
-
-@pytest.fixture
-def memory() -> Iterator[Any]:
-    yield fsspec.filesystem("memory")
-    MemoryFileSystem.store.clear()
-    MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
 def test_each_node_reads_its_share_of_the_shards() -> None:
