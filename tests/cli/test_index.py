@@ -19,7 +19,7 @@ from feedline.stores import ObjectNotFoundError, statistics
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    packed(class_folders(tmp_path / "pictures", size=400), tmp_path / "shards", "--grid", "--shard-size", 4)
+    packed(class_folders(tmp_path / "images", size=400), tmp_path / "shards", "--grid", "--shard-size", 4)
     return tmp_path / "shards"
 
 
@@ -34,7 +34,7 @@ def test_valid_indexes_stay_and_missing_ones_are_built(shards: Path) -> None:
     assert states(shards, "--rebuild") == (0, ["built", "built", "built"])
 
 
-def test_a_lost_index_gets_its_grids_back_from_the_pictures(shards: Path) -> None:
+def test_a_lost_index_gets_its_grids_back_from_the_images(shards: Path) -> None:
     place = shards / "shard-000000.tar.index"
     before = open_index(shards / "shard-000000.tar", place)
     grids = [before.grid(row, 0).tolist() for row in range(len(before))]

@@ -74,7 +74,7 @@ def _texts(folder: Path, number: int) -> None:
     (folder / "07.txt").write_text(f"text {number}")
 
 
-def _picture(folder: Path, number: int) -> None:
+def _image(folder: Path, number: int) -> None:
     (folder / "class").mkdir(exist_ok=True)
     PIL.Image.new("RGB", (4, 4), (number, 0, 0)).save(folder / "class" / "a.bmp")
 
@@ -94,7 +94,7 @@ CHANGED: dict[str, tuple[Callable[[Path, int], None], Callable[..., Any], Callab
     "files": (_texts, lambda root, **more: Files(f"{root}/*.txt", decode="text", **more), str),
     "manifest": (_texts, manifest, lambda sample: sample["data"]),
     "folder": (
-        _picture,
+        _image,
         lambda root, **more: ImageFolder(root, **more),
         lambda sample: str(sample[0].getpixel((0, 0))),
     ),

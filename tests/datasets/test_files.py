@@ -54,7 +54,7 @@ def test_it_pickles_by_path(folder: Path) -> None:
 def test_a_file_that_is_gone_or_damaged_is_named(folder: Path) -> None:
     dataset = Files(folder / "*.jpg", decode="image", transform=fl.transforms.Resize((5, 5)))
     (folder / "1.jpg").unlink()
-    (folder / "2.jpg").write_bytes(b"no picture")
+    (folder / "2.jpg").write_bytes(b"no image")
     for fetch in (
         lambda i: dataset[i],
         lambda i: dataset.read_batch(BatchRead(np.array([0, i]), fl.core.tensors.allocate_tensor)),
@@ -89,6 +89,6 @@ def test_objects_of_a_store(folder: Path) -> None:
     dataset = Files([f"memory://words/{i}.txt" for i in range(3)], decode="text")
     assert [dataset[i] for i in range(3)] == ["text 0", "text 1", "text 2"]
     small = fl.transforms.Compose([fl.transforms.Resize((5, 5)), fl.transforms.ToTensor()])
-    pictures = Files([f"memory://words/{i}.jpg" for i in range(3)], decode="image", transform=small)
-    with fl.DataLoader(pictures, 3) as loader:
-        assert torch.equal(next(iter(loader)), torch.stack([pictures[i] for i in range(3)]))
+    images = Files([f"memory://words/{i}.jpg" for i in range(3)], decode="image", transform=small)
+    with fl.DataLoader(images, 3) as loader:
+        assert torch.equal(next(iter(loader)), torch.stack([images[i] for i in range(3)]))

@@ -1,4 +1,4 @@
-"""Folders of pictures to pack, and the command from the outside."""
+"""Folders of images to pack, and the command from the outside."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from picture_cases import jpeg
+from image_cases import jpeg
 from typer.testing import CliRunner, Result
 
 from feedline.cli.app import app

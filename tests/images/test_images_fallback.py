@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from picture_cases import apart, encoded, jpeg, photo
+from image_cases import apart, encoded, jpeg, photo
 from PIL import Image
 
 from feedline import images

@@ -1,4 +1,4 @@
-"""Every other kind of picture: through Pillow, by content and not by name; what cannot be read is named."""
+"""Every other kind of image: through Pillow, by content and not by name; what cannot be read is named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from picture_cases import by_pillow, encoded, jpeg, photo, rgb, with_frame
+from image_cases import by_pillow, encoded, jpeg, photo, rgb, with_frame
 from PIL import Image, ImageFile
 
 from feedline import images
@@ -29,26 +29,26 @@ ARITHMETIC = base64.b64decode(
 
 
 def foreign() -> dict[str, bytes]:
-    picture = photo(60, 40)
-    alpha = picture.convert("RGBA")
-    alpha.putalpha(picture.convert("L"))
-    palette = picture.quantize(16)
-    deep = Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 257)
+    image = photo(60, 40)
+    alpha = image.convert("RGBA")
+    alpha.putalpha(image.convert("L"))
+    palette = image.quantize(16)
+    deep = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
     frames = {"save_all": True, "append_images": [photo(60, 40, 1)]}
     return {
-        "PNG": encoded(picture, "PNG"),
+        "PNG": encoded(image, "PNG"),
         "PNG, alpha": encoded(alpha, "PNG"),
-        "PNG, 1 bit": encoded(picture.convert("1"), "PNG"),
+        "PNG, 1 bit": encoded(image.convert("1"), "PNG"),
         "PNG, 16 bits": encoded(deep, "PNG"),
         "PNG, gray and alpha": encoded(alpha.convert("LA"), "PNG"),
         "PNG, transparent palette": encoded(palette, "PNG", transparency=3),
-        "GIF, animated": encoded(picture, "GIF", **frames),
-        "WebP": encoded(picture, "WEBP"),
-        "WebP, animated": encoded(picture, "WEBP", **frames),
-        "BMP": encoded(picture, "BMP"),
-        "TIFF": encoded(picture, "TIFF"),
-        "PPM": encoded(picture, "PPM"),
-        "JPEG, CMYK": encoded(picture.convert("CMYK"), "JPEG"),
+        "GIF, animated": encoded(image, "GIF", **frames),
+        "WebP": encoded(image, "WEBP"),
+        "WebP, animated": encoded(image, "WEBP", **frames),
+        "BMP": encoded(image, "BMP"),
+        "TIFF": encoded(image, "TIFF"),
+        "PPM": encoded(image, "PPM"),
+        "JPEG, CMYK": encoded(image.convert("CMYK"), "JPEG"),
     }
 
 
@@ -68,7 +68,7 @@ def test_other_formats_are_what_pillow_converts(kind: str, tmp_path: Path) -> No
 
 
 def test_a_jpeg_by_another_name(tmp_path: Path) -> None:
-    path = tmp_path / "picture.png"
+    path = tmp_path / "image.png"
     path.write_bytes(jpeg(50, 40))
     assert images.probe(path) == images.Header(50, 40, "JPEG", 3, False, 1)
     np.testing.assert_array_equal(images.decode(path), rgb(jpeg(50, 40)))
@@ -110,7 +110,7 @@ BAD = {
     "text": (b"hello, world", r"of no image format that Pillow knows \(it begins with b'hello, w'\)"),
     "only a beginning": (b"\xff\xd8\xff", "it ends within its header"),
     "half a header": (jpeg(60, 40)[:300], "it ends within its header"),
-    "no picture": (jpeg(60, 40)[:20] + b"\xff\xd9", "it ends before its image begins"),
+    "no image": (jpeg(60, 40)[:20] + b"\xff\xd9", "it ends before its image begins"),
     "half the data": (jpeg(200, 200, quality=95)[:-4000], "it is truncated: it ends before its image does"),
     "half a progressive": (jpeg(60, 40, progressive=True)[:-300], "it is truncated: it ends before its last scan does"),
     "12 bits": (with_frame(jpeg(60, 40), precision=12), "a JPEG of 12 bits per sample, of which only 8 are supported"),
@@ -277,7 +277,7 @@ def test_errors_travel_between_processes() -> None:
     ],
     ids=lambda value: None,
 )
-def test_sources_that_are_no_pictures(source: object, error: type[Exception], message: str) -> None:
+def test_sources_that_are_no_images(source: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         images.read_one(source, RECIPE)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from picture_cases import encoded, jpeg, photo
+from image_cases import encoded, jpeg, photo
 from PIL import Image, ImageOps
 from verdicts import tags, with_segment
 

@@ -42,7 +42,7 @@ def test_a_corpus_is_the_same_whenever_it_is_made(tiny: corpus.Corpus) -> None:
     assert told.nbytes == sum(map(len, first.values()))
 
 
-def test_pictures_have_the_size_and_the_bytes_that_were_asked_for(tiny: corpus.Corpus) -> None:
+def test_images_have_the_size_and_the_bytes_that_were_asked_for(tiny: corpus.Corpus) -> None:
     corpus.write(tiny)
     for path in tiny.files.rglob("*.jpg"):
         with Image.open(path) as image:
@@ -50,7 +50,7 @@ def test_pictures_have_the_size_and_the_bytes_that_were_asked_for(tiny: corpus.C
         assert 0.85 * 9_000 < path.stat().st_size < 1.15 * 9_000
 
 
-def test_pictures_of_one_photograph_differ(tiny: corpus.Corpus) -> None:
+def test_images_of_one_photograph_differ(tiny: corpus.Corpus) -> None:
     label = corpus.pictures(tiny)[0].label
     one, other = (corpus.drawn(tiny, Picture(label, number)) for number in range(2))
     assert one.shape == other.shape == (120, 160, 3)
@@ -64,7 +64,7 @@ def test_a_manifest_of_another_recipe_does_not_count(tiny: corpus.Corpus) -> Non
     assert corpus.manifest(tiny) is None
 
 
-def test_tars_hold_every_picture_with_its_label(tiny: corpus.Corpus) -> None:
+def test_tars_hold_every_image_with_its_label(tiny: corpus.Corpus) -> None:
     told = corpus.write(tiny)
     assert forms.FORMS["tar"].nbytes(tiny) > told.nbytes
     found, labels = {}, {}

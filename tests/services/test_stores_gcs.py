@@ -17,7 +17,7 @@ from gcs import GCS, Guard, fake_gcs, guard
 from google_cases import without_credentials
 from packing_cases import feedline
 from secret_cases import kept_in, shown_by
-from tar_cases import picture_shards
+from tar_cases import image_shards
 
 import feedline as fl
 from feedline import stores
@@ -191,7 +191,7 @@ def test_a_server_that_throttles_a_service_account_is_left_alone_for_a_second_ea
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twenty samples in three tars, and lines."""
     folder = tmp_path_factory.mktemp("shards")
-    picture_shards(folder, [7, 1, 12])
+    image_shards(folder, [7, 1, 12])
     (folder / "lines.txt").write_text("".join(f"line {number}\n" for number in range(50)))
     return folder
 

@@ -77,7 +77,7 @@ def test_a_dataset_is_read_where_it_lies(options: dict[str, Any], cached: bool, 
     assert all((x < N) == (lang == "de") for b in batches for x, lang in zip(b["x"], b["lang"], strict=True))
 
 
-def test_pictures_come_as_their_bytes(options: dict[str, Any]) -> None:
+def test_images_come_as_their_bytes(options: dict[str, Any]) -> None:
     dataset = Parquet("hf://datasets/somebody/things", ["image"], filters=[("lang", "=", "pl")], options=options)
     assert dataset[-1] == {"image": {"bytes": b"199", "path": "199.jpg"}}
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from image_cases import encoded, jpeg, photo
 from packing_cases import class_folders, feedline, packed
 from packing_cases import inspected as told
-from picture_cases import encoded, jpeg, photo
 from PIL import Image
 from tar_cases import write_tar
 
@@ -25,36 +25,36 @@ from feedline.stores import statistics
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    folder = class_folders(tmp_path / "pictures")
+def images(tmp_path: Path) -> Path:
+    folder = class_folders(tmp_path / "images")
     (folder / "cat" / "p.jpg").write_bytes(jpeg(640, 300, progressive=True))
     (folder / "dog" / "q.png").write_bytes(encoded(photo(90, 70), "PNG"))
     return folder
 
 
-def test_a_folder_of_classes(pictures: Path) -> None:
-    found = told(pictures)
+def test_a_folder_of_classes(images: Path) -> None:
+    found = told(images)
     assert found["samples"] == found["looked_at"] == 14
     assert found["fields"] == {"jpg": 13, "png": 1}
     assert found["classes"] == {"cat": 7, "dog": 7}
-    assert found["nbytes"] == sum(path.stat().st_size for path in pictures.rglob("*.*"))
+    assert found["nbytes"] == sum(path.stat().st_size for path in images.rglob("*.*"))
     assert found["headers"]["formats"] == {"JPEG": 13, "PNG": 1}
     assert found["headers"]["progressive"] == 1
     assert found["headers"]["shorter_sides"] == {"64–127": 1, "128–223": 12, "224–255": 0, "256–383": 1}
     assert found["order"] is None
 
 
-def test_shards_tell_the_same_and_more(pictures: Path, tmp_path: Path) -> None:
-    packed(pictures, tmp_path / "shards", "--shard-size", 5)
-    found, folder = told(tmp_path / "shards"), told(pictures)
+def test_shards_tell_the_same_and_more(images: Path, tmp_path: Path) -> None:
+    packed(images, tmp_path / "shards", "--shard-size", 5)
+    found, folder = told(tmp_path / "shards"), told(images)
     assert found["shards"] == [5, 5, 4]
     assert found["fields"] == {"cls": 14, "jpg": 13, "png": 1}
     for same in ("classes", "headers", "samples", "image_nbytes"):
         assert found[same] == folder[same]
 
 
-def test_pictures_with_a_grid_are_counted(tmp_path: Path) -> None:
-    packed(class_folders(tmp_path / "pictures", size=400), tmp_path / "shards", "--grid")
+def test_images_with_a_grid_are_counted(tmp_path: Path) -> None:
+    packed(class_folders(tmp_path / "images", size=400), tmp_path / "shards", "--grid")
     assert told(tmp_path / "shards")["with_grid"] == 12
     result = feedline("inspect", tmp_path / "shards")
     assert "12 of 12 images" in result.output
@@ -65,10 +65,10 @@ def test_labels_come_from_cls_or_json(tmp_path: Path) -> None:
     assert told(write_tar(tmp_path / "a.tar", members))["classes"] == {"3": 1, "dog": 1}
 
 
-def test_what_is_broken_is_named_and_fails(pictures: Path, tmp_path: Path) -> None:
-    bad = pictures / "cat" / "bad.jpg"
+def test_what_is_broken_is_named_and_fails(images: Path, tmp_path: Path) -> None:
+    bad = images / "cat" / "bad.jpg"
     bad.write_bytes(b"text")
-    found = told(pictures, code=1)
+    found = told(images, code=1)
     assert len(found["headers"]["broken"]) == 1
     assert str(bad) in found["headers"]["broken"][0]
     tar = write_tar(tmp_path / "a.tar", {"x.jpg": b"text", "y.jpg": jpeg(60, 40)})
@@ -89,10 +89,10 @@ def test_large_headers_are_read_whole(tmp_path: Path) -> None:
     assert told(write_tar(tmp_path / "a.tar", {"0.jpg": data}))["headers"]["formats"] == {"JPEG": 1}
 
 
-def test_only_some_samples_are_looked_into_when_told_so(pictures: Path) -> None:
-    found = told(pictures, "--limit", 4)
+def test_only_some_samples_are_looked_into_when_told_so(images: Path) -> None:
+    found = told(images, "--limit", 4)
     assert (found["samples"], found["looked_at"], sum(found["headers"]["formats"].values())) == (14, 4, 4)
-    assert "4 samples, evenly spaced" in feedline("inspect", pictures, "--limit", 4).output
+    assert "4 samples, evenly spaced" in feedline("inspect", images, "--limit", 4).output
 
 
 def test_places_are_spread_evenly() -> None:
@@ -101,16 +101,16 @@ def test_places_are_spread_evenly() -> None:
     assert len(set(spread(1_000_003, 1000))) == 1000
 
 
-def test_inspecting_writes_nothing(pictures: Path, tmp_path: Path) -> None:
+def test_inspecting_writes_nothing(images: Path, tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "a.tar", {"0.txt": b""})
     before = sorted(tmp_path.rglob("*"))
     told(tar)
-    told(pictures)
+    told(images)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_everything_fits_a_narrow_terminal(pictures: Path, tmp_path: Path) -> None:
-    packed(pictures, tmp_path / "shards", "--shard-size", 3)
+def test_everything_fits_a_narrow_terminal(images: Path, tmp_path: Path) -> None:
+    packed(images, tmp_path / "shards", "--shard-size", 3)
     (tmp_path / "shards" / "x.tar").write_bytes(b"no tar" * 500)
     result = feedline("inspect", tmp_path / "shards", "--order", "--window", 2, "--batch-size", 4)
     assert max(map(len, result.output.splitlines())) <= 60
@@ -118,17 +118,17 @@ def test_everything_fits_a_narrow_terminal(pictures: Path, tmp_path: Path) -> No
         assert word in result.output
 
 
-def test_a_contact_sheet_shows_the_pictures(pictures: Path, tmp_path: Path) -> None:
-    (pictures / "dog" / "bad.jpg").write_bytes(b"text")
+def test_a_contact_sheet_shows_the_images(images: Path, tmp_path: Path) -> None:
+    (images / "dog" / "bad.jpg").write_bytes(b"text")
     packed(class_folders(tmp_path / "other"), tmp_path / "decoded", "--decoded", "--shorter-side", 60)
-    for source, number in ((pictures, 15), (tmp_path / "decoded", 12)):
+    for source, number in ((images, 15), (tmp_path / "decoded", 12)):
         feedline("inspect", source, "--contact-sheet", tmp_path / "sheet.png")
         with Image.open(tmp_path / "sheet.png") as image:
             drawn = np.asarray(image.convert("L"))
             assert image.width == 8 + 6 * (176 + 8)
             assert image.height == 8 + -(-number // 6) * (176 + 34 + 8)
         first = drawn[8 : 8 + 176, 8 : 8 + 176]
-        assert first[-1].std() > 5, "the picture stands on its label"
+        assert first[-1].std() > 5, "the image stands on its label"
         assert drawn[8 + 176 : 8 + 176 + 34, 8 : 8 + 176].min() < 60, "dark letters"
 
 
@@ -159,8 +159,8 @@ def test_windows_are_judged_as_the_sampler_does() -> None:
     assert found.page_nbytes > 1000
 
 
-def test_what_has_no_shards_is_told_so_in_words(pictures: Path) -> None:
-    found = told(pictures, "--order")
+def test_what_has_no_shards_is_told_so_in_words(images: Path) -> None:
+    found = told(images, "--order")
     assert found["order"] is None
     assert any("there are no shards here" in note for note in found["notes"])
 
@@ -261,9 +261,9 @@ class TestFar:
             memory.pipe(f"/far/{path.name}", path.read_bytes())
         return "memory://far"
 
-    def test_they_tell_the_same_as_on_this_machine(self, memory: Any, pictures: Path, tmp_path: Path) -> None:
-        (pictures / "dog" / "profile.jpg").write_bytes(jpeg(64, 64, icc_profile=bytes(300_000)))
-        packed(pictures, tmp_path / "shards", "--shard-size", 5)
+    def test_they_tell_the_same_as_on_this_machine(self, memory: Any, images: Path, tmp_path: Path) -> None:
+        (images / "dog" / "profile.jpg").write_bytes(jpeg(64, 64, icc_profile=bytes(300_000)))
+        packed(images, tmp_path / "shards", "--shard-size", 5)
         write_tar(tmp_path / "shards" / "x.tar", {"broken.jpg": jpeg(64, 64)[:100], "broken.cls": b"1"})
         near = told(tmp_path / "shards", "--order", code=1)
         survey = told(self.put(memory, tmp_path / "shards"), "--order", code=1)

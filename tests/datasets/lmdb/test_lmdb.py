@@ -19,7 +19,7 @@ import torch
 from format_cases import all_ways_agree, equal, hidden
 from record_files import filled
 from torch.utils.data import DataLoader
-from writers.values import jpeg, picture
+from writers.values import jpeg, random_image
 
 import feedline as fl
 from feedline.core.dataset import BatchRead
@@ -212,11 +212,11 @@ class TestValues:
         assert equal(LMDB(path, decode="npy").__getitems__([2, 0]), [torch.arange(3.0), torch.arange(1.0)])
         assert LMDB(path, decode=len)[0] == len(npy(arrays[0]))
 
-    def test_pictures_without_a_transform_are_pils(self, tmp_path: Path) -> None:
+    def test_images_without_a_transform_are_pils(self, tmp_path: Path) -> None:
         path = filled(tmp_path / "jpegs", {b"0": jpeg(1)})
-        assert LMDB(path, decode="image")[0].size == picture(1).size
+        assert LMDB(path, decode="image")[0].size == random_image(1).size
 
-    def test_transforms_of_pictures_see_no_pil(self, tmp_path: Path) -> None:
+    def test_transforms_of_images_see_no_pil(self, tmp_path: Path) -> None:
         path = filled(tmp_path / "jpegs", {b"%02d" % i: jpeg(i, (40, 30)) for i in range(COUNT)})
         transform = Compose([RandomResizedCrop(16), ToTensor()])
         dataset = LMDB(path, decode="image", transform=transform)

@@ -30,7 +30,7 @@ DEEP = b"[" * 100_000
 
 
 def png(broken: bool) -> bytes:
-    """A picture of several chunks, in which the name of the second one lost a bit."""
+    """An image of several chunks, in which the name of the second one lost a bit."""
     file = io.BytesIO()
     noise = np.random.default_rng(0).integers(0, 255, (300, 300, 3)).astype(np.uint8)
     PIL.Image.fromarray(noise).save(file, "PNG")
@@ -41,7 +41,7 @@ def png(broken: bool) -> bytes:
 
 
 def avif() -> bytes:
-    """Two thirds of a picture."""
+    """Two thirds of an image."""
     file = io.BytesIO()
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3)).astype(np.uint8)
     PIL.Image.fromarray(noise).save(file, "AVIF")
@@ -49,7 +49,7 @@ def avif() -> bytes:
 
 
 def dds() -> bytes:
-    """A picture in a format that Pillow does not know yet."""
+    """An image in a format that Pillow does not know yet."""
     head = bytearray(128)
     head[:8] = b"DDS " + struct.pack("<I", 124)
     head[12:20] = struct.pack("<II", 4, 4)
@@ -79,10 +79,8 @@ def claims(data: bytes, nbytes: int) -> bytes:
     return data[:at] + struct.pack("<I", nbytes) + data[at + 4 :]
 
 
-class TestPictures:
-    @pytest.mark.parametrize(
-        "data", [png(broken=True), avif(), dds(), b"no picture"], ids=["png", "avif", "dds", "none"]
-    )
+class TestImages:
+    @pytest.mark.parametrize("data", [png(broken=True), avif(), dds(), b"no image"], ids=["png", "avif", "dds", "none"])
     def test_whatever_pillow_raises_is_told_with_the_name(self, tmp_path: Path, data: bytes) -> None:
         (tmp_path / "a.png").write_bytes(data)
         message = r"a.png cannot be decoded as image \(\w+: .*\); rewrite it, or pass on_error='skip' to the loader"
@@ -97,14 +95,14 @@ class TestPictures:
         with pytest.raises(SampleError, match=r"here cannot be decoded as png \(SyntaxError: "):
             decoder(memoryview(png(broken=True)), None, lambda: "here")
 
-    def test_pictures_that_pillow_finds_too_large(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_images_that_pillow_finds_too_large(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "a.png").write_bytes(png(broken=False))
         monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
         with pytest.raises(SampleError, match=r"; raise PIL.Image.MAX_IMAGE_PIXELS to read such large images.*skip"):
             Files(tmp_path / "a.png", decode="image")[0]
 
     def test_so_it_is_in_folders_and_tars(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        tar = TarShards(write_tar(tmp_path / "a.tar", {"a.png": png(broken=False), "b.jpg": b"no picture"}))
+        tar = TarShards(write_tar(tmp_path / "a.tar", {"a.png": png(broken=False), "b.jpg": b"no image"}))
         (tmp_path / "folder").mkdir()
         (tmp_path / "folder/a.png").write_bytes(png(broken=True))
         with pytest.raises(SampleError, match=r"a.png cannot be read as an image \(SyntaxError: .*; replace or remove"):

@@ -73,18 +73,18 @@ class TestSamples:
         dataset[3].fill_(99)
         assert dataset[3].tolist() == [[3, 3], [3, 3]]
 
-    def test_pictures(self, folder: Path) -> None:
-        assert LitData(folder / "pictures")[2]["image"].size == (24, 18)
+    def test_images(self, folder: Path) -> None:
+        assert LitData(folder / "images")[2]["image"].size == (24, 18)
         small = fl.transforms.Compose([fl.transforms.Resize((6, 5)), fl.transforms.ToTensor()])
-        dataset = LitData(folder / "pictures", transform={"image": small})
+        dataset = LitData(folder / "images", transform={"image": small})
         with fl.DataLoader(dataset, 4, num_workers=2) as loader:
             batch = next(iter(loader))
         assert batch["image"].shape == (4, 3, 6, 5)
         assert batch["label"].tolist() == [0, 1, 2, 3]
 
-    def test_batches_of_pictures_are_made_in_place(self, folder: Path) -> None:
+    def test_batches_of_images_are_made_in_place(self, folder: Path) -> None:
         crop = fl.transforms.Compose([fl.transforms.RandomResizedCrop(6), fl.transforms.ToTensor()])
-        dataset = LitData(folder / "pictures", transform={"image": crop})
+        dataset = LitData(folder / "images", transform={"image": crop})
         torch.manual_seed(1)
         theirs = default_collate([dataset[i] for i in (3, -1, 2)])
         torch.manual_seed(1)
@@ -92,7 +92,7 @@ class TestSamples:
         with fl.DataLoader(dataset, 4, seed=4) as loader, fl.DataLoader(dataset, 4, seed=4, on_error="skip") as slow:
             assert equal(list(loader), list(slow))
         for other in ({}, {"transform": {"image": lambda image: image.size}}, {"transform": str}):
-            assert reader_of(LitData(folder / "pictures", **other)) is None
+            assert reader_of(LitData(folder / "images", **other)) is None
 
     @pytest.mark.parametrize(
         "sample",
@@ -153,9 +153,9 @@ class TestSamples:
         rows = LitData(folder / "rows", columns=("more.flag", "id"), transform={"id": str})
         assert rows[2] == {"id": "2", "more": {"flag": True}}
         small = fl.transforms.Compose([fl.transforms.Resize((6, 5)), fl.transforms.ToTensor()])
-        pictures = LitData(folder / "pictures", columns=["image"], transform={"image": small})
-        batch = pictures.read_batch(BatchRead(np.array([3, 1]), fl.core.tensors.allocate_tensor))
-        assert equal(batch, default_collate([pictures[3], pictures[1]]))
+        images = LitData(folder / "images", columns=["image"], transform={"image": small})
+        batch = images.read_batch(BatchRead(np.array([3, 1]), fl.core.tensors.allocate_tensor))
+        assert equal(batch, default_collate([images[3], images[1]]))
 
     def test_leaves_that_are_not_there(self, folder: Path) -> None:
         with pytest.raises(ArgumentError, match=r"the samples of .*batch have no leaf 'y'; they have x, id"):

@@ -130,8 +130,8 @@ class TestValues:
             decode_function(encoding)(memoryview(data))
 
 
-class TestPictures:
-    def test_batches_of_pictures_are_made_in_place(self, folder: Path) -> None:
+class TestImages:
+    def test_batches_of_images_are_made_in_place(self, folder: Path) -> None:
         crop = fl.transforms.Compose([fl.transforms.RandomResizedCrop(6), fl.transforms.ToTensor()])
         dataset = MDS(folder / "plain", columns=["jpeg", "int", "str"], transform={"jpeg": crop})
         with (
@@ -154,7 +154,7 @@ class TestPictures:
         assert dataset[3] == {"png": (9, 7), "int": "3"}
         assert reader_of(dataset) is None
 
-    def test_a_damaged_picture_is_named(self, copy: Path) -> None:
+    def test_a_damaged_image_is_named(self, copy: Path) -> None:
         shard = copy / "shard.00000.mds"
         data = bytearray(shard.read_bytes())
         at = data.index(b"\xff\xd8\xff")

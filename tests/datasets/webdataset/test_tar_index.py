@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from picture_cases import encoded, jpeg, photo
-from tar_cases import npy, pictures, write_tar
+from image_cases import encoded, jpeg, photo
+from tar_cases import image_members, npy, write_tar
 
 from feedline.datasets import array_container
 from feedline.datasets.paths import find
@@ -84,10 +84,10 @@ class TestGrouping:
         with pytest.raises(ShardError, match=r"'img.01024.jpg' would be field .* first dot of the base name. Rename"):
             build_index(path)
 
-    def test_pictures_of_all_kinds_have_dimensions(self, tmp_path: Path) -> None:
+    def test_images_of_all_kinds_have_dimensions(self, tmp_path: Path) -> None:
         held = {
             "a.png": encoded(photo(30, 20), "PNG"),
-            "b.png": b"no picture",
+            "b.png": b"no image",
             "c.npy": npy(np.zeros((5, 6, 3), np.uint8)),
             "d.npy": npy(np.zeros(7)),
             "e.npy": b"",
@@ -378,7 +378,7 @@ class TestOpenShards:
 def test_an_index_that_is_kept_in_memory_is_built_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tars = [str(write_tar(tmp_path / f"{n}.tar", pictures(2, 2 * n))) for n in range(3)]
+    tars = [str(write_tar(tmp_path / f"{n}.tar", image_members(2, 2 * n))) for n in range(3)]
     prints = [build_index(tar).head.fingerprint for tar in tars]
 
     def refusing(path: str, *_: Any) -> None:
