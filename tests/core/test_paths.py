@@ -48,7 +48,7 @@ OPEN: dict[str, tuple[Callable[[Any], object], str]] = {
 
 
 @pytest.mark.parametrize("near", OPEN)
-def test_a_path_that_is_not_there_is_told_with_a_near_one(data: Path, near: str) -> None:
+def test_a_path_that_is_not_there_is_reported_with_a_near_one(data: Path, near: str) -> None:
     open_, wrong = OPEN[near]
     gone = wrong.partition("/")[0]
     with pytest.raises(FileNotFoundError) as caught:
@@ -110,7 +110,7 @@ def test_a_folder_of_that_name_is_meant_itself(data: Path, monkeypatch: pytest.M
     monkeypatch.chdir(data)
     (data / "~").mkdir()
     assert expand_user("~/x") == "~/x"
-    assert expand_user("~backup-of-nobody.tar") == "~backup-of-nobody.tar"
+    assert expand_user("~backup-of-none.tar") == "~backup-of-none.tar"
 
 
 def test_a_folder_that_cannot_be_made(data: Path) -> None:

@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_files_are_bytes_unless_told_otherwise(folder: Path) -> None:
+def test_files_are_bytes_unless_asked_otherwise(folder: Path) -> None:
     assert Files([folder / "1.txt", folder / "0.txt"]).__getitems__([0, 1]) == [b"text 1", b"text 0"]
     assert Files(folder / "*.txt", decode="text")[-1] == "text 5"
     assert Files(str(folder / "{2,1}.npy"), decode="npy")[0].tolist() == [[2, 2], [2, 2]]

@@ -48,7 +48,7 @@ def equal(found: Columns, expected: Columns = CONTENT) -> bool:
 
 
 class TestArrays:
-    def test_any_damage_is_told(self, tmp_path: Path) -> None:
+    def test_any_damage_is_reported(self, tmp_path: Path) -> None:
         path = tmp_path / "x"
         array_container.write(str(path), {"a": "é"}, CONTENT)
         assert equal(array_container.open_mapped(str(path)).arrays)
@@ -72,15 +72,15 @@ class TestArrays:
             with pytest.raises(SampleError, match=r"x is damaged: the checksum of its array 'names' does not match"):
                 read(str(path))
 
-    def test_an_older_version_is_told_with_the_remedy(self, tmp_path: Path) -> None:
+    def test_an_older_version_is_reported_with_the_remedy(self, tmp_path: Path) -> None:
         path = tmp_path / "x"
         array_container.write(str(path), {}, CONTENT)
         data = bytearray(path.read_bytes())
         data[16] = 1
         path.write_bytes(data)
-        with pytest.raises(SampleError, match=r"version 1 of the format; this feedline reads 3") as told:
+        with pytest.raises(SampleError, match=r"version 1 of the format; this feedline reads 3") as caught:
             array_container.read_table(str(path))
-        assert told.value.__notes__ == ["Remove the file, and it is built again."]
+        assert caught.value.__notes__ == ["Remove the file, and it is built again."]
 
 
 class TestBuiltIndex:
@@ -100,7 +100,7 @@ class TestBuiltIndex:
             f"feedline: the index {path} is built again ({path} is damaged: the checksum of its table does not match)"
         ]
 
-    def test_damaged_arrays_are_made_anew_when_they_are_used(
+    def test_damaged_arrays_are_made_again_when_they_are_used(
         self, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         good = path.read_bytes()
@@ -124,7 +124,7 @@ class TestBuiltIndex:
         ):
             opened.open_arrays()
 
-    def test_what_is_not_the_same_when_it_is_made_anew_is_refused(self, path: Path) -> None:
+    def test_what_is_not_the_same_when_it_is_made_again_is_refused(self, path: Path) -> None:
         other = {"starts": CONTENT["starts"][:9]}
         good = path.read_bytes()
         replace(path, good[:-60] + b"\xff" + good[-59:])

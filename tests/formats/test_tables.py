@@ -225,7 +225,7 @@ def test_footers_that_are_longer_than_what_is_read_first(bucket: Both) -> None:
         assert [sample["column 77"].item() for sample in dataset.__getitems__([0, 49])] == [77, 126]
 
 
-def test_first_reading_is_told(bucket: Both, caplog: pytest.LogCaptureFixture) -> None:
+def test_first_reading_is_reported(bucket: Both, caplog: pytest.LogCaptureFixture) -> None:
     bucket.write("a.parquet", parquet(TABLE))
     bucket.write("a.arrow", arrow(TABLE, stream=True))
     with caplog.at_level(logging.INFO, "feedline"):

@@ -199,9 +199,9 @@ class TestBadInput:
     ) -> None:
         _, far = both(memory, folder, "numbers")
         [place] = home.rglob("*train-000.tar.index")
-        told, held = array_container.open_mapped(str(place))
+        reported, held = array_container.open_mapped(str(place))
         sizes = np.full_like(held["sizes"], 0xFFFF)
-        array_container.write(str(place), told, {**held, "sizes": sizes})
+        array_container.write(str(place), reported, {**held, "sizes": sizes})
         fresh = pickle.loads(pickle.dumps(far))
         with pytest.raises((ShardError, RangeError), match=r"memory://far/train-000.tar"):
             fresh[0]

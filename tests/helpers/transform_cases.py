@@ -39,7 +39,7 @@ def png(array: Pixels) -> bytes:
 
 
 def first_recipe(transform: Transform) -> images.Recipe:
-    """What the kernels are told of a pipeline that begins with a window."""
+    """The recipe that the kernels get for a pipeline that begins with a window."""
     step: Any = transform.plan.steps[0].step
     recipe: images.Recipe = step.recipe
     return recipe

@@ -91,8 +91,8 @@ def test_headers() -> None:
     exif = Image.Exif()
     exif[0x0112] = 8
     assert images.probe(jpeg(70, 50, sampling="gray")) == images.Header(70, 50, "JPEG", 1, False, 1)
-    told = images.probe(jpeg(70, 50, progressive=True, exif=exif.tobytes()))
-    assert told == images.Header(70, 50, "JPEG", 3, True, 8)
+    reported = images.probe(jpeg(70, 50, progressive=True, exif=exif.tobytes()))
+    assert reported == images.Header(70, 50, "JPEG", 3, True, 8)
     assert images.probe(np.zeros((5, 7, 3), np.uint8)) == images.Header(7, 5, "pixels", 3, False, 1)
 
 
@@ -127,27 +127,27 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_cannot_be_read_is_told_with_its_address(kind: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_reported_with_its_address(kind: str, tmp_path: Path) -> None:
     data, reason = BAD[kind]
     path = tmp_path / "bad.jpg"
     path.write_bytes(data)
-    with pytest.raises(images.ImageError, match=reason) as told:
+    with pytest.raises(images.ImageError, match=reason) as caught:
         images.read_one(str(path), RECIPE)
-    assert str(told.value).startswith(f"{path} could not be read: ")
-    assert told.value.row is None
+    assert str(caught.value).startswith(f"{path} could not be read: ")
+    assert caught.value.row is None
     with pytest.raises(images.ImageError, match=rf"^the image could not be read: .*({reason})"):
         images.decode(data)
     out = np.zeros((4, 24, 32, 3), np.uint8)
     good = jpeg(60, 40)
     for threads in (1, 3):
-        with pytest.raises(images.ImageError, match=rf"^the image in row 2 could not be read: .*({reason})") as told:
+        with pytest.raises(images.ImageError, match=rf"^the image in row 2 could not be read: .*({reason})") as caught:
             images.read_batch([good, encoded(photo(9, 9), "PNG"), data, b"worse"], RECIPE, out, threads=threads)
-        assert told.value.row == 2
-        assert isinstance(told.value, SampleError)
-        assert isinstance(told.value, ValueError)
+        assert caught.value.row == 2
+        assert isinstance(caught.value, SampleError)
+        assert isinstance(caught.value, ValueError)
 
 
-def test_the_remedy_is_told() -> None:
+def test_the_remedy_is_reported() -> None:
     with pytest.raises(images.ImageError, match="Replace or remove it, or pass on_error='skip' to the loader"):
         images.decode(b"")
 
@@ -199,9 +199,7 @@ def test_an_impossible_marker_is_named() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}], ids="".join)
-def test_truncated_files_are_read_where_pillow_is_told_to(
-    options: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncated_files_are_read_where_pillow_may(options: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     data = jpeg(200, 200, quality=90, **options)
     cut = data[: len(data) * 2 // 3]
     recipe = Recipe((40, 40), images.RandomBox(), flip=0.5)
@@ -259,10 +257,10 @@ def test_pillows_limit_on_pixels_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_errors_travel_between_processes() -> None:
-    with pytest.raises(images.ImageError) as told:
+    with pytest.raises(images.ImageError) as caught:
         images.read_batch([b""], RECIPE, np.zeros((1, 24, 32, 3), np.uint8))
-    copy = pickle.loads(pickle.dumps(told.value))
-    assert (str(copy), copy.row) == (str(told.value), 0)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.row) == (str(caught.value), 0)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_rows_are_pillows(sampling: str, crop: CropPolicy, interpolation: str) -
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_region_is_cut_from_the_whole_exactly(sampling: str, progressive: bool) -> None:
-    """What is left undecoded around a box cannot be told from the pixels."""
+    """What is left undecoded around a box cannot be seen in the pixels."""
     data = jpeg(331, 203, sampling=sampling, progressive=progressive, quality=95)
     pixels = np.asarray(rgb(data))
     recipe = Recipe((50, 50), images.RandomBox((0.001, 0.3), (0.1, 10)))

@@ -85,7 +85,7 @@ MADE: dict[str, Callable[[Path], Any]] = {
     ),
     "litdata": lambda folder: LitData(written("litdata_chunks") / "batch"),
     "litdata rows": lambda folder: LitData(
-        written("litdata_chunks") / "mixed", transform={"x": noisy, "told.words": len, "told.deep": len}
+        written("litdata_chunks") / "mixed", transform={"x": noisy, "mapping.words": len, "mapping.deep": len}
     ),
     "litdata tokens": lambda folder: LitDataTokens(written("litdata_chunks") / "tokens", 9),
     "sql": lambda folder: SQLManifest(
@@ -143,7 +143,7 @@ def test_torchs_own_loader_gives_the_same(dataset: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork\\(\\) may lead to deadlocks:DeprecationWarning")
-def test_what_was_open_before_a_fork_is_opened_anew(dataset: Any) -> None:
+def test_what_was_open_before_a_fork_is_opened_again(dataset: Any) -> None:
     with fl.DataLoader(dataset, 6, seed=3) as loader:
         inline = list(loader)  # opens everything in this process
     with fl.DataLoader(dataset, 6, seed=3, num_workers=2, multiprocessing_context="fork") as loader:

@@ -401,7 +401,7 @@ def test_a_timeout_loses_nothing(in_order: bool) -> None:
         assert lists(batches) == [[0]]
 
 
-def test_threads_that_were_told_to_go_do_not_keep_the_pool_from_closing(no_debris: Any) -> None:
+def test_threads_that_were_asked_to_end_do_not_keep_the_pool_from_closing(no_debris: Any) -> None:
     dataset = Gated()
     loader = fl.DataLoader(Subset(dataset, [0, 1, 2, 0, 3, 0]), 1, num_workers=2, worker_method="thread")
     iter(loader)

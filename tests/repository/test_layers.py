@@ -93,5 +93,5 @@ def test_a_loader_does_without_the_datasets() -> None:
         "print([name for name in heavy if f'feedline.{name}' in sys.modules])\n"
         "print([name for name in fl.__all__ if not hasattr(fl, name)])"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert told == "[]\n[]\n"
+    reported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert reported == "[]\n[]\n"

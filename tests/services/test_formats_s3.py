@@ -190,7 +190,7 @@ def test_markers_of_folders_are_no_data(put: Any, markers: list[str]) -> None:
 
 
 class TestTars:
-    def test_indexes_made_by_the_command_and_put_beside_the_objects(self, s3: S3, tmp_path: Path) -> None:
+    def test_indexes_made_by_the_command_and_put_next_to_the_objects(self, s3: S3, tmp_path: Path) -> None:
         (tmp_path / "tars").mkdir()
         image_shards(tmp_path / "tars", SIZES)
         bucket = s3.bucket(contents(tmp_path / "tars"))

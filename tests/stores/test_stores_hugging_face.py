@@ -33,13 +33,13 @@ JSON = {"Content-Type": "application/json"}
 
 
 class Hub(Handler):
-    """Answers for the one dataset `somebody/things`, which holds FILES."""
+    """Answers for the one dataset `someone/things`, which holds FILES."""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        api, resolved = "/api/datasets/somebody/things", "/datasets/somebody/things/resolve/main/"
+        api, resolved = "/api/datasets/someone/things", "/datasets/someone/things/resolve/main/"
         if path in (api, f"{api}/revision/main"):
-            self.answer(200, json.dumps({"id": "somebody/things", "sha": "0" * 40}).encode(), JSON)
+            self.answer(200, json.dumps({"id": "someone/things", "sha": "0" * 40}).encode(), JSON)
         elif path.startswith(f"{api}/tree/main"):
             folder = path.removeprefix(f"{api}/tree/main").lstrip("/")
             found = [
@@ -69,7 +69,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
 @pytest.mark.parametrize("cached", [False, True], ids=["direct", "cached"])
 def test_a_dataset_is_read_where_it_lies(options: dict[str, Any], cached: bool, tmp_path: Path) -> None:
     cache = tmp_path / "cache" if cached else None
-    address = "hf://datasets/somebody/things/data/**/*.parquet"
+    address = "hf://datasets/someone/things/data/**/*.parquet"
     dataset = Parquet(address, ["x", "lang"], cache=cache, options=options)
     with fl.DataLoader(dataset, 32, shuffle=True, seed=0, num_workers=2, worker_method="thread") as loader:
         batches = list(loader)
@@ -78,10 +78,10 @@ def test_a_dataset_is_read_where_it_lies(options: dict[str, Any], cached: bool, 
 
 
 def test_images_come_as_their_bytes(options: dict[str, Any]) -> None:
-    dataset = Parquet("hf://datasets/somebody/things", ["image"], filters=[("lang", "=", "pl")], options=options)
+    dataset = Parquet("hf://datasets/someone/things", ["image"], filters=[("lang", "=", "pl")], options=options)
     assert dataset[-1] == {"image": {"bytes": b"199", "path": "199.jpg"}}
 
 
 def test_a_dataset_that_is_not_there_is_named(options: dict[str, Any]) -> None:
-    with pytest.raises(stores.ObjectNotFoundError, match=r"hf://datasets/somebody/else/x\.parquet"):
-        Parquet("hf://datasets/somebody/else/x.parquet", options=options)
+    with pytest.raises(stores.ObjectNotFoundError, match=r"hf://datasets/someone/else/x\.parquet"):
+        Parquet("hf://datasets/someone/else/x.parquet", options=options)

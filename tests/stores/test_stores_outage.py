@@ -57,14 +57,14 @@ class FailingServer:
         data = self.objects.get(unquote(url.path).removeprefix("/b/"))
         if data is None:
             return 404, {}, b""
-        told = {"ETag": '"1"', "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT", "Accept-Ranges": "bytes"}
+        reported = {"ETag": '"1"', "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT", "Accept-Ranges": "bytes"}
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range") or "")
         if wanted is None or not self.ranges:
-            return 200, told, data
+            return 200, reported, data
         start, stop = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
         if start >= len(data):
             return 416, {}, b""
-        return 206, {**told, "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}, data[start:stop]
+        return 206, {**reported, "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}, data[start:stop]
 
     def page(self, query: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
         self.pages += 1
@@ -162,7 +162,7 @@ READS: dict[str, Callable[[stores.Store], object]] = {
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("status", [None, 500], ids=["silent", "failing"])
 @pytest.mark.parametrize("cached", [False, True], ids=["bare", "cached"])
-def test_waits_for_a_store_end_when_nobody_wants_them(
+def test_waits_for_a_store_end_when_not_wanted(
     server: FailingServer, tmp_path: Path, read: str, status: int | None, cached: bool
 ) -> None:
     server.status, server.silent = status, status is None
@@ -302,7 +302,7 @@ def test_ranges_beyond_the_end(ten_bytes: stores.Store, start: int, stop: int | 
         ten_bytes.read("f", start, stop)
 
 
-def test_a_huge_range_of_another_version_is_told_as_such(server: FailingServer) -> None:
+def test_a_huge_range_of_another_version_is_reported_as_such(server: FailingServer) -> None:
     server.objects["f"] = b"0123456789"
     with pytest.raises(stores.ObjectChangedError, match="version old was asked for"):
         opened(server).read("f", 0, 1 << 50, version="old")

@@ -26,7 +26,7 @@ from feedline.stores.statuses import Refusal, error_for
 
 
 class FakeClock:
-    """Time that passes only while somebody waits."""
+    """Time that passes only during waits."""
 
     def __init__(self) -> None:
         self.time, self.waits = 0.0, list[float]()
@@ -89,7 +89,7 @@ def test_only_the_deadline_ends_attempts_unless_a_number_is_given() -> None:
         attempts.run(failing(10_000), "x")
 
 
-def test_a_store_that_fails_for_long_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_fails_for_long_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     attempts = Attempts(Retry(first_wait_s=2, longest_wait_s=2), FakeClock(), lambda: 1.0)
     attempts.run(failing(3), "s3://b/short")
     attempts.run(failing(30), "s3://b/long")

@@ -239,7 +239,7 @@ def test_a_limit_never_reaches_zero_and_holds() -> None:
     assert most == 1
 
 
-def test_a_wait_for_a_slot_can_be_cancelled_and_passes_the_slot_on() -> None:
+def test_a_wait_for_a_slot_can_be_canceled_and_passes_the_slot_on() -> None:
     limit = ConcurrencyLimit(2)
     for _ in range(10):
         failing_slot(limit)
@@ -250,7 +250,7 @@ def test_a_wait_for_a_slot_can_be_cancelled_and_passes_the_slot_on() -> None:
             try:
                 limit.run(lambda: ended.append("entered"))
             except WaitCancelledError:
-                ended.append("cancelled")
+                ended.append("canceled")
 
     def hold() -> None:
         waiter = threading.Thread(target=wait)
@@ -262,4 +262,4 @@ def test_a_wait_for_a_slot_can_be_cancelled_and_passes_the_slot_on() -> None:
 
     limit.run(hold)
     good_slot(limit)
-    assert ended == ["cancelled"]
+    assert ended == ["canceled"]

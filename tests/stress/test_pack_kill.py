@@ -34,7 +34,7 @@ def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
 def finish(images: Path, folder: Path) -> int:
     """Run to the end; how many shards were kept."""
     return pack(
-        [str(images)], folder, PackOptions(shard_size=ShardSize(samples=7), grid=True), 2, lambda told: None
+        [str(images)], folder, PackOptions(shard_size=ShardSize(samples=7), grid=True), 2, lambda reported: None
     ).kept
 
 

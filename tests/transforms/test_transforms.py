@@ -308,7 +308,7 @@ def test_arguments_that_cannot_work_are_named_with_a_remedy(build: Any, message:
     ],
 )
 @pytest.mark.parametrize("transform", [T.RandomResizedCrop(4), T.Resize(4), T.RandomCrop(4), T.ColorJitter(0.1)])
-def test_what_is_no_image_is_told(transform: T.Transform, image: Any, message: str) -> None:
+def test_what_is_no_image_is_reported(transform: T.Transform, image: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         transform(image)
 
@@ -325,7 +325,7 @@ def test_a_file_that_is_no_image_is_named(transform: T.Transform, tmp_path: Path
         transform(jpeg(random_image())[:30])
 
 
-def test_images_that_are_too_small_are_told() -> None:
+def test_images_that_are_too_small_are_reported() -> None:
     with pytest.raises(SampleError, match=r"RandomCrop.*more than an image of 90 × 120 pixels.*pad_if_needed=True"):
         T.RandomCrop(100)(random_image())
     with pytest.raises(SampleError, match=r"GaussianBlur.*reaches beyond an image of 90 × 120 pixels"):

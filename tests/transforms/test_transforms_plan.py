@@ -237,7 +237,7 @@ def test_the_batch_lies_in_the_memory_that_was_given() -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("row", [0, 5, 37])
-def test_a_bad_image_is_told_with_its_row_and_path(transform: T.Transform, row: int, tmp_path: Path) -> None:
+def test_a_bad_image_is_reported_with_its_row_and_path(transform: T.Transform, row: int, tmp_path: Path) -> None:
     sources: list[Any] = [random_image()] * 40
     sources[row] = b"no image"
     with pytest.raises(images.ImageError, match=r"could not be read") as caught:
@@ -252,7 +252,7 @@ def test_a_bad_image_is_told_with_its_row_and_path(transform: T.Transform, row: 
 
 
 @pytest.mark.parametrize("row", [0, 20])
-def test_an_image_that_does_not_fit_is_told_with_its_row(row: int) -> None:
+def test_an_image_that_does_not_fit_is_reported_with_its_row(row: int) -> None:
     sources = [random_image()] * 30
     sources[row] = random_image(8, 8)
     with pytest.raises(SampleError, match=rf"the image in row {row}: RandomCrop.* of 8 × 8 pixels") as caught:

@@ -1,4 +1,4 @@
-"""Caches: values per process, least recently used, loaded once, and results of functions."""
+"""Caches: per process, of recently used values, loaded once, of results."""
 
 from __future__ import annotations
 

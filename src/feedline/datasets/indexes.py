@@ -49,7 +49,7 @@ class IndexFileWarning(RuntimeWarning):
 
 
 class IndexFile:
-    """A file of arrays about something else, which can be built again at any time.
+    """A file of arrays that can be built again at any time.
 
     `about` says what the arrays describe, in which state. It is stored with them. A file that is missing, damaged or
     about something else counts as absent. Writing replaces the file as a whole: who has mapped the older one keeps it.
@@ -64,7 +64,7 @@ class IndexFile:
         return self._find(files.open_mapped)
 
     def find_table(self) -> files.ArrayTable | None:
-        """The table of the arrays, by one small read; None if the file is absent."""
+        """Read the table of the arrays; None if the file is absent."""
         return self._find(files.read_table)
 
     def write(self, arrays: Columns) -> bool:
@@ -121,10 +121,11 @@ def read_adjacent(blob: RemoteBlob, name: str) -> files.NamedArrays:
 
 
 class BuiltIndex(IndexFile):
-    """The index file of one file or object: arrays that `build()` computes from it.
+    """The index file of one file or object.
 
-    `state` is the state of the file or object. An absent index is built at once. If it cannot be written, the arrays
-    stay in memory. Pickles as its path, without the ability to build it again; as arrays where there is no file.
+    `build()` computes its arrays from the content, and `state` is the state of the file or object. An absent index is
+    built at once. If it cannot be written, the arrays stay in memory. Pickles as its path, without the ability to build
+    it again; as arrays where there is no file.
     """
 
     def __init__(self, path: Pathlike, state: tuple[int, str], build: Callable[[], Columns]) -> None:
@@ -144,7 +145,7 @@ class BuiltIndex(IndexFile):
         return arrays
 
     def open_arrays(self) -> Columns:
-        """Map the arrays on each call, so that few index files stay open."""
+        """Map the arrays on each call, so that few files stay open."""
         if self._in_memory is not None:
             return self._in_memory
         try:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from image_cases import encoded, jpeg, photo
-from packing_cases import class_folders, feedline, packed
-from packing_cases import inspected as told
+from packing_cases import class_folders, feedline, inspected, packed
 from PIL import Image
 from tar_cases import write_tar
 
@@ -33,7 +32,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def test_a_folder_of_classes(images: Path) -> None:
-    found = told(images)
+    found = inspected(images)
     assert found["samples"] == found["looked_at"] == 14
     assert found["fields"] == {"jpg": 13, "png": 1}
     assert found["classes"] == {"cat": 7, "dog": 7}
@@ -46,7 +45,7 @@ def test_a_folder_of_classes(images: Path) -> None:
 
 def test_shards_tell_the_same_and_more(images: Path, tmp_path: Path) -> None:
     packed(images, tmp_path / "shards", "--shard-size", 5)
-    found, folder = told(tmp_path / "shards"), told(images)
+    found, folder = inspected(tmp_path / "shards"), inspected(images)
     assert found["shards"] == [5, 5, 4]
     assert found["fields"] == {"cls": 14, "jpg": 13, "png": 1}
     for same in ("classes", "headers", "samples", "image_nbytes"):
@@ -55,25 +54,25 @@ def test_shards_tell_the_same_and_more(images: Path, tmp_path: Path) -> None:
 
 def test_images_with_a_grid_are_counted(tmp_path: Path) -> None:
     packed(class_folders(tmp_path / "images", size=400), tmp_path / "shards", "--grid")
-    assert told(tmp_path / "shards")["with_grid"] == 12
+    assert inspected(tmp_path / "shards")["with_grid"] == 12
     result = feedline("inspect", tmp_path / "shards")
     assert "12 of 12 images" in result.output
 
 
 def test_labels_come_from_cls_or_json(tmp_path: Path) -> None:
     members = {"0.cls": b"3\n", "1.json": b'{"label": "dog"}', "2.json": b"[1]", "3.json": b"{", "4.txt": b"none"}
-    assert told(write_tar(tmp_path / "a.tar", members))["classes"] == {"3": 1, "dog": 1}
+    assert inspected(write_tar(tmp_path / "a.tar", members))["classes"] == {"3": 1, "dog": 1}
 
 
 def test_what_is_broken_is_named_and_fails(images: Path, tmp_path: Path) -> None:
     bad = images / "cat" / "bad.jpg"
     bad.write_bytes(b"text")
-    found = told(images, code=1)
+    found = inspected(images, code=1)
     assert len(found["headers"]["broken"]) == 1
     assert str(bad) in found["headers"]["broken"][0]
     tar = write_tar(tmp_path / "a.tar", {"x.jpg": b"text", "y.jpg": jpeg(60, 40)})
     (tmp_path / "b.tar").write_bytes(b"no tar" * 500)
-    found = told(tar, tmp_path / "b.tar", code=1)
+    found = inspected(tar, tmp_path / "b.tar", code=1)
     assert f"{tar}: member 'x.jpg'" in found["headers"]["broken"][0]
     assert str(tmp_path / "b.tar") in found["unreadable"][0]
     assert found["samples"] == 2
@@ -81,16 +80,16 @@ def test_what_is_broken_is_named_and_fails(images: Path, tmp_path: Path) -> None
 
 def test_keys_of_several_shards_are_named(tmp_path: Path) -> None:
     tars = [write_tar(tmp_path / f"{i}.tar", {"same.txt": b"", f"{i}.txt": b""}) for i in range(2)]
-    assert told(*tars)["repeated_keys"] == ["same"]
+    assert inspected(*tars)["repeated_keys"] == ["same"]
 
 
 def test_large_headers_are_read_whole(tmp_path: Path) -> None:
     data = encoded(photo(60, 40), icc_profile=bytes(200_000))
-    assert told(write_tar(tmp_path / "a.tar", {"0.jpg": data}))["headers"]["formats"] == {"JPEG": 1}
+    assert inspected(write_tar(tmp_path / "a.tar", {"0.jpg": data}))["headers"]["formats"] == {"JPEG": 1}
 
 
-def test_only_some_samples_are_looked_into_when_told_so(images: Path) -> None:
-    found = told(images, "--limit", 4)
+def test_only_some_samples_are_looked_into_when_asked(images: Path) -> None:
+    found = inspected(images, "--limit", 4)
     assert (found["samples"], found["looked_at"], sum(found["headers"]["formats"].values())) == (14, 4, 4)
     assert "4 samples, evenly spaced" in feedline("inspect", images, "--limit", 4).output
 
@@ -104,8 +103,8 @@ def test_places_are_spread_evenly() -> None:
 def test_inspecting_writes_nothing(images: Path, tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "a.tar", {"0.txt": b""})
     before = sorted(tmp_path.rglob("*"))
-    told(tar)
-    told(images)
+    inspected(tar)
+    inspected(images)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -159,31 +158,31 @@ def test_windows_are_judged_as_the_sampler_does() -> None:
     assert found.page_nbytes > 1000
 
 
-def test_what_has_no_shards_is_told_so_in_words(images: Path) -> None:
-    found = told(images, "--order")
+def test_what_has_no_shards_is_reported_so_in_words(images: Path) -> None:
+    found = inspected(images, "--order")
     assert found["order"] is None
     assert any("there are no shards here" in note for note in found["notes"])
 
 
-def test_one_of_something_is_told_in_the_singular(tmp_path: Path) -> None:
+def test_one_of_something_is_reported_in_the_singular(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {"0.cls": b"1", "0.jpg": jpeg(64, 64)})
     write_tar(tmp_path / "b.tar", {"0.cls": b"1", "0.jpg": jpeg(64, 64)})
     (tmp_path / "c.tar").write_bytes(b"no tar" * 500)
     output = " ".join(feedline("inspect", tmp_path, "--limit", 1).output.split())
-    for told_ in (
+    for words in (
         "2, of 1 sample",
         "1 sample, evenly spaced",
         "1 shard that cannot",
         "1 key that came more than",
         "1 class",
     ):
-        assert told_ in output
+        assert words in output
     for wrong in ("1 samples", "1 shards", "1 keys", "1 classes"):
         assert wrong not in output
 
 
 @pytest.mark.parametrize("special", [(), ("0",)])
-def test_classes_that_number_the_samples_are_told_in_one_line(tmp_path: Path, special: tuple[str, ...]) -> None:
+def test_classes_that_number_the_samples_are_reported_in_one_line(tmp_path: Path, special: tuple[str, ...]) -> None:
     labels = [*(str(i) for i in range(200)), *special]
     write_tar(tmp_path / "a.tar", {f"{i}.cls": label.encode() for i, label in enumerate(labels)})
     output = feedline("inspect", tmp_path / "a.tar").output
@@ -195,7 +194,7 @@ def test_classes_that_number_the_samples_are_told_in_one_line(tmp_path: Path, sp
 def test_a_tar_without_samples_does_not_end_the_survey(tmp_path: Path, members: dict[str, bytes]) -> None:
     write_tar(tmp_path / "a.tar", {"0.txt": b"x"})
     write_tar(tmp_path / "b.tar", members)
-    found = told(tmp_path, code=1)
+    found = inspected(tmp_path, code=1)
     assert found["samples"] == 1
     assert str(tmp_path / "b.tar") in found["unreadable"][0]
 
@@ -206,12 +205,12 @@ def test_a_header_with_a_size_of_many_digits_does_not_end_the_survey(tmp_path: P
         info = tarfile.TarInfo("1.txt")
         info.pax_headers = {"size": "9" * 5000}
         tar.addfile(info)
-    found = told(tmp_path, code=1)
+    found = inspected(tmp_path, code=1)
     assert found["samples"] == 1
     assert [line for line in found["unreadable"] if str(tmp_path / "b.tar") in line]
 
 
-def test_any_error_of_one_tar_is_told_and_the_others_are_surveyed(
+def test_any_error_of_one_tar_is_reported_and_the_others_are_surveyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "ab":
@@ -224,7 +223,7 @@ def test_any_error_of_one_tar_is_told_and_the_others_are_surveyed(
         return tars_listed(tars)
 
     monkeypatch.setattr("feedline.cli.inspect.survey.tars_listed", listed)
-    found = told(tmp_path, code=1)
+    found = inspected(tmp_path, code=1)
     assert found["unreadable"] == [f"{tmp_path / 'b.tar'}: OverflowError: too large"]
     assert found["classes"] == {"9" * 5000: 1}
 
@@ -265,8 +264,8 @@ class TestFar:
         (images / "dog" / "profile.jpg").write_bytes(jpeg(64, 64, icc_profile=bytes(300_000)))
         packed(images, tmp_path / "shards", "--shard-size", 5)
         write_tar(tmp_path / "shards" / "x.tar", {"broken.jpg": jpeg(64, 64)[:100], "broken.cls": b"1"})
-        near = told(tmp_path / "shards", "--order", code=1)
-        survey = told(self.put(memory, tmp_path / "shards"), "--order", code=1)
+        near = inspected(tmp_path / "shards", "--order", code=1)
+        survey = inspected(self.put(memory, tmp_path / "shards"), "--order", code=1)
         near["headers"]["broken"] = [
             each.replace(str(tmp_path / "shards"), "memory://far") for each in near["headers"]["broken"]
         ]
@@ -278,9 +277,9 @@ class TestFar:
             f"{at}.{name}": data for at in range(9) for name, data in (("jpg", jpeg(64, 64)), ("bin", bytes(300_000)))
         }
         memory.pipe("/far/x.tar", write_tar(tmp_path / "x.tar", members).read_bytes())
-        told("memory://far")
+        inspected("memory://far")
         before = statistics().nbytes
-        assert told("memory://far")["headers"]["formats"] == {"JPEG": 9}
+        assert inspected("memory://far")["headers"]["formats"] == {"JPEG": 9}
         assert statistics().nbytes - before < 150_000
 
     def test_shards_that_cannot_be_read_and_sheets(self, memory: Any, tmp_path: Path) -> None:
@@ -288,7 +287,7 @@ class TestFar:
         (tmp_path / "b.tar").write_bytes(b"junk" * 500)
         for name in ("a.tar", "b.tar"):
             memory.pipe(f"/far/{name}", (tmp_path / name).read_bytes())
-        found = told("memory://far", "--contact-sheet", tmp_path / "sheet.png", code=1)
+        found = inspected("memory://far", "--contact-sheet", tmp_path / "sheet.png", code=1)
         assert [line.partition(" is ")[0] for line in found["unreadable"]] == ["memory://far/b.tar"]
         with Image.open(tmp_path / "sheet.png") as image:
             assert len(image.getcolors(1 << 24)) > 500

@@ -52,8 +52,8 @@ def expected(images: Path) -> dict[str, bytes]:
 
 
 def test_every_file_of_a_folder_of_classes_is_there_with_its_label(images: Path, out: Path) -> None:
-    told = packed(images, out, "--shard-size", 5)
-    assert [shard["samples"] for shard in told["shards"]] == [5, 5, 2]
+    reported = packed(images, out, "--shard-size", 5)
+    assert [shard["samples"] for shard in reported["shards"]] == [5, 5, 2]
     assert members(out) == expected(images)
     assert json.loads((out / "classes.json").read_text()) == ["cat", "dog"]
 
@@ -100,9 +100,9 @@ def test_classes_are_shuffled_and_files_are_not_unless_asked(images: Path, tmp_p
 
 
 def test_shards_stay_below_the_size_in_bytes(images: Path, out: Path) -> None:
-    told = packed(images, out, "--shard-size", "64KiB")
-    assert len(told["shards"]) > 2
-    for shard in told["shards"]:
+    reported = packed(images, out, "--shard-size", "64KiB")
+    assert len(reported["shards"]) > 2
+    for shard in reported["shards"]:
         assert shard["nbytes"] == (out / shard["name"]).stat().st_size
         assert shard["nbytes"] <= 64 * 1024 or shard["samples"] == 1
 
@@ -140,31 +140,31 @@ def test_files_that_belong_to_an_image_come_with_it_and_others_are_named(tmp_pat
         ".hidden.jpg": b"",
     }.items():
         (folder / name).write_bytes(data)
-    told = packed(folder, out)
+    reported = packed(folder, out)
     assert list(members(out)) == ["a_b.jpg", "a_b.json", "c.png", "c.txt", "c.cls"]
-    assert sum("left out" in note for note in told["notes"]) == 3
-    assert any(".md" in note for note in told["notes"])
+    assert sum("left out" in note for note in reported["notes"]) == 3
+    assert any(".md" in note for note in reported["notes"])
     assert not (out / "classes.json").exists()
 
 
-def test_existing_shards_are_packed_anew_with_all_their_fields(images: Path, tmp_path: Path, out: Path) -> None:
+def test_existing_shards_are_packed_again_with_all_their_fields(images: Path, tmp_path: Path, out: Path) -> None:
     first = tmp_path / "first"
     packed(images, first, "--shard-size", 4)
-    told = packed(first, out, "--shard-size", 7, "--grid")
-    assert [shard["samples"] for shard in told["shards"]] == [7, 5]
+    reported = packed(first, out, "--shard-size", 7, "--grid")
+    assert [shard["samples"] for shard in reported["shards"]] == [7, 5]
     assert set(members(out)) == set(expected(images))
     assert (out / "classes.json").read_bytes() == (first / "classes.json").read_bytes()
     one_by_one = packed(*sorted(first.glob("*.tar")), tmp_path / "again", "--shard-size", 7, "--grid")
-    assert one_by_one["shards"] == told["shards"]
+    assert one_by_one["shards"] == reported["shards"]
 
 
 def test_keys_that_come_again_get_a_number(tmp_path: Path, out: Path) -> None:
     tars = [write_tar(tmp_path / f"{i}.tar", {"0.txt": b"%d" % i, "0-2.txt": b"x"}) for i in range(3)]
-    told = packed(*tars, out)
+    reported = packed(*tars, out)
     found = members(out)
     assert len(found) == 6
     assert [found[f"{key}.txt"] for key in ("0", "0-3", "0-4")] == [b"0", b"1", b"2"]
-    assert "renamed: 4 samples" in told["notes"][0]
+    assert "renamed: 4 samples" in reported["notes"][0]
 
 
 def test_unique_keys_stay_as_they_are() -> None:
@@ -194,8 +194,8 @@ def test_the_index_is_there_with_grids_and_a_checksum(images: Path, out: Path) -
 def test_a_finished_folder_is_checked_and_left_alone(images: Path, out: Path) -> None:
     packed(images, out, "--shard-size", 5)
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.name != "manifest.json"}
-    told = packed(images, out, "--shard-size", 5)
-    assert told["kept_shards"] == 3
+    reported = packed(images, out, "--shard-size", 5)
+    assert reported["kept_shards"] == 3
     assert {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.name in before} == before
 
 
@@ -214,8 +214,8 @@ def test_what_was_damaged_since_is_made_again(images: Path, out: Path, damage: s
         shard.unlink()
     else:
         (out / "shard-000002.tar.index").unlink()
-    told = packed(images, out, "--shard-size", 3, "--grid")
-    assert told["kept_shards"] == (4 if damage == "index" else 2)
+    reported = packed(images, out, "--shard-size", 3, "--grid")
+    assert reported["kept_shards"] == (4 if damage == "index" else 2)
     assert contents(out) == whole
     index = open_index(shard, out / "shard-000002.tar.index")
     assert index.has_grids
@@ -303,8 +303,8 @@ def test_bad_files_are_left_out_and_listed(images: Path, out: Path) -> None:
     assert result.exit_code == 0
     assert "3 samples were left out" in result.output
     assert members(out) == whole
-    told = packed(images, out, "--on-error", "skip", "--shard-size", 4)
-    assert {Path(skip["file"]).name for skip in told["skipped"]} == set(BROKEN)
+    reported = packed(images, out, "--on-error", "skip", "--shard-size", 4)
+    assert {Path(skip["file"]).name for skip in reported["skipped"]} == set(BROKEN)
 
 
 def test_a_file_that_shrinks_meanwhile_is_named(images: Path, out: Path) -> None:

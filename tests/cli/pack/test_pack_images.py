@@ -152,7 +152,7 @@ def test_a_decompression_bomb_is_a_bad_file(tmp_path: Path, monkeypatch: pytest.
 def test_a_truncated_image_is_kept_by_a_grid_and_refused_by_resizing(tmp_path: Path) -> None:
     whole = jpeg(400, 300, quality=95)
     tar = write_tar(tmp_path / "a.tar", {"0.jpg": whole[: len(whole) // 2], "1.jpg": whole})
-    told = packed(tar, tmp_path / "out", "--grid")
-    assert told["without_grid"] == {"Premature end of JPEG file": 1}
+    reported = packed(tar, tmp_path / "out", "--grid")
+    assert reported["without_grid"] == {"Premature end of JPEG file": 1}
     with pytest.raises(SampleError, match=r"a\.tar: member '0\.jpg' could not be packed: .*truncated"):
         feedline("pack", tar, tmp_path / "other", "--shorter-side", 50)

@@ -117,7 +117,7 @@ class TestListing:
         assert os.fsencode(data.samples[0][0]) == name
         assert data[0][0].shape == (32, 32, 3)
 
-    def test_what_is_an_image_can_be_told(self, root: Path) -> None:
+    def test_what_is_an_image_can_be_chosen(self, root: Path) -> None:
         put(root / "class 0" / "x.raw", jpeg(64, 64))
         assert len(ImageFolder(root, extensions=(".raw",), allow_empty=True)) == 1
         assert len(ImageFolder(root, is_valid_file=lambda path: path.endswith(("0.jpg", "1.jpg", "2.jpg")))) == 3
@@ -171,7 +171,7 @@ class TestKeptListing:
         assert again[3][0].shape == (3, 32, 32)
 
     @pytest.mark.parametrize("change", ["added", "removed", "folder", "class", "extensions"])
-    def test_is_made_anew_when_a_folder_has_changed(self, root: Path, tmp_path: Path, change: str) -> None:
+    def test_is_made_again_when_a_folder_has_changed(self, root: Path, tmp_path: Path, change: str) -> None:
         kept = tmp_path / "listings"
         before = list(ImageFolder(root, index_dir=kept).samples)
         extensions: tuple[str, ...] = (".jpg",)

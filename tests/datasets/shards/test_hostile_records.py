@@ -81,7 +81,7 @@ def claims(data: bytes, nbytes: int) -> bytes:
 
 class TestImages:
     @pytest.mark.parametrize("data", [png(broken=True), avif(), dds(), b"no image"], ids=["png", "avif", "dds", "none"])
-    def test_whatever_pillow_raises_is_told_with_the_name(self, tmp_path: Path, data: bytes) -> None:
+    def test_whatever_pillow_raises_is_reported_with_the_name(self, tmp_path: Path, data: bytes) -> None:
         (tmp_path / "a.png").write_bytes(data)
         message = r"a.png cannot be decoded as image \(\w+: .*\); rewrite it, or pass on_error='skip' to the loader"
         with pytest.raises(SampleError, match=message) as caught:

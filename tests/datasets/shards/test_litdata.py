@@ -53,7 +53,7 @@ def tree_of(sample: Any) -> LeafTree:
     return LeafTree("" if kind is int else f"{kind.__module__}.{kind.__name__}", keys, children)
 
 
-def told(folder: Path, change: Any) -> None:
+def edit_index(folder: Path, change: Any) -> None:
     """Change what the index says."""
     index = json.loads((folder / "index.json").read_text())
     change(index)
@@ -134,7 +134,7 @@ class TestSamples:
                 ["more.list", "id"],
                 lambda sample: {"id": sample["id"], "more": {"list": sample["more"]["list"]}},
             ),
-            ("mixed", ["told.deep"], lambda sample: {"told": {"deep": sample["told"]["deep"]}}),
+            ("mixed", ["mapping.deep"], lambda sample: {"mapping": {"deep": sample["mapping"]["deep"]}}),
             *((kind, ["id"], lambda sample: {"id": sample["id"]}) for kind in ("batch", "chunk", "sample")),
         ],
     )
@@ -206,7 +206,7 @@ class TestTokens:
 
     def test_a_chunk_with_other_tokens(self, folder: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(folder / "tokens", tmp_path / "copy"))
-        told(copy, lambda index: index["chunks"][0].update(dim=30))
+        edit_index(copy, lambda index: index["chunks"][0].update(dim=30))
         with pytest.raises(SampleError, match=r"chunk-0-0.bin holds \d+ bytes of tokens, its index says 30 tokens of"):
             LitDataTokens(copy, 5)[0]
 
@@ -271,7 +271,7 @@ class TestDamage:
         ],
     )
     def test_an_index_of_something_else(self, copy: Path, change: Any) -> None:
-        told(copy, change)
+        edit_index(copy, change)
         with pytest.raises(SampleError, match=r"copy/index.json is not an index of LitData chunks"):
             LitData(copy)
 
@@ -290,7 +290,7 @@ class TestDamage:
         ],
     )
     def test_what_is_not_read(self, copy: Path, change: dict[str, Any], message: str) -> None:
-        told(copy, lambda index: index["config"].update(change))
+        edit_index(copy, lambda index: index["config"].update(change))
         with pytest.raises(ArgumentError, match=message):
             LitData(copy)
 
@@ -357,7 +357,7 @@ class TestLeaves:
     def test_ordered_dicts(self, copy: Path) -> None:
         leaf = {"type": None, "context": None, "children_spec": []}
         spec = {"type": "collections.OrderedDict", "context": '["b", "a", "c"]', "children_spec": [leaf] * 3}
-        told(copy, lambda index: index["config"].update(data_spec=json.dumps([1, spec])))
+        edit_index(copy, lambda index: index["config"].update(data_spec=json.dumps([1, spec])))
         sample = LitData(copy)[2]
         assert type(sample) is OrderedDict
         assert list(sample) == ["b", "a", "c"]

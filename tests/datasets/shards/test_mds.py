@@ -38,7 +38,7 @@ def copy(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder / "plain", tmp_path / "copy"))
 
 
-def told(folder: Path, change: Any) -> None:
+def edit_index(folder: Path, change: Any) -> None:
     """Change what the index says."""
     index = json.loads((folder / "index.json").read_text())
     change(index)
@@ -208,13 +208,13 @@ class TestShards:
 
     def test_a_bomb_is_not_blown_up(self, folder: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(folder / "gz", tmp_path / "copy"))
-        told(copy, lambda index: index["shards"][0]["raw_data"].update(bytes=1000))
+        edit_index(copy, lambda index: index["shards"][0]["raw_data"].update(bytes=1000))
         with pytest.raises(SampleError, match=r"shard.00000.mds.gz cannot be decompressed to 1000 bytes"):
             MDS(copy, columns=["int"], cache=tmp_path / "cache")[0]
 
     def test_hashes_of_what_was_decompressed(self, folder: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(folder / "zstd", tmp_path / "copy"))
-        told(copy, lambda index: index["shards"][0]["raw_data"]["hashes"].update(sha1="0" * 40))
+        edit_index(copy, lambda index: index["shards"][0]["raw_data"]["hashes"].update(sha1="0" * 40))
         with pytest.raises(SampleError, match=r"shard.00000.mds.zstd is damaged: its sha1 is \w+, its index says 000"):
             MDS(copy, columns=["int"], cache=tmp_path / "cache")[0]
 
@@ -269,7 +269,7 @@ class TestDamage:
         root = tmp_path / "root"
         shutil.copytree(copy, root / "part")
         (root / "part/index.json").rename(root / "index.json")
-        told(root, lambda index: [_in_part(shard) for shard in index["shards"]])
+        edit_index(root, lambda index: [_in_part(shard) for shard in index["shards"]])
         assert MDS(root, columns=["int"])[0] == {"int": 0}
         shutil.rmtree(root / "part")
         with pytest.raises(
@@ -293,7 +293,7 @@ class TestDamage:
         ],
     )
     def test_an_index_of_something_else(self, copy: Path, change: Any) -> None:
-        told(copy, change)
+        edit_index(copy, change)
         with pytest.raises(SampleError, match=r"copy/index.json is not an index of MDS shards"):
             MDS(copy)
 
@@ -305,7 +305,7 @@ class TestDamage:
             assert list(JSONL(f"{folder}/{name}/shard.*.{ending}", index_dir=tmp_path / "index")) == samples
 
     def test_formats_that_are_not_read(self, copy: Path) -> None:
-        told(copy, lambda index: index["shards"][0].update(format="csv"))
+        edit_index(copy, lambda index: index["shards"][0].update(format="csv"))
         with pytest.raises(ArgumentError, match=r"index.json: shards of format csv version 2; MDS reads mds version 2"):
             MDS(copy)
 

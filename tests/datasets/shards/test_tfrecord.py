@@ -392,7 +392,7 @@ class TestFiles:
         ):
             dataset[10]
 
-    def test_an_index_that_is_gone_is_told(self, files: list[Path]) -> None:
+    def test_an_index_that_is_gone_is_reported(self, files: list[Path]) -> None:
         dataset = TFRecord(files)
         (files[0].parent / ".one.tfrecord.index").unlink()
         with pytest.raises(StateError, match=r"the index .*.one.tfrecord.index was removed or replaced"):

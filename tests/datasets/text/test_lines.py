@@ -63,7 +63,7 @@ class TestLines:
         with pytest.raises(SampleError, match=r"t\.txt, line 3, is not UTF-8"):
             dataset[2]
 
-    def test_the_index_is_written_once_and_anew_when_the_file_changes(self, tmp_path: Path) -> None:
+    def test_the_index_is_written_once_and_again_when_the_file_changes(self, tmp_path: Path) -> None:
         path = written(tmp_path / "t.txt", "a\nb\n")
         Lines(path)
         (index,) = tmp_path.glob("*-index")

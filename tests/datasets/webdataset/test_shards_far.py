@@ -78,7 +78,7 @@ def blob_at(address: str) -> RemoteBlob:
     return blob
 
 
-def told(index: TarIndex) -> Any:
+def reported(index: TarIndex) -> Any:
     dims = [found.tolist() for field in index.fields if (found := index.dimensions(field)) is not None]
     places = index.blocks.tolist(), index.sizes.tolist()
     return list(index.keys), index.fields, *places, dims, index.head.fingerprint, index.head.cut
@@ -110,7 +110,7 @@ def test_an_index_is_that_of_the_file_however_it_is_divided(
 def outcome(make: Callable[[], TarIndex]) -> Any:
     """What an index tells, or why there is none."""
     try:
-        return told(make())
+        return reported(make())
     except ShardError as error:
         return str(error)
 
@@ -122,7 +122,7 @@ class TestKept:
         path = write_tar(tmp_path / "x.tar", image_members(3))
         address = put(memory, path)
         with caplog.at_level(logging.WARNING, "feedline"):
-            assert told(opened(address)) == told(build_index(path))
+            assert reported(opened(address)) == reported(build_index(path))
         size = path.stat().st_size
         assert f"all {size:,} bytes of 1 tars ({address}, ...) are read once to index them" in caplog.text
         assert f"feedline index {address} --into FOLDER" in caplog.text
@@ -131,7 +131,7 @@ class TestKept:
         before = statistics().nbytes
         with monkeypatch.context() as patched:
             patched.setattr(index_files, "build_index", None)
-            assert told(opened(address)) == told(build_index(path))
+            assert reported(opened(address)) == reported(build_index(path))
         assert statistics().nbytes == before
 
     def test_many_are_made_at_once_and_one_line_tells(
@@ -162,7 +162,7 @@ class TestKept:
             places(name, tmp_path)
         assert mirrored("s3://b/a/x.tar") == "b/a/x.tar.index"
 
-    def test_another_version_is_indexed_anew(
+    def test_another_version_is_indexed_again(
         self, tmp_path: Path, memory: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         opened(put(memory, write_tar(tmp_path / "x.tar", image_members(2))))
@@ -196,9 +196,9 @@ class TestKept:
         assert "the index of memory://b/x.tar stays in memory" in caplog.text
         monkeypatch.setattr(index_files, "build_index", None)
         copy = pickle.loads(pickle.dumps(tars))
-        assert told(copy.index(0)) == told(tars.index(0))
+        assert reported(copy.index(0)) == reported(tars.index(0))
 
-    def test_truncated_ones_are_told_from_the_index_too(self, tmp_path: Path, memory: Any) -> None:
+    def test_truncated_ones_are_reported_from_the_index_too(self, tmp_path: Path, memory: Any) -> None:
         path = write_tar(tmp_path / "x.tar", {"a.txt": b"1", "b.txt": bytes(3000)})
         path.write_bytes(path.read_bytes()[:3000])
         address = put(memory, path)
@@ -227,7 +227,7 @@ class TestBeside:
         assert statistics().nbytes == before
 
     @pytest.mark.parametrize("what", ["another tar's", "damaged", "cut"])
-    def test_one_that_does_not_fit_is_told_and_not_used(
+    def test_one_that_does_not_fit_is_reported_and_not_used(
         self, tmp_path: Path, memory: Any, caplog: pytest.LogCaptureFixture, what: str
     ) -> None:
         path = write_tar(tmp_path / "x.tar", image_members(3))
@@ -235,7 +235,7 @@ class TestBeside:
         assert other.stat().st_size == path.stat().st_size
         index = write_index(other if what == "another tar's" else path).read_bytes()
         memory.pipe("/b/x.tar.index", {"damaged": b"x" * 5000, "cut": index[:-100]}.get(what, index))
-        assert told(opened(put(memory, path))) == told(build_index(path))
+        assert reported(opened(put(memory, path))) == reported(build_index(path))
         assert "the index memory://b/x.tar.index is built again (" in caplog.text
 
     def test_a_store_that_fails_is_not_taken_for_one_without_an_index(
@@ -259,7 +259,7 @@ class TestReading:
         monkeypatch.setattr(sources, "_PART_NBYTES", 10_000)
         path = write_tar(tmp_path / "x.tar", {f"{at}.mp4": bytes(1_000_000) for at in range(5)})
         blob, before = blob_at(put(memory, path)), statistics().nbytes
-        assert told(build_index(sources.ObjectSource(blob))) == told(build_index(path))
+        assert reported(build_index(sources.ObjectSource(blob))) == reported(build_index(path))
         assert statistics().nbytes - before < 400_000
 
     def test_what_is_behind_is_forgotten(self, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:

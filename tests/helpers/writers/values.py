@@ -1,4 +1,4 @@
-"""The samples that the peers write and the tests expect, made anew wherever they are needed."""
+"""The samples that the peers write and the tests expect, created wherever they are needed."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ _LITDATA = {
     "rows": lambda i: {"id": i, "text": None if i % 3 == 0 else "ü" * i, "more": {"list": [i] * (i % 3), "flag": True}},
     "mixed": lambda i: {
         "x": torch.full((2, 2), i),
-        "told": {"words": ["a", "b"] * (i % 2), "deep": [{"k": i, "v": None}]},
+        "mapping": {"words": ["a", "b"] * (i % 2), "deep": [{"k": i, "v": None}]},
     },
     "batch": lambda i: {"x": torch.arange(40), "id": i},
     "chunk": lambda i: {"x": torch.arange(40), "id": i},
