@@ -78,6 +78,16 @@ def test_the_design_page_lists_the_rooms(tree: house.SourceTree) -> None:
     assert sorted(listed) == sorted(set(tree.rooms) - {house.FACE, "_native"})
 
 
+def test_the_guide_to_extensions_names_files_that_exist() -> None:
+    section = re.search(
+        r"^## Extending feedline$(.*?)^## ", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert section is not None
+    named = re.findall(r"`((?:datasets|workers|stores|samplers|transforms|images)/[\w/]*(?:\.py)?)`", section[1])
+    assert len(named) > 15
+    assert [name for name in named if not (SOURCE / name).exists()] == []
+
+
 def test_late_imports_are_found(tmp_path: Path) -> None:
     (tmp_path / "rng.py").write_text("def f():\n    import torch\n    import json\n    from feedline.errors import E\n")
     assert late_imports(house.SourceTree(tmp_path)) == [
