@@ -14,17 +14,17 @@ namespace feedline {
 namespace {
 
 // Levels of an image: (height, width, 1 or 3) contiguous bytes.
-Levels levels_of(const Buffer& picture) {
-    const bool fits = picture.ndim() == 3 && picture.item_nbytes() == 1 && (picture.shape(2) == 1 || picture.shape(2) == 3);
-    if (!fits || picture.row_nbytes() < 0 || (picture.shape(0) > 1 && picture.stride(0) != picture.row_nbytes()))
-        throw nb::value_error("a picture is uint8 of shape (height, width, 1 or 3), without gaps");
-    return {reinterpret_cast<std::uint8_t*>(picture.data()),
-            static_cast<std::size_t>(picture.shape(0) * picture.shape(1)), static_cast<int>(picture.shape(2))};
+Levels levels_of(const Buffer& image) {
+    const bool fits = image.ndim() == 3 && image.item_nbytes() == 1 && (image.shape(2) == 1 || image.shape(2) == 3);
+    if (!fits || image.row_nbytes() < 0 || (image.shape(0) > 1 && image.stride(0) != image.row_nbytes()))
+        throw nb::value_error("an image is uint8 of shape (height, width, 1 or 3), without gaps");
+    return {reinterpret_cast<std::uint8_t*>(image.data()),
+            static_cast<std::size_t>(image.shape(0) * image.shape(1)), static_cast<int>(image.shape(2))};
 }
 
-void adjust_colors(nb::handle picture_, const std::vector<std::pair<int, double>>& adjustments) {
-    const Buffer picture(picture_, true);
-    const Levels levels = levels_of(picture);
+void adjust_colors(nb::handle image_, const std::vector<std::pair<int, double>>& adjustments) {
+    const Buffer image(image_, true);
+    const Levels levels = levels_of(image);
     std::vector<Change> changes;
     for (const auto& [what, factor] : adjustments) {
         if (what < 0 || what > (levels.channels == 3 ? 3 : 1)) throw nb::value_error("no such adjustment");
@@ -34,7 +34,7 @@ void adjust_colors(nb::handle picture_, const std::vector<std::pair<int, double>
     if (levels.pixels) adjust(levels, changes);
 }
 
-void blur_picture(nb::handle bordered_, const std::vector<float>& across, const std::vector<float>& down, nb::handle out_) {
+void blur_image(nb::handle bordered_, const std::vector<float>& across, const std::vector<float>& down, nb::handle out_) {
     const Buffer bordered(bordered_), out(out_, true);
     const Levels source = levels_of(bordered), target = levels_of(out);
     const auto down_size = static_cast<std::int64_t>(down.size()), across_size = static_cast<std::int64_t>(across.size());
@@ -50,8 +50,8 @@ void blur_picture(nb::handle bordered_, const std::vector<float>& across, const 
 }  // namespace
 
 void bind_color(nb::module_& m) {
-    m.def("adjust_colors", &adjust_colors, nb::arg("picture"), nb::arg("adjustments"));
-    m.def("blur_picture", &blur_picture, nb::arg("bordered"), nb::arg("across"), nb::arg("down"), nb::arg("out"));
+    m.def("adjust_colors", &adjust_colors, nb::arg("image"), nb::arg("adjustments"));
+    m.def("blur_image", &blur_image, nb::arg("bordered"), nb::arg("across"), nb::arg("down"), nb::arg("out"));
 }
 
 }  // namespace feedline

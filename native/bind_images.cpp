@@ -58,16 +58,16 @@ private:
     void view(nb::handle source) {
         const Buffer& memory = buffers_.emplace_back(source);
         const auto* data = reinterpret_cast<const std::uint8_t*>(memory.data());
-        if (memory.item_nbytes() != 1) throw nb::type_error("a picture in memory is of uint8");
+        if (memory.item_nbytes() != 1) throw nb::type_error("an image in memory is of uint8");
         if (memory.ndim() == 1 && (memory.shape(0) <= 1 || memory.stride(0) == 1)) {
             source_.bytes = {data, static_cast<std::size_t>(memory.shape(0))};
             return;
         }
         if (memory.ndim() != 3 || memory.shape(2) != 3)
-            throw nb::type_error("a picture in memory is one axis of bytes, or pixels of shape (height, width, 3)");
-        if (!memory.shape(0) || !memory.shape(1)) throw nb::value_error("an array without pixels is no picture");
+            throw nb::type_error("an image in memory is one axis of bytes, or pixels of shape (height, width, 3)");
+        if (!memory.shape(0) || !memory.shape(1)) throw nb::value_error("an array without pixels is no image");
         if (memory.shape(0) > kMostPixels || memory.shape(1) > kMostPixels)
-            throw nb::value_error("a picture has at most 2^24 pixels to a side");
+            throw nb::value_error("an image has at most 2^24 pixels to a side");
         source_.pixels = {data,
                           static_cast<int>(memory.shape(1)),
                           static_cast<int>(memory.shape(0)),
@@ -264,7 +264,7 @@ nb::object image_decode(nb::handle jpeg, nb::handle out_, bool quick) {
     if (status.fine()) {
         if (out.ndim() != 3 || out.shape(0) != header.height || out.row_nbytes() != std::int64_t{3} * header.width ||
             out.stride(0) != out.row_nbytes())
-            throw nb::value_error("out does not fit the picture");
+            throw nb::value_error("out does not fit the image");
         nb::gil_scoped_release nogil;
         status = read_whole((*held).bytes, quick, reinterpret_cast<std::uint8_t*>(out.data()));
     }

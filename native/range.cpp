@@ -10,6 +10,7 @@ namespace {
 
 FEEDLINE_CLONES
 bool all_within(const std::int64_t* values, std::int64_t count, std::int64_t low, std::int64_t high) {
+    // Without a branch in the loop, which is then vectorized; the value is searched for only if there is one.
     bool outside = false;
     for (std::int64_t i = 0; i < count; i++) outside |= (values[i] < low) | (values[i] >= high);
     return !outside;

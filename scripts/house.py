@@ -43,7 +43,23 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 """The rooms of each floor, from the ground up. A room is a package or module at the top level."""
 
-BANNED = ("told", "anew", "beside", "nobody", "whoever", "somebody", "anybody", "lest")
+BANNED = (
+    *("told", "anew", "afresh", "beside", "nobody", "whoever", "somebody", "anybody", "lest", "picture", "pictures"),
+    *("artefact", "behaviour", "behaviours", "centre", "colour", "colours", "grey", "favour", "neighbour"),
+    *(
+        "labelled",
+        "modelled",
+        "recognised",
+        "initialised",
+        "normalised",
+        "optimised",
+        "summarised",
+        "analyse",
+        "towards",
+    ),
+)
+"""Words of no technical meaning, words for which there is another one here, and British spellings."""
+
 CLAUSES = ("What", "Whether", "Where", "Of", "That", "How")
 """First words of a docstring that make its first line a relative clause."""
 
@@ -296,15 +312,47 @@ def first_lines(tree: SourceTree) -> list[Remark]:
     return remarks
 
 
+_BANNED = re.compile(rf"(?<![A-Za-z])({'|'.join(BANNED)})(?![A-Za-z])", re.IGNORECASE)
+
+
 def banned_words(tree: SourceTree) -> list[Remark]:
     """Banned words in docstrings, comments and messages, one remark for each."""
-    pattern = re.compile(rf"\b({'|'.join(BANNED)})\b", re.IGNORECASE)
     return [
         Remark(str(file.path), line + text.count("\n", 0, match.start()), match[0].lower())
         for file in tree.files
         for line, text in (*file.phrases, *file.comments)
-        for match in pattern.finditer(text)
+        for match in _BANNED.finditer(text)
     ]
+
+
+PROSE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "examples", "native", "scripts", "tests")
+"""Files and folders outside of the package whose words are checked, names in code included."""
+
+UNCHECKED = ("scripts/house.py", "tests/repository/test_house.py", "tests/repository/test_bench_images.py")
+"""The list of words and its test, and a test that uses names of `bench`."""
+
+
+def banned_in_text(root: Path) -> list[Remark]:
+    """Banned words in the files of `PROSE`, one remark for each, without the files of `UNCHECKED`."""
+    found: list[Remark] = []
+    for place in PROSE:
+        for path in _texts(root / place):
+            if str(path.relative_to(root)) not in UNCHECKED:
+                found += _banned_in_file(path, str(path.relative_to(root)))
+    return found
+
+
+def _texts(place: Path) -> Iterator[Path]:
+    if place.is_dir():
+        paths = sorted(place.rglob("*"))
+        yield from (path for path in paths if path.suffix in {".md", ".py", ".cpp", ".h"})
+    elif place.is_file():
+        yield place
+
+
+def _banned_in_file(path: Path, name: str) -> Iterator[Remark]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        yield from (Remark(name, number, match[0].lower()) for match in _BANNED.finditer(line))
 
 
 def function_lengths(tree: SourceTree) -> dict[str, float]:
@@ -368,7 +416,7 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-BROKEN = ("arrows_up", "cycles", "names_twice", "first_lines")
+BROKEN = ("arrows_up", "cycles", "names_twice", "first_lines", "banned_places")
 """Figures that --check requires to be empty."""
 
 
@@ -422,6 +470,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not source.is_dir():
         parser.error(f"there is no {source}; pass the checkout as --root")
     figures = measure(SourceTree(source))
+    figures["banned_places"] += map(str, banned_in_text(options.root))
     figures["test_functions"] = count_test_functions(options.root / "tests")
     if options.collect:
         figures["test_cases"] = count_test_cases(options.root)

@@ -62,7 +62,7 @@ ENTRANTS = (
     Entrant("SPDL + simplejpeg", "torch", "peer_spdl", "files", {"decoder": "simplejpeg"}, "spdl_core", AREA),
     Entrant(
         "FFCV, JPEG", "ffcv", "peer_ffcv", "jpg.beton", {"form": "jpg"}, "ffcv",
-        f"{AREA}; its file holds pictures encoded again",
+        f"{AREA}; its file holds images encoded again",
     ),
     Entrant("FFCV, raw pixels", "ffcv", "peer_ffcv", "raw.beton", {"form": "raw"}, "ffcv", f"{AREA}; decodes nothing"),
     Entrant("Mosaic Streaming + PIL", "mosaic", "peer_mosaic", "mds", {"decoder": "pil"}, "mosaicml-streaming"),
@@ -70,7 +70,7 @@ ENTRANTS = (
     Entrant("Grain + PIL", "torch", "peer_grain", "files", {"decoder": "pil"}, "grain"),
     Entrant(
         "libjpeg-turbo alone", "torch", "full_decode", "files", {}, "simplejpeg",
-        "every picture decoded whole in plain threads: no crop, no resize, no batch", limit=True,
+        "every image decoded whole in plain threads: no crop, no resize, no batch", limit=True,
     ),
     Entrant("feedline, threads", OWN, "peer_feedline", "files", {"form": "files", "workers": "thread"}),
     Entrant("feedline, processes", OWN, "peer_feedline", "files", {"form": "files", "workers": "process"}),

@@ -4,7 +4,7 @@ Shows where the time went, that all losses are equal, and what limits each loop.
 resumes it with another number of workers. Nothing is downloaded.
 
 The images are random crops of photographs, and handwritten digits, that scikit-learn, scikit-image and matplotlib
-ship; ATTRIBUTION.md beside them names their authors. They are made once. An interrupted run continues.
+ship; ATTRIBUTION.md next to them names their authors. They are made once. An interrupted run continues.
 
 Exit code: 0 when everything is equal, 1 when a loss or a resumed batch differs, 2 when the demo cannot run.
 """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-RECIPE = "pictures-2"
+RECIPE = "images-2"
 """Name of the folder. Change it with the way images are made, so that old and new files never mix."""
 
 QUALITY = 90

@@ -22,11 +22,11 @@ def jpegs() -> list[bytes]:
 
     They cover all sampling factors, sequential and progressive scans, restart markers and orientations.
     """
-    picture = Image.radial_gradient("L").resize((61, 45))
-    color = Image.merge("RGB", (picture, picture.transpose(Image.Transpose.ROTATE_180), picture))
+    gray = Image.radial_gradient("L").resize((61, 45))
+    color = Image.merge("RGB", (gray, gray.transpose(Image.Transpose.ROTATE_180), gray))
     exif = Image.Exif()
     exif[0x0112] = 6
-    options = product((picture, color), ("4:4:4", "4:2:2", "4:2:0"), (False, True), (0, 2), (b"", exif.tobytes()))
+    options = product((gray, color), ("4:4:4", "4:2:2", "4:2:0"), (False, True), (0, 2), (b"", exif.tobytes()))
     files = [_encoded(image, subsampling, *more) for image, subsampling, *more in options]
     for number, factors in enumerate(all_factors()):
         files.append(crafted(61, 77, factors, number, restart=number % 3))

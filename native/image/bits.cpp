@@ -7,6 +7,7 @@ BitReader::Refilled BitReader::refilled(const std::uint8_t* at, const std::uint8
     while (ready < kReady) {
         const std::ptrdiff_t left = end - at;
         const bool stuffed = left >= 2 && at[0] == 0xFF && at[1] == 0;
+        // At a marker or the end, zeros follow; `padded` counts them, so that the decoder sees when it has used one.
         if (left == 0 || (at[0] == 0xFF && !stuffed)) return {at, bits, kReady, kReady - ready};
         bits |= static_cast<std::uint64_t>(*at) << (kReady - ready);
         ready += 8;

@@ -68,7 +68,7 @@ public:
             at += 2 + length;
             if (marker == SOS) {
                 frame.scan = at;
-                return whole_picture(frame);
+                return whole_image(frame);
             }
         }
         return false;
@@ -121,7 +121,7 @@ private:
         return keep(at, nbytes);
     }
 
-    static bool whole_picture(const Frame& frame) {
+    static bool whole_image(const Frame& frame) {
         const int64_t units = frame.components ? (frame.width + frame.unit_width - 1) / frame.unit_width : 0;
         return frame.interval > 0 && units > 0 && units % frame.interval == 0;
     }

@@ -33,7 +33,7 @@ constexpr int kMostScans = 200;                     // scans of a progressive fi
 struct Errors {
     jpeg_error_mgr manager;  // the first member: libjpeg's pointer to it is a pointer to this
     std::jmp_buf landing;
-    char told[JMSG_LENGTH_MAX];
+    char reason[JMSG_LENGTH_MAX];
 
     jpeg_error_mgr* installed() {
         jpeg_std_error(&manager);
@@ -46,14 +46,14 @@ struct Errors {
             if (level < 0 && info->err->num_warnings++ == 0) reinterpret_cast<Errors*>(info->err)->keep(info);
         };
         manager.output_message = [](j_common_ptr) {};
-        told[0] = 0;
+        reason[0] = 0;
         return &manager;
     }
 
-    void keep(j_common_ptr info) { manager.format_message(info, told); }
+    void keep(j_common_ptr info) { manager.format_message(info, reason); }
 };
 
-// True if `work` completed; else `errors.told` has the reason.
+// True if `work` completed; else `errors.reason` has the reason.
 template <class Work>
 bool guarded(Errors& errors, Work work) {
     if (setjmp(errors.landing)) return false;
@@ -75,7 +75,7 @@ public:
             auto* const source = reinterpret_cast<j_decompress_ptr>(info);
             if (source->input_scan_number <= kMostScans) return;
             auto* const errors = reinterpret_cast<Errors*>(info->err);
-            std::snprintf(errors->told, JMSG_LENGTH_MAX, "More than %d scans", kMostScans);
+            std::snprintf(errors->reason, JMSG_LENGTH_MAX, "More than %d scans", kMostScans);
             std::longjmp(errors->landing, 1);
         };
     }
@@ -85,11 +85,11 @@ public:
 
     bool read(const uint8_t* jpeg, size_t nbytes, std::string& why) {
         if (nbytes == 0) return refuse("Empty input file", why);
-        if (!guarded(errors_, [&] { read_header(jpeg, nbytes); })) return refuse(errors_.told, why);
+        if (!guarded(errors_, [&] { read_header(jpeg, nbytes); })) return refuse(errors_.reason, why);
         if (const char* const reason = oddity(nbytes)) return refuse(reason, why);
         if (!guarded(errors_, [&] { coefficients_ = jpeg_read_coefficients(&info_); }))
-            return refuse(errors_.told, why);
-        if (errors_.manager.num_warnings) return refuse(errors_.told, why);
+            return refuse(errors_.reason, why);
+        if (errors_.manager.num_warnings) return refuse(errors_.reason, why);
         return complete() || refuse("Progressive file ends before its last scan", why);
     }
 
@@ -140,7 +140,7 @@ public:
     Target& operator=(const Target&) = delete;
 
     bool write(Source& source, unsigned interval, std::string& why) {
-        return guarded(errors_, [&] { transcode(source, interval); }) || refuse(errors_.told, why);
+        return guarded(errors_, [&] { transcode(source, interval); }) || refuse(errors_.reason, why);
     }
 
     const uint8_t* data() const { return bytes_; }
@@ -157,12 +157,12 @@ private:
         info_.write_Adobe_marker = FALSE;
         jpeg_write_coefficients(&info_, source.coefficients());
         for (const jpeg_marker_struct* marker = source.info().marker_list; marker; marker = marker->next)
-            if (!is_further_pictures(*marker))
+            if (!is_further_images(*marker))
                 jpeg_write_marker(&info_, marker->marker, marker->data, marker->data_length);
         jpeg_finish_compress(&info_);
     }
 
-    static bool is_further_pictures(const jpeg_marker_struct& marker) {
+    static bool is_further_images(const jpeg_marker_struct& marker) {
         return marker.marker == JPEG_APP0 + 2 && marker.data_length >= 4 && std::memcmp(marker.data, "MPF", 4) == 0;
     }
 

@@ -45,14 +45,14 @@ struct Shown {
 int reduced(int pixels, int scale) { return (pixels + scale - 1) / scale; }
 
 // Upright image at 1/scale. If a side is mirrored, its incomplete last pixel comes first and shifts all others.
-struct Picture {
+struct ScaledImage {
     int width, height;
     double shift_x, shift_y;
 
-    Picture(int width_, int height_, double shift_x_, double shift_y_)
+    ScaledImage(int width_, int height_, double shift_x_, double shift_y_)
         : width(width_), height(height_), shift_x(shift_x_), shift_y(shift_y_) {}
-    Picture(int full_width, int full_height, int scale, const Turn& turn)
-        : Picture(reduced(full_width, scale), reduced(full_height, scale), 0, 0) {
+    ScaledImage(int full_width, int full_height, int scale, const Turn& turn)
+        : ScaledImage(reduced(full_width, scale), reduced(full_height, scale), 0, 0) {
         const double per = scale;
         if (turn.transposed ? turn.mirrored_y : turn.mirrored_x) shift_x = width - full_width / per;
         if (turn.transposed ? turn.mirrored_x : turn.mirrored_y) shift_y = height - full_height / per;
@@ -76,8 +76,8 @@ private:
 // Lines of the stored image, rotated in memory: `part` of the upright image, `stride` bytes per line.
 class Turned final : public Samples {
 public:
-    Turned(const Turn& turn, const Window& part, std::uint8_t* picture, std::size_t stride)
-        : turn_(turn), part_(part), picture_(picture), stride_(static_cast<std::ptrdiff_t>(stride)) {}
+    Turned(const Turn& turn, const Window& part, std::uint8_t* pixels, std::size_t stride)
+        : turn_(turn), part_(part), pixels_(pixels), stride_(static_cast<std::ptrdiff_t>(stride)) {}
 
     void restart() override { taken_ = 0; }
     void take(const std::uint8_t* line) override {
@@ -85,7 +85,7 @@ public:
                   height = turn_.transposed ? part_.width : part_.height;
         const std::ptrdiff_t pixel = kPixel, along = turn_.transposed ? stride_ : pixel,
                              across = turn_.transposed ? pixel : stride_;
-        std::uint8_t* to = picture_ + across * (turn_.mirrored_y ? height - 1 - taken_ : taken_);
+        std::uint8_t* to = pixels_ + across * (turn_.mirrored_y ? height - 1 - taken_ : taken_);
         if (turn_.mirrored_x) to += along * (width - 1);
         for (int x = 0; x < width; x++, line += kPixel, to += turn_.mirrored_x ? -along : along)
             std::memcpy(to, line, kPixel);
@@ -95,7 +95,7 @@ public:
 private:
     const Turn turn_;
     const Window part_;
-    std::uint8_t* const picture_;
+    std::uint8_t* const pixels_;
     const std::ptrdiff_t stride_;
     int taken_ = 0;
 };
@@ -134,7 +134,7 @@ private:
     Status ready(const Order& order, const Pixels& pixels, Writer& writer);
     Status jpeg(const Order& order, const Source& source, Bytes bytes, std::int64_t limit, Writer& writer);
     Status turned(const Region& region, const Turn& turn, const Window& part, const Passes& passes, Writer& writer);
-    Window prepare(const Order& order, const Geometry& found, int scale, const Picture& picture, Writer& writer);
+    Window prepare(const Order& order, const Geometry& found, int scale, const ScaledImage& image, Writer& writer);
     int overrun() const { return resampler_.across().overrun(); }
     std::uint8_t* room(std::size_t nbytes) {
         if (memory_.size() < nbytes) memory_.resize(nbytes);
@@ -178,13 +178,13 @@ Status Reader::whole(Bytes jpeg, bool quick, std::uint8_t* rgb) {
 }
 
 // Sets up resampler and writer; returns the part of the upright image at 1/scale whose lines the resampler takes.
-Window Reader::prepare(const Order& order, const Geometry& found, int scale, const Picture& picture, Writer& writer) {
+Window Reader::prepare(const Order& order, const Geometry& found, int scale, const ScaledImage& image, Writer& writer) {
     const Plan& plan = order.plan;
     const Layout& layout = order.layout;
     const Window& box = found.box;
     const double per = scale;
-    const Side x(box.x / per + picture.shift_x, (box.x + box.width) / per + picture.shift_x, picture.width);
-    const Side y(box.y / per + picture.shift_y, (box.y + box.height) / per + picture.shift_y, picture.height);
+    const Side x(box.x / per + image.shift_x, (box.x + box.width) / per + image.shift_x, image.width);
+    const Side y(box.y / per + image.shift_y, (box.y + box.height) / per + image.shift_y, image.height);
     const Shown across(found.left, layout.width, found.full.width),
         down(found.top, layout.height, found.full.height);
     const Filter filter = plan.bicubic ? Filter::bicubic : Filter::bilinear;
@@ -222,7 +222,7 @@ Status Reader::jpeg(const Order& order, const Source& source, Bytes bytes, std::
     const Geometry found = order.at(width, height);
     if (!order.fits(found, width, height)) return Status::bad(kMisplaced);
     const int scale = plan.scaled ? found.largest_scale() : 1;
-    const Window part = prepare(order, found, scale, Picture(width, height, scale, turn), writer);
+    const Window part = prepare(order, found, scale, ScaledImage(width, height, scale, turn), writer);
     const Window stored = turn.stored(part, reduced(header.width, scale), reduced(header.height, scale));
     const Region region{bytes, header.width, header.height, scale, stored, source.grid, source.intervals, plan.quick};
     if (!turn.none()) return turned(region, turn, part, *plan.passes, writer);
@@ -233,11 +233,11 @@ Status Reader::jpeg(const Order& order, const Source& source, Bytes bytes, std::
 Status Reader::turned(const Region& region, const Turn& turn, const Window& part, const Passes& passes,
                       Writer& writer) {
     const std::size_t stride = static_cast<std::size_t>(part.width + overrun()) * kPixel;
-    std::uint8_t* const picture = room(stride * static_cast<std::size_t>(part.height));
-    Turned samples(turn, part, picture, stride);
+    std::uint8_t* const pixels = room(stride * static_cast<std::size_t>(part.height));
+    Turned samples(turn, part, pixels, stride);
     Status status = decoder_.decode(region, 0, samples);
     for (int y = 0; y < part.height && status.fine(); y++)
-        resampler_.push(picture + static_cast<std::size_t>(y) * stride, passes, writer);
+        resampler_.push(pixels + static_cast<std::size_t>(y) * stride, passes, writer);
     if (memory_.size() > kKept) std::vector<std::uint8_t>().swap(memory_);
     return status;
 }

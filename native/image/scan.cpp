@@ -117,7 +117,7 @@ bool is_frame(int marker) {
     return marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC;
 }
 
-// Markers that both libjpeg and Pillow read as segments, beside those of frames.
+// Markers that both libjpeg and Pillow read as segments, in addition to those of frames.
 bool is_segment(int marker) {
     return marker == 0xC4 || marker == 0xCC || marker == 0xDA || marker == 0xDB || marker == 0xDD ||
            (marker >= 0xE0 && marker <= 0xEF) || marker == 0xFE;

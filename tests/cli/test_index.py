@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from packing_cases import class_folders, feedline, packed
 from tar_cases import write_tar
 
@@ -22,7 +19,7 @@ from feedline.stores import ObjectNotFoundError, statistics
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    packed(class_folders(tmp_path / "pictures", size=400), tmp_path / "shards", "--grid", "--shard-size", 4)
+    packed(class_folders(tmp_path / "images", size=400), tmp_path / "shards", "--grid", "--shard-size", 4)
     return tmp_path / "shards"
 
 
@@ -37,7 +34,7 @@ def test_valid_indexes_stay_and_missing_ones_are_built(shards: Path) -> None:
     assert states(shards, "--rebuild") == (0, ["built", "built", "built"])
 
 
-def test_a_lost_index_gets_its_grids_back_from_the_pictures(shards: Path) -> None:
+def test_a_lost_index_gets_its_grids_back_from_the_images(shards: Path) -> None:
     place = shards / "shard-000000.tar.index"
     before = open_index(shards / "shard-000000.tar", place)
     grids = [before.grid(row, 0).tolist() for row in range(len(before))]
@@ -111,13 +108,6 @@ def test_no_tars_are_an_error(tmp_path: Path) -> None:
 
 class TestRemote:
     """Tars in stores, and folders for indexes."""
-
-    @pytest.fixture
-    def memory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-        yield fsspec.filesystem("memory")
-        MemoryFileSystem.store.clear()
-        MemoryFileSystem.pseudo_dirs[:] = [""]
 
     def put(self, memory: Any, folder: Path) -> str:
         for path in folder.glob("*.tar"):

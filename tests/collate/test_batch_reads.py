@@ -89,7 +89,7 @@ def test_an_index_out_of_range_raises_the_same_type(name: str, index: int) -> No
     assert issubclass(ours.type, theirs.type)
 
 
-def test_the_indices_of_a_subset_are_read_anew() -> None:
+def test_the_indices_of_a_subset_are_read_again() -> None:
     subset = Subset(pairs(5), [0, 1])
     read = reader_of(subset)
     assert read is not None

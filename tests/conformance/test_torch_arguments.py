@@ -27,7 +27,7 @@ CHOICES: dict[str, list[Any]] = {
     "drop_last": ["unset", True, 3],
     "num_workers": ["unset", 1, -1],
 }
-"""Every combination is tried; values that torch accepts stand beside those that it refuses."""
+"""Every combination is tried; values that torch accepts are combined with those that it refuses."""
 
 WORKERS: dict[str, list[Any]] = {
     "num_workers": ["unset", 0, 1, 2, -1],

@@ -62,7 +62,7 @@ def arguments_from_attributes(loader: Any) -> dict[str, Any]:
 
 
 def distributed_again(loader: Any, rank: int, world: int) -> Any:
-    """The loader built anew over a DistributedSampler, in the way Lightning does it."""
+    """The loader built again over a DistributedSampler, in the way Lightning does it."""
     arguments = arguments_from_attributes(loader)
     shuffle = isinstance(loader.sampler, RandomSampler)
     arguments["sampler"] = DistributedSampler(loader.dataset, world, rank, shuffle=shuffle, seed=3)

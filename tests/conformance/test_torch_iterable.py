@@ -101,7 +101,7 @@ def test_feedline_does_not_warn_of_a_stream_that_shares(feedline_class: Loader) 
 
 
 @pytest.mark.filterwarnings(SAME_FROM_EVERY_WORKER)
-def test_exceeding_the_length_that_was_told_warns_every_time(loader_class: Loader) -> None:
+def test_exceeding_the_announced_length_warns_every_time(loader_class: Loader) -> None:
     loader = loader_class(CountingStream(5), batch_size=None, num_workers=2)
     assert len(list(loader)) == 10
     assert len(loader) == 5

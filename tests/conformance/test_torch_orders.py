@@ -106,7 +106,7 @@ class Evens(Sampler[int]):
 
 
 class NoLength:
-    """Sampler without `__len__`: allowed as long as nobody asks for the length."""
+    """Sampler without `__len__`: allowed as long as its length is not asked for."""
 
     def __iter__(self) -> Iterator[int]:
         return iter([3, 1, 2])

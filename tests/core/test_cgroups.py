@@ -95,6 +95,27 @@ def test_a_version_1_quota_of_minus_one_is_no_limit(machine: Machine) -> None:
     assert machine.join("3:cpu,cpuacct:/\n", V1).cpu_quota() is None
 
 
+@pytest.mark.parametrize(
+    ("membership", "mounts", "file", "text", "kills"),
+    [
+        ("0::/job\n", V2, "job/memory.events", "low 0\noom 3\noom_kill 2\n", 2),
+        ("0::/job\n", V2, "memory.events", "oom_kill 5\n", 5),
+        ("3:cpu:/x\n9:memory:/job\n0::/\n", V1, "memory/job/memory.oom_control", "under_oom 0\noom_kill 4\n", 4),
+        ("9:memory:/job\n", V1, "memory/memory.oom_control", "oom_kill 1\n", 1),
+        ("0::/job\n", V2, "elsewhere/memory.events", "oom_kill 5\n", 0),
+        ("", V2, "memory.events", "oom_kill 5\n", 0),
+    ],
+    ids=["group", "root", "hybrid", "version 1", "another group", "no group"],
+)
+def test_out_of_memory_kills_are_counted(
+    machine: Machine, membership: str, mounts: str, file: str, text: str, kills: int
+) -> None:
+    machine.write("memory.stat", "")
+    machine.write(str(Path(file).with_name("memory.stat")), "")
+    machine.write(file, text)
+    assert machine.join(membership, mounts).oom_kills() == kills
+
+
 def test_the_group_of_this_process_can_be_read() -> None:
     limit = Cgroup.of_process().memory_limit()
     assert limit is None or limit > 0

@@ -103,14 +103,14 @@ def test_shards_of_other_sizes_are_refused(write: Any, read: Any, tmp_path: Path
     assert listing_fingerprint_of(first) == listing_fingerprint_of(read(paths))
 
 
-def test_any_order_of_many_is_told_apart() -> None:
+def test_any_order_of_many_is_distinguished() -> None:
     names = [f"a/{number}" for number in range(100_000)]
     digests = {digest_of(names), digest_of(names[::-1]), digest_of(names[1:] + names[:1]), digest_of(names[:-1])}
     assert len(digests) == 4
     assert digest_of(names) == digest_of([f"s3://b/{number}" for number in range(100_000)])
 
 
-def test_samples_that_wander_from_file_to_file_are_told_apart() -> None:
+def test_samples_that_wander_from_file_to_file_are_distinguished() -> None:
     assert digest_of(["a", "b"], [3, 4]) != digest_of(["a", "b"], [4, 3])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from picture_cases import jpeg
+from image_cases import jpeg
 from tar_cases import write_tar
 
 from feedline import datasets, stores
@@ -48,7 +48,7 @@ OPEN: dict[str, tuple[Callable[[Any], object], str]] = {
 
 
 @pytest.mark.parametrize("near", OPEN)
-def test_a_path_that_is_not_there_is_told_with_a_near_one(data: Path, near: str) -> None:
+def test_a_path_that_is_not_there_is_reported_with_a_near_one(data: Path, near: str) -> None:
     open_, wrong = OPEN[near]
     gone = wrong.partition("/")[0]
     with pytest.raises(FileNotFoundError) as caught:
@@ -110,7 +110,7 @@ def test_a_folder_of_that_name_is_meant_itself(data: Path, monkeypatch: pytest.M
     monkeypatch.chdir(data)
     (data / "~").mkdir()
     assert expand_user("~/x") == "~/x"
-    assert expand_user("~backup-of-nobody.tar") == "~backup-of-nobody.tar"
+    assert expand_user("~backup-of-none.tar") == "~backup-of-none.tar"
 
 
 def test_a_folder_that_cannot_be_made(data: Path) -> None:
@@ -176,7 +176,7 @@ class TestFiles:
             with pytest.raises(FileNotFoundError, match=message):
                 Files(paths)
 
-    def test_pictures_are_files(self, data: Path) -> None:
+    def test_images_are_files(self, data: Path) -> None:
         os.mkfifo(data / "images" / "cat" / "pipe.jpg")
         (data / "images" / "cat" / "link.jpg").symlink_to("0.jpg")
         assert [Path(path).name for path, _ in ImageFolder(data / "images").samples] == ["0.jpg", "link.jpg"]
@@ -197,7 +197,7 @@ class TestFiles:
             assert found == ["s3://bucket/a/0.txt", "s3://bucket/a/b/1.txt"]
 
 
-def test_pictures_in_a_file(data: Path) -> None:
+def test_images_in_a_file(data: Path) -> None:
     with pytest.raises(NotADirectoryError, match=r"0.jpg is a file: give a folder `root` with images in root/class"):
         ImageFolder(data / "images" / "cat" / "0.jpg")
 

@@ -1,4 +1,4 @@
-"""Waits that can be given up, and a pool of which nobody needs to wait for."""
+"""Waits that can be given up, and a pool whose threads need not be waited for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def in_thread(scope: CancelScope, work: threading.Event) -> tuple[threading.Thre
     return thread, ends
 
 
-def test_a_sleep_ends_when_its_scope_is_cancelled() -> None:
+def test_a_sleep_ends_when_its_scope_is_canceled() -> None:
     scope, begun = CancelScope(), threading.Event()
     thread, ends = in_thread(scope, begun)
     assert begun.wait(30)
@@ -54,7 +54,7 @@ def test_a_sleep_ends_when_its_scope_is_cancelled() -> None:
     assert len(ends) == 1
 
 
-def test_what_is_cancelled_waits_for_nothing_more() -> None:
+def test_what_is_canceled_waits_for_nothing_more() -> None:
     with CancelScope() as scope:
         scope.cancel()
         with pytest.raises(WaitCancelledError):
@@ -122,7 +122,7 @@ def test_calls_that_submit_calls_find_a_thread() -> None:
         assert pool.submit(lambda: pool.submit(lambda: 7).result()).result() == 7
 
 
-def test_a_future_is_done_when_its_scope_is_cancelled_though_its_call_hangs(release: threading.Event) -> None:
+def test_a_future_is_done_when_its_scope_is_canceled_though_its_call_hangs(release: threading.Event) -> None:
     pool, begun = DaemonPool(1), threading.Event()
 
     def hang() -> None:
@@ -161,7 +161,7 @@ def test_calls_of_calls_end_with_the_scope_of_the_first() -> None:
     assert len(ends) == 1
 
 
-def test_a_block_that_fails_waits_for_nobody(release: threading.Event) -> None:
+def test_a_block_that_fails_does_not_wait(release: threading.Event) -> None:
     futures: list[Future[bool]] = []
 
     def fail() -> None:
@@ -205,7 +205,7 @@ def test_threads_end_with_their_pool(no_debris: DebrisGuard) -> None:
     no_debris.check()
 
 
-def test_what_a_call_gave_is_held_by_nobody() -> None:
+def test_what_a_call_gave_is_not_held() -> None:
     class Result:
         pass
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.core.tree import leaves, map_leaves
+from feedline.core.tree import arrays, leaves, map_leaves
 
 
 class Point(NamedTuple):
@@ -115,6 +115,13 @@ def test_odd_mappings_keep_their_items(mapping: Any) -> None:
 def test_everything_else_is_a_leaf(leaf: Any) -> None:
     assert next(leaves(leaf)) is leaf
     assert map_leaves(lambda found: (found,), leaf)[0] is leaf
+
+
+def test_arrays_are_found_in_every_container() -> None:
+    first, second, third = torch.zeros(2), np.ones(3), torch.zeros(())
+    assert list(map(id, arrays({"a": [first, "text"], "b": Pair(second, UserList([third, 1]))}))) == [
+        *map(id, (first, second, third))
+    ]
 
 
 def test_errors_of_the_function_pass_through() -> None:

@@ -33,7 +33,7 @@ class Slot:
 
 
 class Slots:
-    """A slot is written again as soon as nobody holds a view of it."""
+    """A slot is written again as soon as no view of it is left."""
 
     def __init__(self, stage: DeviceStage, nbytes: int) -> None:
         self._stage, self._nbytes, self.made = stage, nbytes, list[Slot]()

@@ -74,7 +74,7 @@ def _texts(folder: Path, number: int) -> None:
     (folder / "07.txt").write_text(f"text {number}")
 
 
-def _picture(folder: Path, number: int) -> None:
+def _image(folder: Path, number: int) -> None:
     (folder / "class").mkdir(exist_ok=True)
     PIL.Image.new("RGB", (4, 4), (number, 0, 0)).save(folder / "class" / "a.bmp")
 
@@ -94,7 +94,7 @@ CHANGED: dict[str, tuple[Callable[[Path, int], None], Callable[..., Any], Callab
     "files": (_texts, lambda root, **more: Files(f"{root}/*.txt", decode="text", **more), str),
     "manifest": (_texts, manifest, lambda sample: sample["data"]),
     "folder": (
-        _picture,
+        _image,
         lambda root, **more: ImageFolder(root, **more),
         lambda sample: str(sample[0].getpixel((0, 0))),
     ),
@@ -126,16 +126,16 @@ def test_results_are_those_of_the_data_as_they_are(
 class TestObjectsWithoutVersions:
     @pytest.fixture(autouse=True)
     def _no_versions(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def told(info: dict[str, Any]) -> dict[str, Any]:
+        def reported(info: dict[str, Any]) -> dict[str, Any]:
             return {name: value for name, value in info.items() if name != "created"}
 
         asked, found = MemoryFileSystem.info, MemoryFileSystem.find
-        monkeypatch.setattr(MemoryFileSystem, "info", lambda *given, **more: told(asked(*given, **more)))
+        monkeypatch.setattr(MemoryFileSystem, "info", lambda *given, **more: reported(asked(*given, **more)))
         monkeypatch.setattr(
             MemoryFileSystem,
             "find",
             lambda *given, detail=False, **more: (
-                {name: told(info) for name, info in found(*given, detail=True, **more).items()}
+                {name: reported(info) for name, info in found(*given, detail=True, **more).items()}
                 if detail
                 else found(*given, **more)
             ),
@@ -334,12 +334,12 @@ class TestCodeOfTheUsersOwn:
         def used(x: Any) -> Any:
             return Settings.value, x
 
-        told = fingerprint(used)
-        assert fingerprint(used) == told
+        reported = fingerprint(used)
+        assert fingerprint(used) == reported
         Settings.value = after
-        assert fingerprint(used) != told
+        assert fingerprint(used) != reported
         Settings.value = before
-        assert fingerprint(used) == told
+        assert fingerprint(used) == reported
 
     def test_what_python_and_its_decorators_make_of_classes_is_no_hindrance(self) -> None:
         @dataclass

@@ -18,7 +18,7 @@ ASIDE = ("_temporary/0/task_0/part-1.parquet", "_started.parquet", "year=1/_tmp/
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two files of a table, and what Spark left beside them."""
+    """Two files of a table, and what Spark left next to them."""
     data = tmp_path / "_all.runs/data"
     for number, name in enumerate(("year=1/0.parquet", "year=2/0.parquet", *ASIDE)):
         (data / name).parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_files_are_bytes_unless_told_otherwise(folder: Path) -> None:
+def test_files_are_bytes_unless_asked_otherwise(folder: Path) -> None:
     assert Files([folder / "1.txt", folder / "0.txt"]).__getitems__([0, 1]) == [b"text 1", b"text 0"]
     assert Files(folder / "*.txt", decode="text")[-1] == "text 5"
     assert Files(str(folder / "{2,1}.npy"), decode="npy")[0].tolist() == [[2, 2], [2, 2]]
@@ -54,7 +54,7 @@ def test_it_pickles_by_path(folder: Path) -> None:
 def test_a_file_that_is_gone_or_damaged_is_named(folder: Path) -> None:
     dataset = Files(folder / "*.jpg", decode="image", transform=fl.transforms.Resize((5, 5)))
     (folder / "1.jpg").unlink()
-    (folder / "2.jpg").write_bytes(b"no picture")
+    (folder / "2.jpg").write_bytes(b"no image")
     for fetch in (
         lambda i: dataset[i],
         lambda i: dataset.read_batch(BatchRead(np.array([0, i]), fl.core.tensors.allocate_tensor)),
@@ -89,6 +89,6 @@ def test_objects_of_a_store(folder: Path) -> None:
     dataset = Files([f"memory://words/{i}.txt" for i in range(3)], decode="text")
     assert [dataset[i] for i in range(3)] == ["text 0", "text 1", "text 2"]
     small = fl.transforms.Compose([fl.transforms.Resize((5, 5)), fl.transforms.ToTensor()])
-    pictures = Files([f"memory://words/{i}.jpg" for i in range(3)], decode="image", transform=small)
-    with fl.DataLoader(pictures, 3) as loader:
-        assert torch.equal(next(iter(loader)), torch.stack([pictures[i] for i in range(3)]))
+    images = Files([f"memory://words/{i}.jpg" for i in range(3)], decode="image", transform=small)
+    with fl.DataLoader(images, 3) as loader:
+        assert torch.equal(next(iter(loader)), torch.stack([images[i] for i in range(3)]))

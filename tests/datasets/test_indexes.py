@@ -12,7 +12,7 @@ from record_files import filled, records
 from tar_cases import write_tar
 
 from feedline.datasets import LMDB, TarShards, TFRecord, array_container
-from feedline.datasets.indexes import Columns, SideCar
+from feedline.datasets.indexes import BuiltIndex, Columns
 from feedline.errors import SampleError, StateError
 
 CONTENT = {"starts": np.arange(3000, dtype=np.int64), "names": np.arange(7, dtype=np.uint8)}
@@ -48,7 +48,7 @@ def equal(found: Columns, expected: Columns = CONTENT) -> bool:
 
 
 class TestArrays:
-    def test_any_damage_is_told(self, tmp_path: Path) -> None:
+    def test_any_damage_is_reported(self, tmp_path: Path) -> None:
         path = tmp_path / "x"
         array_container.write(str(path), {"a": "é"}, CONTENT)
         assert equal(array_container.open_mapped(str(path)).arrays)
@@ -72,21 +72,21 @@ class TestArrays:
             with pytest.raises(SampleError, match=r"x is damaged: the checksum of its array 'names' does not match"):
                 read(str(path))
 
-    def test_an_older_version_is_told_with_the_remedy(self, tmp_path: Path) -> None:
+    def test_an_older_version_is_reported_with_the_remedy(self, tmp_path: Path) -> None:
         path = tmp_path / "x"
         array_container.write(str(path), {}, CONTENT)
         data = bytearray(path.read_bytes())
         data[16] = 1
         path.write_bytes(data)
-        with pytest.raises(SampleError, match=r"version 1 of the format; this feedline reads 3") as told:
+        with pytest.raises(SampleError, match=r"version 1 of the format; this feedline reads 3") as caught:
             array_container.read_table(str(path))
-        assert told.value.__notes__ == ["Remove the file, and it is built again."]
+        assert caught.value.__notes__ == ["Remove the file, and it is built again."]
 
 
-class TestSideCar:
+class TestBuiltIndex:
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
-        SideCar(tmp_path / "side", STATE, built)
+        BuiltIndex(tmp_path / "side", STATE, built)
         return tmp_path / "side"
 
     def test_a_damaged_head_is_found_at_once(self, path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -94,18 +94,18 @@ class TestSideCar:
         data[40] ^= 1
         replace(path, bytes(data))
         with caplog.at_level(logging.WARNING, "feedline"):
-            assert equal(SideCar(path, STATE, built).arrays)
-            assert equal(SideCar(path, STATE, forbidden).arrays)
+            assert equal(BuiltIndex(path, STATE, built).arrays)
+            assert equal(BuiltIndex(path, STATE, forbidden).arrays)
         assert [record.getMessage() for record in caplog.records] == [
             f"feedline: the index {path} is built again ({path} is damaged: the checksum of its table does not match)"
         ]
 
-    def test_damaged_arrays_are_made_anew_when_they_are_used(
+    def test_damaged_arrays_are_made_again_when_they_are_used(
         self, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         good = path.read_bytes()
         replace(path, good[:-60] + b"\xff" + good[-59:])
-        opened = SideCar(path, STATE, built)
+        opened = BuiltIndex(path, STATE, built)
         assert path.read_bytes() != good
         with caplog.at_level(logging.WARNING, "feedline"):
             assert equal(opened.open_arrays())
@@ -115,7 +115,7 @@ class TestSideCar:
         assert "built again (" in caplog.text
 
     def test_another_process_says_what_to_do(self, path: Path) -> None:
-        opened = pickle.loads(pickle.dumps(SideCar(path, STATE, built)))
+        opened = pickle.loads(pickle.dumps(BuiltIndex(path, STATE, built)))
         good = path.read_bytes()
         replace(path, good[:-60] + b"\xff" + good[-59:])
         with pytest.raises(
@@ -124,16 +124,16 @@ class TestSideCar:
         ):
             opened.open_arrays()
 
-    def test_what_is_not_the_same_when_it_is_made_anew_is_refused(self, path: Path) -> None:
+    def test_what_is_not_the_same_when_it_is_made_again_is_refused(self, path: Path) -> None:
         other = {"starts": CONTENT["starts"][:9]}
         good = path.read_bytes()
         replace(path, good[:-60] + b"\xff" + good[-59:])
         with pytest.raises(StateError, match=r"side was removed or replaced while a dataset used it"):
-            SideCar(path, STATE, lambda: other).open_arrays()
+            BuiltIndex(path, STATE, lambda: other).open_arrays()
 
 
 class TestDatasets:
-    """Whatever happens to a side-car, samples are right, or there is an error of ours."""
+    """Whatever happens to an index, samples are right, or there is an error of ours."""
 
     def check(self, opening: object, place: Path) -> None:
         assert callable(opening)
@@ -161,7 +161,7 @@ class TestDatasets:
         path = filled(tmp_path / "lmdb", {b"%d" % i * (i % 5 + 1): b"value %d" % i for i in range(90)})
         self.check(lambda: LMDB(path), path / "data.mdb.main.keys")
 
-    def test_of_many_side_cars_only_the_heads_are_read(self, tmp_path: Path) -> None:
+    def test_of_many_indexes_only_the_heads_are_read(self, tmp_path: Path) -> None:
         names = [tmp_path / f"{i}.tfrecord" for i in range(3)]
         for name in names:
             name.write_bytes(records(b"one", b"two"))

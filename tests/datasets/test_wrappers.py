@@ -127,13 +127,13 @@ class TestFilter:
     def test_the_index_is_found_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
 
-        def told(x: Any) -> bool:
+        def reported(x: Any) -> bool:
             with open("seen", "a") as file:
                 file.write(".")
             return bool(x < 3)
 
         for _ in range(2):
-            dataset = Filter(numbers(), told, index_dir=tmp_path / "cache")
+            dataset = Filter(numbers(), reported, index_dir=tmp_path / "cache")
             assert dataset.indices.tolist() == [0, 1, 2]
         assert len(Path("seen").read_text()) == N
         assert pickle.loads(pickle.dumps(Filter(numbers(), even, index_dir=tmp_path)))[2].item() == 4
@@ -161,7 +161,7 @@ class TestFilter:
                 np.save(tmp_path / "x.npy", np.arange(N) + 2)
                 assert kept(ArrayFile(tmp_path / "x.npy"), below(3)) == [0]
 
-    def test_a_damaged_index_is_found_anew(self, tmp_path: Path) -> None:
+    def test_a_damaged_index_is_found_again(self, tmp_path: Path) -> None:
         Filter(numbers(), even, index_dir=tmp_path)
         (path,) = tmp_path.glob("filter-*.npy")
         path.write_bytes(path.read_bytes()[:-8])
@@ -224,11 +224,11 @@ class TestFingerprint:
             assert fingerprint(make([1.0, 2.0])) != fingerprint(make([1.0, 3.0]))
 
     def test_a_dataset_may_tell_its_own(self) -> None:
-        class Told:
-            def __init__(self, told: str) -> None:
-                self._fingerprint, self.lock = told, threading.Lock()
+        class Named:
+            def __init__(self, reported: str) -> None:
+                self._fingerprint, self.lock = reported, threading.Lock()
 
-        assert fingerprint(Told("a")) == fingerprint(Told("a")) != fingerprint(Told("b"))
+        assert fingerprint(Named("a")) == fingerprint(Named("a")) != fingerprint(Named("b"))
 
     def test_what_cannot_be_pickled_is_refused(self) -> None:
         with pytest.raises(ArgumentError, match=r"no fingerprint can be computed .*lock"):
@@ -274,13 +274,13 @@ class TestCachedMap:
     def test_each_sample_is_computed_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
 
-        def told(x: Any) -> Any:
+        def reported(x: Any) -> Any:
             with open("calls", "a") as file:
                 file.write(f"{int(x)} ")
             return {"x": x, "twice": x * 2}
 
         for _ in range(2):
-            dataset = CachedMap(numbers(), told, tmp_path / "cache")
+            dataset = CachedMap(numbers(), reported, tmp_path / "cache")
             assert dataset[3]["twice"].item() == 6
             assert [s["x"].item() for s in dataset.__getitems__([3, 5, -1, 5])] == [3, 5, 39, 5]
         assert (tmp_path / "calls").read_text().split() == ["3", "5", "39"]

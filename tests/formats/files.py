@@ -1,4 +1,4 @@
-"""Files of one sample each: the suite's corpora of texts and pictures."""
+"""Files of one sample each: the suite's corpora of texts and images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_texts(folder: Path) -> None:
         (folder / f"{i:02}.txt").write_text(f"text {i}")
 
 
-def write_pictures(folder: Path) -> None:
+def write_images(folder: Path) -> None:
     for i in range(COUNT):
         path = folder / f"class {i % 3}" / ("deep" if i % 2 else "") / f"{i:02}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def manifest(root: str, **store: Any) -> SQLManifest:
     return SQLManifest(f"{_database().name}/list.db", query, root=root, key="id", decode="text", **store)
 
 
-def _picture_error(name: str) -> tuple[str, float, str]:
+def _image_error(name: str) -> tuple[str, float, str]:
     return name, 0.3, "{}"
 
 
@@ -74,25 +74,25 @@ FORMATS = {
         versions="never",
         gone=r"the file '\d\d\.txt' of row \d+ \(id = \d+\) of the query .* does not exist",
     ),
-    "pictures": Format(
-        write_pictures,
+    "images": Format(
+        write_images,
         lambda root, **store: Files(f"{root}/**/*.jpg", decode="image", transform=CROP, **store),
-        cut=_picture_error("class 0/06.jpg"),
+        cut=_image_error("class 0/06.jpg"),
         versions="never",
         random=True,
     ),
     "folder": Format(
-        write_pictures,
+        write_images,
         lambda root, **store: ImageFolder(root, CROP, **store),
-        cut=_picture_error("class 0/06.jpg"),
+        cut=_image_error("class 0/06.jpg"),
         versions="cached",
         random=True,
         together=6,
     ),
     "folder of images": Format(
-        write_pictures,
+        write_images,
         lambda root, **store: ImageFolder(root, **store),
-        cut=_picture_error("class 0/06.jpg"),
+        cut=_image_error("class 0/06.jpg"),
         versions="cached",
         collates=False,
     ),

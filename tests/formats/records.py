@@ -132,7 +132,7 @@ FORMATS = {
         cut=("shard.00001.mds", -7, _SIZE),
         together=2,
     ),
-    "mds, pictures": _mds("plain", columns=["jpeg", "int"], cut=("shard.00001.mds", -7, _SIZE), random=True),
+    "mds, images": _mds("plain", columns=["jpeg", "int"], cut=("shard.00001.mds", -7, _SIZE), random=True),
     "mds, zstd": _mds(
         "zstd",
         lambda i: {"int": i, "str": "é" * i},
@@ -141,7 +141,7 @@ FORMATS = {
     ),
     "litdata": _litdata("tuples", together=2),
     "litdata, leaves": _litdata("leaves", collates=False),
-    "litdata, pictures": _litdata("pictures", count=8, random=True),
+    "litdata, images": _litdata("images", count=8, random=True),
     "litdata, rows": _litdata("rows", collates=False),
     "litdata, many rows": Format(
         write_nested,
@@ -172,5 +172,5 @@ FORMATS = {
         together=2,
     ),
     "tfrecord, all features": _tfrecord(None, _all_features, collates=False),
-    "tfrecord, pictures": _tfrecord({"image": "image", "label": "int64"}, random=True),
+    "tfrecord, images": _tfrecord({"image": "image", "label": "int64"}, random=True),
 }

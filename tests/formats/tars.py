@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from picture_cases import encoded, jpeg, photo
-from tar_cases import npy, picture_shards, write_tar
+from image_cases import encoded, jpeg, photo
+from tar_cases import image_shards, npy, write_tar
 
 from feedline import transforms as T
 from feedline.datasets import TarShards
@@ -22,7 +22,7 @@ _SHARDS = "train-{000..002}.tar"
 
 def write_shards(folder: Path) -> None:
     """24 samples in shards of 10, 1 and 13."""
-    picture_shards(folder, [10, 1, 13])
+    image_shards(folder, [10, 1, 13])
 
 
 def write_kinds(folder: Path) -> None:

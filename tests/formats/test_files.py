@@ -1,4 +1,4 @@
-"""Files of one sample each in a store: what is special to lists, manifests and folders of pictures."""
+"""Files of one sample each in a store: what is special to lists, manifests and folders of images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from feedline.core.tensors import allocate_tensor
 from feedline.datasets import ImageFolder
 from feedline.errors import SampleError
 from feedline.stores import ObjectChangedError, ObjectNotFoundError
-from formats.files import COUNT, CROP, FORMATS, manifest, write_pictures, write_texts
+from formats.files import COUNT, CROP, FORMATS, manifest, write_images, write_texts
 from formats.places import Memory, small_pieces
 
 
@@ -35,11 +35,11 @@ class TestFiles:
             assert sum(len(batch["id"]) for batch in loader) == COUNT - 1
 
     def test_an_object_that_is_gone_or_damaged(self, memory: Memory, folder: Path) -> None:
-        write_pictures(folder)
-        far = FORMATS["pictures"].open(memory.put(folder))
+        write_images(folder)
+        far = FORMATS["images"].open(memory.put(folder))
         names = list(far.paths)
         memory.remove(names[1].removeprefix("far/"))
-        memory.write(names[2].removeprefix("far/"), b"no picture")
+        memory.write(names[2].removeprefix("far/"), b"no image")
         for fetch in (
             lambda at: far[at],
             lambda at: far.read_batch(BatchRead(np.array([0, at]), allocate_tensor, None)),
@@ -76,7 +76,7 @@ class TestImageFolder:
             def find_classes(self, _: Any) -> tuple[list[str], dict[str, int]]:
                 return ["odd", "even"], {"class 2": 5, "class 0": 5, "nowhere": 1}
 
-        write_pictures(folder)
+        write_images(folder)
         near = Two(folder, allow_empty=True)
         far = Two(memory.put(folder), CROP, allow_empty=True, cache=small_pieces(tmp_path, 4 << 20))
         assert [path.removeprefix("memory://far") for path, _ in far.samples] == [
@@ -87,7 +87,7 @@ class TestImageFolder:
     def test_a_kept_listing_spares_the_next(
         self, memory: Memory, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        write_pictures(folder)
+        write_images(folder)
         kept, root = tmp_path / "listing", memory.put(folder)
         first = ImageFolder(root, CROP, index_dir=kept, cache=small_pieces(tmp_path, 4 << 20))
         monkeypatch.setattr(MemoryFileSystem, "find", lambda *_, **__: pytest.fail("listed again"))
@@ -107,12 +107,12 @@ class TestImageFolder:
             ImageFolder(root, index_dir=kept)
 
     def test_a_loader_of_ones_own_gets_a_file(self, memory: Memory, folder: Path) -> None:
-        write_pictures(folder)
+        write_images(folder)
         data = ImageFolder(memory.put(folder), loader=lambda file: file.read(2))
         assert data[0] == (b"\xff\xd8", 0)
 
     def test_samples_can_be_assigned_below_the_root(self, memory: Memory, folder: Path, tmp_path: Path) -> None:
-        write_pictures(folder)
+        write_images(folder)
         data = ImageFolder(memory.put(folder), CROP, cache=small_pieces(tmp_path, 4 << 20))
         data.samples = [*data.samples[7:9], ("memory://elsewhere/x.jpg", 3)]
         assert data[1][1] == data.samples[1][1]
@@ -120,14 +120,14 @@ class TestImageFolder:
         with pytest.raises(SampleError, match=r"memory://elsewhere/x.jpg is outside memory://far"):
             data[2]
 
-    def test_pictures_that_are_gone_changed_or_none(self, memory: Memory, folder: Path, tmp_path: Path) -> None:
-        write_pictures(folder)
+    def test_images_that_are_gone_changed_or_none(self, memory: Memory, folder: Path, tmp_path: Path) -> None:
+        write_images(folder)
         root = memory.put(folder)
         fused, plain = ImageFolder(root, CROP), ImageFolder(root)
         known = ImageFolder(root, CROP, cache=small_pieces(tmp_path, 4 << 20))
         names = [path.removeprefix("memory://far/") for path, _ in plain.samples[:3]]
         memory.remove(names[1])
-        memory.write(names[2], b"no picture")
+        memory.write(names[2], b"no image")
         batches = [
             lambda at: fused.read_batch(BatchRead(np.array([0, at]), allocate_tensor, None)),
             fused.__getitem__,
@@ -146,7 +146,7 @@ class TestImageFolder:
         with fl.DataLoader(fused, 10, on_error="skip") as loader:
             assert sum(len(labels) for _, labels in loader) == COUNT - 2
 
-    def test_no_pictures(self, memory: Memory, folder: Path) -> None:
+    def test_no_images(self, memory: Memory, folder: Path) -> None:
         memory.write("loose.jpg", jpeg(1))
         with pytest.raises(FileNotFoundError, match=r"memory://far has no class folders: images must be in root/class"):
             ImageFolder(memory.root)

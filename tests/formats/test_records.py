@@ -109,7 +109,7 @@ class TestParts:
 
 
 class TestRequests:
-    def test_a_shard_that_changed_is_looked_at_anew(
+    def test_a_shard_that_changed_is_looked_at_again(
         self, memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         opened = filled(memory, folder, "mds")
@@ -123,14 +123,14 @@ class TestRequests:
         self, memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         opened = filled(memory, folder, "mds")
-        shard, told = memory.read("shard.00000.mds"), json.loads(memory.read("index.json"))
-        first = told["shards"][0]
-        told["shards"] = []
+        shard, reported = memory.read("shard.00000.mds"), json.loads(memory.read("index.json"))
+        first = reported["shards"][0]
+        reported["shards"] = []
         for number in range(70):
             name = f"s.{number}"
             memory.write(name, shard)
-            told["shards"].append({**first, "raw_data": {**first["raw_data"], "basename": name}})
-        memory.write("index.json", json.dumps(told).encode())
+            reported["shards"].append({**first, "raw_data": {**first["raw_data"], "basename": name}})
+        memory.write("index.json", json.dumps(reported).encode())
         infos: list[str] = []
         info = type(memory.system).info
 
@@ -174,9 +174,9 @@ class TestCompressed:
 
     def test_hashes_are_compared(self, memory: Memory, folder: Path) -> None:
         filled(memory, folder, "mds, zstd")
-        told = json.loads(memory.read("index.json"))
-        told["shards"][0]["raw_data"]["hashes"]["sha1"] = "0" * 40
-        memory.write("index.json", json.dumps(told).encode())
+        reported = json.loads(memory.read("index.json"))
+        reported["shards"][0]["raw_data"]["hashes"]["sha1"] = "0" * 40
+        memory.write("index.json", json.dumps(reported).encode())
         with pytest.raises(
             SampleError, match=r"memory://.*shard.00000.mds.zstd is damaged: its sha1 is \w+, its index"
         ):
@@ -210,10 +210,10 @@ class TestFolders:
     @pytest.mark.parametrize("far", [False, True])
     def test_a_merged_index_names_files_in_sub_folders(self, memory: Memory, folder: Path, far: bool) -> None:
         FORMATS["mds"].write(folder / "a/b")
-        told = json.loads((folder / "a/b/index.json").read_text())
-        for shard in told["shards"]:
+        reported = json.loads((folder / "a/b/index.json").read_text())
+        for shard in reported["shards"]:
             shard["raw_data"]["basename"] = f"a/b/{shard['raw_data']['basename']}"
-        (folder / "index.json").write_text(json.dumps(told))
+        (folder / "index.json").write_text(json.dumps(reported))
         memory.put(folder)
         assert MDS(memory.root if far else folder, columns=["int"])[13] == {"int": 13}
 
@@ -234,7 +234,7 @@ class TestIndexes:
             (CSV, "a.csv", lambda rows: b"\r\n".join([b"x", *(b'"%s""\r\n"' % row for row in rows)])),
         ],
     )
-    def test_one_that_lies_beside_an_object_is_used_if_it_fits(
+    def test_one_that_lies_next_to_an_object_is_used_if_it_fits(
         self, memory: Memory, folder: Path, caplog: pytest.LogCaptureFixture, kind: Any, name: str, rows: Any
     ) -> None:
         several = [b"a" * length for length in range(1, 50)]
@@ -248,19 +248,19 @@ class TestIndexes:
             assert equal(outcome(kind, f"{memory.root}/{name}"), [near[i] for i in range(49)][::-1])
             assert len(caplog.messages) == 1
 
-    def test_building_one_is_told_and_can_be_kept_elsewhere(
+    def test_building_one_is_reported_and_can_be_kept_elsewhere(
         self, memory: Memory, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         memory.write("a.jsonl", b"1\n2\n")
         with caplog.at_level(logging.INFO, "feedline"):
             JSONL(f"{memory.root}/a.jsonl", index_dir=tmp_path / "indexes")
-        (told,) = caplog.messages
-        assert told.startswith("indexing memory://far/a.jsonl: all its 4 bytes are read once")
-        assert "a.jsonl.jsonl-index" in told
+        (reported,) = caplog.messages
+        assert reported.startswith("indexing memory://far/a.jsonl: all its 4 bytes are read once")
+        assert "a.jsonl.jsonl-index" in reported
         assert [path.name[16:] for path in (tmp_path / "indexes").iterdir()] == ["-a.jsonl.jsonl-index"]
         assert not (tmp_path / "xdg/feedline/indexes").exists()
 
-    def test_rubbish_beside_an_object_is_passed_over(self, memory: Memory, folder: Path) -> None:
+    def test_rubbish_next_to_an_object_is_passed_over(self, memory: Memory, folder: Path) -> None:
         memory.write("a.txt", b"one\ntwo\n")
         memory.write("a.txt.lines-index", b"feedline arrays\n no, not at all")
         assert Lines(f"{memory.root}/a.txt")[1] == "two"

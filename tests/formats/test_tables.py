@@ -17,7 +17,7 @@ from format_cases import equal
 
 from feedline import stores
 from feedline.datasets import Arrow, Parquet
-from feedline.datasets.indexes import SideCarWarning, key_of
+from feedline.datasets.indexes import IndexFileWarning, key_of
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores.fsspec import ForeignStore
 from formats.places import Memory, Place
@@ -109,7 +109,7 @@ def test_what_has_no_version_is_kept_in_no_index() -> None:
 
 def test_where_no_index_can_be_written_a_warning_says_so(written: type, bucket: Both, tmp_path: Path) -> None:
     (tmp_path / "taken").write_bytes(b"")
-    with pytest.warns(SideCarWarning, match=r"the index .*taken/.* could not be written .* give index_dir="):
+    with pytest.warns(IndexFileWarning, match=r"the index .*taken/.* could not be written .* give index_dir="):
         dataset = written(bucket.root, ["x"], index_dir=tmp_path / "taken")
     assert dataset[299]["x"].item() == 299
     assert pickle.loads(pickle.dumps(dataset))[299]["x"].item() == 299
@@ -224,7 +224,7 @@ def test_footers_that_are_longer_than_what_is_read_first(bucket: Both) -> None:
         assert [sample["column 77"].item() for sample in dataset.__getitems__([0, 49])] == [77, 126]
 
 
-def test_first_reading_is_told(bucket: Both, caplog: pytest.LogCaptureFixture) -> None:
+def test_first_reading_is_reported(bucket: Both, caplog: pytest.LogCaptureFixture) -> None:
     bucket.write("a.parquet", parquet(TABLE))
     bucket.write("a.arrow", arrow(TABLE, stream=True))
     with caplog.at_level(logging.INFO, "feedline"):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from format_cases import equal
-from picture_cases import intervals, jpeg, photo
-from tar_cases import npy, picture_shards, pictures, write_tar
+from image_cases import intervals, jpeg, photo
+from tar_cases import image_members, image_shards, npy, write_tar
 
 import feedline as fl
 from feedline import transforms as T
@@ -45,7 +45,7 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def folder(folder: Path) -> Path:
     """Ten samples in shards of 4, 1 and 5; and a shard of all kinds of fields."""
-    picture_shards(folder, [4, 1, 5])
+    image_shards(folder, [4, 1, 5])
     write_kinds(folder)
     return folder
 
@@ -75,7 +75,7 @@ def test_a_batch_is_read_at_once(memory: Memory, folder: Path, name: str, monkey
         assert calls == [8, 4]
 
 
-def test_pictures_are_decoded_from_where_they_were_fetched_to(
+def test_images_are_decoded_from_where_they_were_fetched_to(
     memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tar(folder / "kinds.tar", {"0.npy": npy(np.asarray(photo(640, 480))), "0.jpg": jpeg(640, 480)})
@@ -199,19 +199,19 @@ class TestBadInput:
     ) -> None:
         _, far = both(memory, folder, "numbers")
         [place] = home.rglob("*train-000.tar.index")
-        told, held = array_container.open_mapped(str(place))
+        reported, held = array_container.open_mapped(str(place))
         sizes = np.full_like(held["sizes"], 0xFFFF)
-        array_container.write(str(place), told, {**held, "sizes": sizes})
+        array_container.write(str(place), reported, {**held, "sizes": sizes})
         fresh = pickle.loads(pickle.dumps(far))
         with pytest.raises((ShardError, RangeError), match=r"memory://far/train-000.tar"):
             fresh[0]
 
     @pytest.mark.parametrize(
         ("data", "what"),
-        [(b"no picture", "could not be read"), (jpeg(96, 72)[:900], "could not be read"), (b"", "could not be read")],
+        [(b"no image", "could not be read"), (jpeg(96, 72)[:900], "could not be read"), (b"", "could not be read")],
     )
-    def test_pictures_that_cannot_be_read(self, memory: Memory, folder: Path, data: bytes, what: str) -> None:
-        write_tar(folder / "train-000.tar", {**pictures(4), "0003.jpg": data})
+    def test_images_that_cannot_be_read(self, memory: Memory, folder: Path, data: bytes, what: str) -> None:
+        write_tar(folder / "train-000.tar", {**image_members(4), "0003.jpg": data})
         _, far = both(memory, folder, "crops")
         for fetch in (lambda: far[3], lambda: far.read_batch(BatchRead(np.array([0, 3]), allocate_tensor))):
             with pytest.raises(SampleError, match=rf"memory://far/train-000.tar: member '0003.jpg': .*{what}"):

@@ -16,7 +16,7 @@ import psutil
 from feedline.workers.process import fork_server
 
 GRACE_S = 15.0
-"""How long what was told to end may take to do so."""
+"""Seconds that a process may take to end once it was asked to."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class DebrisGuard:
 
 
 def shared_names() -> set[str]:
-    """What lies in /dev/shm, but for what a PostgreSQL beside the tests keeps there."""
+    """Names in /dev/shm, except those of a PostgreSQL that runs at the same time."""
     folder = Path("/dev/shm")
     names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     return {name for name in names if not name.startswith("PostgreSQL.")}

@@ -1,4 +1,4 @@
-"""An environment in which nobody is known to Google."""
+"""An environment without credentials of Google."""
 
 from __future__ import annotations
 

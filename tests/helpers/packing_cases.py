@@ -1,4 +1,4 @@
-"""Folders of pictures to pack, and the command from the outside."""
+"""Folders of images to pack, and the command from the outside."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from picture_cases import jpeg
+from image_cases import jpeg
 from typer.testing import CliRunner, Result
 
 from feedline.cli.app import app
@@ -29,20 +29,20 @@ def feedline(*arguments: object) -> Result:
 
 
 def packed(*arguments: object) -> dict[str, Any]:
-    """Run `feedline pack … --json` and give what it told."""
-    return _told("pack", *arguments, code=0)
+    """Run `feedline pack … --json` and return its JSON."""
+    return _json_of("pack", *arguments, code=0)
 
 
 def inspected(*arguments: object, code: int = 0) -> dict[str, Any]:
-    """Run `feedline inspect … --json`, which ends with this exit code, and give what it told."""
-    return _told("inspect", *arguments, code=code)
+    """Run `feedline inspect … --json`, which ends with this exit code, and return its JSON."""
+    return _json_of("inspect", *arguments, code=code)
 
 
-def _told(*arguments: object, code: int) -> dict[str, Any]:
+def _json_of(*arguments: object, code: int) -> dict[str, Any]:
     result = feedline(*arguments, "--json")
     assert result.exit_code == code, result.output
-    told: dict[str, Any] = json.loads(result.stdout)
-    return told
+    reported: dict[str, Any] = json.loads(result.stdout)
+    return reported
 
 
 def contents(folder: Path) -> dict[str, bytes]:

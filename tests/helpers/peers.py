@@ -1,4 +1,4 @@
-"""The peers' own writers: installed once, beside the environment, without what they would pull in for training.
+"""The peers' own writers: installed once, outside of the environment, without what they would pull in for training.
 
 Both Mosaic Streaming and LitData ask for torchvision, whose wheels bring another torch with all of CUDA; writing files
 needs none of it. So they are installed without dependencies into a folder of their own, which only the scripts in
@@ -25,7 +25,7 @@ PACKAGES = (
 """What to install, and nothing else."""
 
 TORCHVISION = "torchvision==0.28.0"
-"""Its Python part is enough: the compiled one belongs to another build of torch, and does not load beside this one."""
+"""Its Python part is enough: the compiled one belongs to another build of torch, and does not load with this one."""
 
 OPERATORS = """
 
@@ -69,7 +69,7 @@ def written(script: str) -> Path:
 
 
 def _once(name: str, of: str, make: Callable[[Path], None]) -> Path:
-    """A folder below build/ that `make` fills, the first time that anybody asks for it; it appears whole."""
+    """A folder below build/ that `make` fills, when it is first asked for; it appears whole."""
     key = hashlib.sha256(f"{of} {sys.version_info[:2]}".encode()).hexdigest()[:12]
     place = BUILD / f"{name}-{key}"
     if not place.exists():

@@ -44,6 +44,18 @@ class Squares:
         return torch.tensor([index, index * index])
 
 
+class Faulty:
+    """Twelve samples, of which 3 and 4 cannot be read."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index in (3, 4):
+            raise ValueError(f"sample {index} is broken")
+        return index
+
+
 class Acting(Squares):
     """Squares, but the samples in `acts` call their act first."""
 

@@ -1,4 +1,4 @@
-"""Tars for the tests of shards, and pictures to put into them."""
+"""Tars for the tests of shards, and images to put into them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from picture_cases import jpeg
+from image_cases import jpeg
 
 Members = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
 
@@ -43,7 +43,7 @@ def npy(array: Any) -> bytes:
     return file.getvalue()
 
 
-def pictures(count: int, first: int = 0, size: tuple[int, int] = (96, 72)) -> dict[str, bytes]:
+def image_members(count: int, first: int = 0, size: tuple[int, int] = (96, 72)) -> dict[str, bytes]:
     """Samples of a JPEG and a class each; sample i has class i."""
     members = {}
     for number in range(first, first + count):
@@ -52,10 +52,10 @@ def pictures(count: int, first: int = 0, size: tuple[int, int] = (96, 72)) -> di
     return members
 
 
-def picture_shards(folder: Path, sizes: Iterable[int]) -> list[Path]:
+def image_shards(folder: Path, sizes: Iterable[int]) -> list[Path]:
     """Tars of so many samples each, whose classes count through all of them."""
     paths, first = [], 0
     for number, size in enumerate(sizes):
-        paths.append(write_tar(folder / f"train-{number:03d}.tar", pictures(size, first)))
+        paths.append(write_tar(folder / f"train-{number:03d}.tar", image_members(size, first)))
         first += size
     return paths

@@ -1,4 +1,4 @@
-"""Pictures for the tests of transforms, and what Pillow makes of them."""
+"""Images for the tests of transforms, and what Pillow makes of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from PIL import Image
 from feedline import images
 from feedline.transforms import Transform
 
-Picture = NDArray[np.uint8]
+Pixels = NDArray[np.uint8]
 
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
-def picture(height: int = 90, width: int = 120, seed: int = 0) -> Picture:
+def random_image(height: int = 90, width: int = 120, seed: int = 0) -> Pixels:
     """Soft shapes with some grain: as hard to resample as a photograph."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (9, 12, 3), np.uint8))
@@ -26,32 +26,32 @@ def picture(height: int = 90, width: int = 120, seed: int = 0) -> Picture:
     return (soft + rng.integers(-20, 21, soft.shape)).clip(0, 255).astype(np.uint8)
 
 
-def jpeg(array: Picture, quality: int = 92) -> bytes:
+def jpeg(array: Pixels, quality: int = 92) -> bytes:
     file = io.BytesIO()
     Image.fromarray(array).save(file, "JPEG", quality=quality)
     return file.getvalue()
 
 
-def png(array: Picture) -> bytes:
+def png(array: Pixels) -> bytes:
     file = io.BytesIO()
     Image.fromarray(array).save(file, "PNG")
     return file.getvalue()
 
 
 def first_recipe(transform: Transform) -> images.Recipe:
-    """What the kernels are told of a pipeline that begins with a window."""
+    """The recipe that the kernels get for a pipeline that begins with a window."""
     step: Any = transform.plan.steps[0].step
     recipe: images.Recipe = step.recipe
     return recipe
 
 
-def first_geometry(transform: Transform, key: int, array: Picture) -> images.Geometry:
-    """Which part of the picture such a pipeline shows for a sample's key."""
+def first_geometry(transform: Transform, key: int, array: Pixels) -> images.Geometry:
+    """Which part of the image such a pipeline shows for a sample's key."""
     own = transform.plan.steps[0].key(key)
     return images.geometry(first_recipe(transform), own, array.shape[1], array.shape[0])
 
 
-def through_pillow(array: Picture, shown: images.Geometry, interpolation: str = "bilinear") -> Picture:
+def through_pillow(array: Pixels, shown: images.Geometry, interpolation: str = "bilinear") -> Pixels:
     """Crop, resize, crop and flip as torchvision's PIL backend does, one after the other."""
     x, y, width, height = shown.box
     part = Image.fromarray(array).crop((x, y, x + width, y + height))

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from image_cases import photo
 from peers import torchvision
-from picture_cases import photo
 from PIL import Image
 
 sys.path.insert(0, str(torchvision()))

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from crafted_jpegs import all_factors, crafted
-from picture_cases import by_pillow, encoded, photo, rgb
+from image_cases import by_pillow, encoded, photo, rgb
 from PIL import Image, ImageFile
 
 from feedline import images
@@ -125,7 +125,7 @@ def encoders() -> dict[str, Encoder]:
     return found | {Path(name).name: encoder for name, encoder in programs.items() if shutil.which(name)}
 
 
-def picture(rng: random.Random) -> Image.Image:
+def random_image(rng: random.Random) -> Image.Image:
     """Parts of a photograph of all sizes, some with noise."""
     width, height = (max(1, int(2 ** rng.uniform(0, most))) for most in (9.5, 9.2))
     image = photo(width, height, rng.randrange(1 << 30))
@@ -161,7 +161,7 @@ def main(count: int, seed: int) -> None:
     available, written = encoders(), Counter[str]()
     for number in range(count):
         name = list(available)[number % len(available)]
-        data = available[name](picture(rng), rng)
+        data = available[name](random_image(rng), rng)
         try:
             check(data, rng)
         except (AssertionError, images.ImageError):

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 from grid_cases import SAMPLINGS, packed
-from picture_cases import jpeg
+from image_cases import jpeg
 
 from feedline import _native
 

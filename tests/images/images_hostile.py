@@ -12,7 +12,7 @@ from collections import Counter
 
 import numpy as np
 import torch
-from picture_cases import intervals, jpeg
+from image_cases import intervals, jpeg
 from PIL import Image
 
 from feedline import images

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from picture_cases import jpeg
+from image_cases import jpeg
 from PIL import ExifTags, Image, ImageEnhance, ImageFile, ImageFilter, ImageOps
 
 from feedline.images import accelerate_pillow, pillow_obstacle

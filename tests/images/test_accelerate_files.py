@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from picture_cases import encoded, jpeg, photo
+from image_cases import encoded, jpeg, photo
 from PIL import ExifTags, Image, ImageFile, ImageOps, JpegImagePlugin
 
 from feedline.images import accelerate, accelerate_pillow, native, pillow_obstacle

@@ -1,4 +1,4 @@
-"""Statements are told from calls whose result is used."""
+"""Statements are distinguished from calls whose result is used."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 from grid_cases import SAMPLINGS, Packed, packed, pixels
-from picture_cases import encoded, intervals, jpeg, photo, with_frame
+from image_cases import encoded, intervals, jpeg, photo, with_frame
 from PIL import Image
 
 from feedline import _native, images
@@ -16,13 +16,13 @@ from feedline import _native, images
 
 @pytest.fixture(scope="module", params=SAMPLINGS)
 def sampled(request: pytest.FixtureRequest) -> list[Packed]:
-    """Pictures of odd sizes, noisy enough for a grid of every fineness."""
+    """Images of odd sizes, noisy enough for a grid of every fineness."""
     sizes = [(333, 251), (500, 375), (641, 129), (97, 402)]
     return [packed(jpeg(w, h, i, sampling=request.param, quality=98)) for i, (w, h) in enumerate(sizes)]
 
 
 ENCODINGS = [{}, {"optimize": True}, {"restart_marker_blocks": 3}, {"progressive": True}]
-RELABELED = ["4:1:1", "4:4:0"]  # by picture_cases, which cannot do that to progressive files
+RELABELED = ["4:1:1", "4:4:0"]  # by image_cases, which cannot do that to progressive files
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_every_pixel_stays(sampling: str, options: dict[str, int]) -> None:
 
 
 def crops(width: int, height: int, rng: random.Random, number: int) -> list[tuple[int, int, int, int]]:
-    """Boxes of all sizes, most of them small; many at an edge of the picture, or where blocks begin or end."""
+    """Boxes of all sizes, most of them small; many at an edge of the image, or where blocks begin or end."""
 
     def span(most: int) -> tuple[int, int]:
         size = rng.randint(1, rng.choice([min(9, most), min(40, most), most]))
@@ -158,7 +158,7 @@ def test_four_inks_stay_four_inks(progressive: bool) -> None:
     assert np.array_equal(inside, pixels(before)[60:140, 40:110])
 
 
-def test_pictures_behind_the_first_and_their_index_go() -> None:
+def test_images_behind_the_first_and_their_index_go() -> None:
     before = jpeg(400, 300, quality=95)
     index = b"MPF\0" + bytes(40)
     with_index = before[:2] + b"\xff\xe2" + (len(index) + 2).to_bytes(2) + index + before[2:] + jpeg(64, 64)
@@ -182,7 +182,7 @@ def with_many_scans(progressive: bytes) -> bytes:
     ("data", "reason"),
     [
         (b"", "Empty input"),
-        (b"not a picture", "Not a JPEG file"),
+        (b"not an image", "Not a JPEG file"),
         (GOOD[:200], "missing SOS marker"),
         (GOOD[: len(GOOD) // 2], "Premature end"),
         (GOOD[:5000] + bytes(40) + b"\xff\xd5" + GOOD[5042:], "Corrupt JPEG data"),
@@ -195,7 +195,7 @@ def with_many_scans(progressive: bytes) -> bytes:
         (jpeg(130, 800, quality=3, optimize=True), "grow too much"),
     ],
 )
-def test_what_cannot_be_rewritten_is_told(data: bytes, reason: str) -> None:
+def test_what_cannot_be_rewritten_is_reported(data: bytes, reason: str) -> None:
     answer = _native.grid_rewrite(data)
     assert isinstance(answer, str)
     assert reason in answer
@@ -220,7 +220,7 @@ def test_a_part_is_refused_when_the_lengths_are_not_those_of_the_file() -> None:
 @pytest.mark.parametrize(
     "box", [(-1, 0, 5, 5), (0, 0, 0, 5), (398, 0, 5, 5), (0, 298, 5, 5), (0, 0, 2**31 - 1, 5), (2**31 - 1, 0, 5, 5)]
 )
-def test_a_part_outside_of_the_picture_is_refused(box: tuple[int, int, int, int]) -> None:
+def test_a_part_outside_of_the_image_is_refused(box: tuple[int, int, int, int]) -> None:
     assert packed(GOOD).part(box) is None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from picture_cases import apart, encoded, jpeg, photo
+from image_cases import apart, encoded, jpeg, photo
 from PIL import Image
 
 from feedline import images
@@ -82,11 +82,11 @@ def test_headers_and_errors(tmp_path: Path) -> None:
         images.decode(tmp_path / "bad.jpg")
     with pytest.raises(
         images.ImageError, match=r"the image in row 1 could not be read: image file is truncated"
-    ) as told:
+    ) as caught:
         images.read_batch(
             [jpeg(60, 40), jpeg(60, 40, quality=95)[:-400]], Recipe((8, 8), CROPS[-1]), np.empty((2, 8, 8, 3), np.uint8)
         )
-    assert told.value.row == 1
+    assert caught.value.row == 1
     with pytest.raises(FileNotFoundError):
         images.read_one(tmp_path / "none.jpg", Recipe((8, 8), CROPS[-1]))
 

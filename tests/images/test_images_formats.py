@@ -1,4 +1,4 @@
-"""Every other kind of picture: through Pillow, by content and not by name; what cannot be read is named."""
+"""Every other kind of image: through Pillow, by content and not by name; what cannot be read is named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from picture_cases import by_pillow, encoded, jpeg, photo, rgb, with_frame
+from image_cases import by_pillow, encoded, jpeg, photo, rgb, with_frame
 from PIL import Image, ImageFile
 
 from feedline import images
@@ -29,26 +29,26 @@ ARITHMETIC = base64.b64decode(
 
 
 def foreign() -> dict[str, bytes]:
-    picture = photo(60, 40)
-    alpha = picture.convert("RGBA")
-    alpha.putalpha(picture.convert("L"))
-    palette = picture.quantize(16)
-    deep = Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 257)
+    image = photo(60, 40)
+    alpha = image.convert("RGBA")
+    alpha.putalpha(image.convert("L"))
+    palette = image.quantize(16)
+    deep = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
     frames = {"save_all": True, "append_images": [photo(60, 40, 1)]}
     return {
-        "PNG": encoded(picture, "PNG"),
+        "PNG": encoded(image, "PNG"),
         "PNG, alpha": encoded(alpha, "PNG"),
-        "PNG, 1 bit": encoded(picture.convert("1"), "PNG"),
+        "PNG, 1 bit": encoded(image.convert("1"), "PNG"),
         "PNG, 16 bits": encoded(deep, "PNG"),
         "PNG, gray and alpha": encoded(alpha.convert("LA"), "PNG"),
         "PNG, transparent palette": encoded(palette, "PNG", transparency=3),
-        "GIF, animated": encoded(picture, "GIF", **frames),
-        "WebP": encoded(picture, "WEBP"),
-        "WebP, animated": encoded(picture, "WEBP", **frames),
-        "BMP": encoded(picture, "BMP"),
-        "TIFF": encoded(picture, "TIFF"),
-        "PPM": encoded(picture, "PPM"),
-        "JPEG, CMYK": encoded(picture.convert("CMYK"), "JPEG"),
+        "GIF, animated": encoded(image, "GIF", **frames),
+        "WebP": encoded(image, "WEBP"),
+        "WebP, animated": encoded(image, "WEBP", **frames),
+        "BMP": encoded(image, "BMP"),
+        "TIFF": encoded(image, "TIFF"),
+        "PPM": encoded(image, "PPM"),
+        "JPEG, CMYK": encoded(image.convert("CMYK"), "JPEG"),
     }
 
 
@@ -68,7 +68,7 @@ def test_other_formats_are_what_pillow_converts(kind: str, tmp_path: Path) -> No
 
 
 def test_a_jpeg_by_another_name(tmp_path: Path) -> None:
-    path = tmp_path / "picture.png"
+    path = tmp_path / "image.png"
     path.write_bytes(jpeg(50, 40))
     assert images.probe(path) == images.Header(50, 40, "JPEG", 3, False, 1)
     np.testing.assert_array_equal(images.decode(path), rgb(jpeg(50, 40)))
@@ -91,8 +91,8 @@ def test_headers() -> None:
     exif = Image.Exif()
     exif[0x0112] = 8
     assert images.probe(jpeg(70, 50, sampling="gray")) == images.Header(70, 50, "JPEG", 1, False, 1)
-    told = images.probe(jpeg(70, 50, progressive=True, exif=exif.tobytes()))
-    assert told == images.Header(70, 50, "JPEG", 3, True, 8)
+    reported = images.probe(jpeg(70, 50, progressive=True, exif=exif.tobytes()))
+    assert reported == images.Header(70, 50, "JPEG", 3, True, 8)
     assert images.probe(np.zeros((5, 7, 3), np.uint8)) == images.Header(7, 5, "pixels", 3, False, 1)
 
 
@@ -110,7 +110,7 @@ BAD = {
     "text": (b"hello, world", r"of no image format that Pillow knows \(it begins with b'hello, w'\)"),
     "only a beginning": (b"\xff\xd8\xff", "it ends within its header"),
     "half a header": (jpeg(60, 40)[:300], "it ends within its header"),
-    "no picture": (jpeg(60, 40)[:20] + b"\xff\xd9", "it ends before its image begins"),
+    "no image": (jpeg(60, 40)[:20] + b"\xff\xd9", "it ends before its image begins"),
     "half the data": (jpeg(200, 200, quality=95)[:-4000], "it is truncated: it ends before its image does"),
     "half a progressive": (jpeg(60, 40, progressive=True)[:-300], "it is truncated: it ends before its last scan does"),
     "12 bits": (with_frame(jpeg(60, 40), precision=12), "a JPEG of 12 bits per sample, of which only 8 are supported"),
@@ -127,27 +127,27 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_cannot_be_read_is_told_with_its_address(kind: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_reported_with_its_address(kind: str, tmp_path: Path) -> None:
     data, reason = BAD[kind]
     path = tmp_path / "bad.jpg"
     path.write_bytes(data)
-    with pytest.raises(images.ImageError, match=reason) as told:
+    with pytest.raises(images.ImageError, match=reason) as caught:
         images.read_one(str(path), RECIPE)
-    assert str(told.value).startswith(f"{path} could not be read: ")
-    assert told.value.row is None
+    assert str(caught.value).startswith(f"{path} could not be read: ")
+    assert caught.value.row is None
     with pytest.raises(images.ImageError, match=rf"^the image could not be read: .*({reason})"):
         images.decode(data)
     out = np.zeros((4, 24, 32, 3), np.uint8)
     good = jpeg(60, 40)
     for threads in (1, 3):
-        with pytest.raises(images.ImageError, match=rf"^the image in row 2 could not be read: .*({reason})") as told:
+        with pytest.raises(images.ImageError, match=rf"^the image in row 2 could not be read: .*({reason})") as caught:
             images.read_batch([good, encoded(photo(9, 9), "PNG"), data, b"worse"], RECIPE, out, threads=threads)
-        assert told.value.row == 2
-        assert isinstance(told.value, SampleError)
-        assert isinstance(told.value, ValueError)
+        assert caught.value.row == 2
+        assert isinstance(caught.value, SampleError)
+        assert isinstance(caught.value, ValueError)
 
 
-def test_the_remedy_is_told() -> None:
+def test_the_remedy_is_reported() -> None:
     with pytest.raises(images.ImageError, match="Replace or remove it, or pass on_error='skip' to the loader"):
         images.decode(b"")
 
@@ -199,9 +199,7 @@ def test_an_impossible_marker_is_named() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}], ids="".join)
-def test_truncated_files_are_read_where_pillow_is_told_to(
-    options: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncated_files_are_read_where_pillow_may(options: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     data = jpeg(200, 200, quality=90, **options)
     cut = data[: len(data) * 2 // 3]
     recipe = Recipe((40, 40), images.RandomBox(), flip=0.5)
@@ -259,10 +257,10 @@ def test_pillows_limit_on_pixels_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_errors_travel_between_processes() -> None:
-    with pytest.raises(images.ImageError) as told:
+    with pytest.raises(images.ImageError) as caught:
         images.read_batch([b""], RECIPE, np.zeros((1, 24, 32, 3), np.uint8))
-    copy = pickle.loads(pickle.dumps(told.value))
-    assert (str(copy), copy.row) == (str(told.value), 0)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.row) == (str(caught.value), 0)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +275,7 @@ def test_errors_travel_between_processes() -> None:
     ],
     ids=lambda value: None,
 )
-def test_sources_that_are_no_pictures(source: object, error: type[Exception], message: str) -> None:
+def test_sources_that_are_no_images(source: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         images.read_one(source, RECIPE)
 

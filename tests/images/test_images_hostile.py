@@ -1,4 +1,4 @@
-"""No picture, whatever is in it, ends the process: it is read, or refused with an ImageError."""
+"""No image, whatever is in it, ends the process: it is read, or refused with an ImageError."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNT = 3000
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_hostile_pictures_are_read_or_refused(seed: int) -> None:
+def test_hostile_images_are_read_or_refused(seed: int) -> None:
     paths = os.pathsep.join([str(Path(__file__).parents[1] / "helpers"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", str(SCRIPT), str(COUNT), str(seed)],

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from picture_cases import encoded, jpeg, photo
+from image_cases import encoded, jpeg, photo
 from PIL import Image, ImageOps
 from verdicts import tags, with_segment
 
@@ -73,7 +73,7 @@ def test_images_are_turned_as_by_exif_transpose(format_: str, orientation: int, 
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("orientation", [1, 3, 6])
 def test_the_header_describes_what_decode_gives(format_: str, orientation: int) -> None:
-    """A TIFF is upright in Pillow's eyes before anybody turns it."""
+    """A TIFF is upright in Pillow's eyes before it is turned."""
     data = saved(format_, orientation, SHORT)
     header = images.probe(data)
     assert images.decode(data).shape == (header.height, header.width, 3)

@@ -1,4 +1,4 @@
-"""Rows of pictures: Pillow's levels, whatever the sampling, the crop and the kernels' instruction set."""
+"""Rows of images: Pillow's levels, whatever the sampling, the crop and the kernels' instruction set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from picture_cases import apart, by_pillow, encoded, intervals, jpeg, photo, rgb
+from image_cases import apart, by_pillow, encoded, intervals, jpeg, photo, rgb
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
@@ -43,7 +43,7 @@ def test_the_image_kernels_were_built() -> None:
     "options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}], ids=lambda o: "".join(o) or "plain"
 )
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_decoded_picture_is_pillows(sampling: str, options: dict[str, int]) -> None:
+def test_a_decoded_image_is_pillows(sampling: str, options: dict[str, int]) -> None:
     for width, height in [(1, 1), (3, 2), (17, 16), (33, 65), (250, 131)]:
         data = jpeg(width, height, sampling=sampling, quality=90, **options)
         np.testing.assert_array_equal(images.decode(data), rgb(data))
@@ -65,7 +65,7 @@ def test_rows_are_pillows(sampling: str, crop: CropPolicy, interpolation: str) -
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_region_is_cut_from_the_whole_exactly(sampling: str, progressive: bool) -> None:
-    """What is left undecoded around a box cannot be told from the pixels."""
+    """What is left undecoded around a box cannot be seen in the pixels."""
     data = jpeg(331, 203, sampling=sampling, progressive=progressive, quality=95)
     pixels = np.asarray(rgb(data))
     recipe = Recipe((50, 50), images.RandomBox((0.001, 0.3), (0.1, 10)))
@@ -139,7 +139,7 @@ def test_floats_are_normalized_levels_to_the_last_bit(layout: str, norm: dict[st
 
 
 @crops
-def test_layouts_hold_the_same_picture(crop: CropPolicy) -> None:
+def test_layouts_hold_the_same_image(crop: CropPolicy) -> None:
     data = jpeg(200, 300)
     recipe = Recipe((40, 50), crop, flip=0.5)
     planes = images.read_one(data, replace(recipe, layout="CHW"), 3)
@@ -154,7 +154,7 @@ def test_a_flip_mirrors_the_row(crop: CropPolicy) -> None:
 
 
 @pytest.mark.parametrize("size", [(200, 60), (60, 200), (101, 100), (100, 101)])
-def test_a_picture_smaller_than_the_center_is_surrounded_by_zeros(size: tuple[int, int]) -> None:
+def test_an_image_smaller_than_the_center_is_surrounded_by_zeros(size: tuple[int, int]) -> None:
     """As torchvision's CenterCrop pads: the smaller half first."""
     data = jpeg(100, 80)
     recipe = Recipe(size, images.CenterBox(75))
@@ -194,7 +194,7 @@ def test_orientations_are_applied_when_asked(crop: CropPolicy, orientation: int)
 
 
 @pytest.mark.parametrize("orientation", range(2, 9))
-def test_turned_pictures_can_be_decoded_at_a_scale(orientation: int) -> None:
+def test_turned_images_can_be_decoded_at_a_scale(orientation: int) -> None:
     """Where a mirrored side is no multiple of the scale, its incomplete pixel comes first: nothing may shift."""
     exif = Image.Exif()
     exif[0x0112] = orientation

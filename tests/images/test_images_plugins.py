@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from picture_cases import photo
+from image_cases import photo
 from PIL import Image, ImageFile
 
 from feedline import images

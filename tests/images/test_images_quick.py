@@ -12,7 +12,7 @@ import pytest
 from grid_cases import packed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from picture_cases import intervals, jpeg, photo, rgb
+from image_cases import intervals, jpeg, photo, rgb
 from PIL import Image
 
 from feedline import images
@@ -50,7 +50,7 @@ def saved(image: Image.Image, **options: Any) -> bytes:
 
 
 def decoded(data: bytes, *, quick: bool) -> list[Any]:
-    """Several decodes of a whole picture: pixels, or why there are none."""
+    """Several decodes of a whole image: pixels, or why there are none."""
     header = native.native.image_header(data, 0)[0]
     if header is None:
         return []
@@ -63,7 +63,7 @@ def decoded(data: bytes, *, quick: bool) -> list[Any]:
 
 
 def rows(datas: list[bytes], recipe: Recipe, *, quick: bool, grids: list[Any] | None = None) -> tuple[Any, bytes]:
-    """Several rows of each picture, and what was left over; rows that were not written are zero."""
+    """Several rows of each image, and what was left over; rows that were not written are zero."""
     keys = np.arange(MEETINGS * len(datas), dtype=np.uint64)
     out = np.zeros((len(keys), *recipe.shape), np.uint8)
     plan = native.build_plan(recipe, quick=quick)
@@ -104,7 +104,7 @@ def test_pixels_of_noise_are_libjpegs(quality: int, optimize: bool) -> None:
         agree(saved(noise(200, 120, amount, quality), quality=quality, optimize=optimize))
 
 
-def test_flat_pictures_and_single_peaks() -> None:
+def test_flat_images_and_single_peaks() -> None:
     """Blocks of nothing but their mean, and coefficients behind runs of more than fifteen zeros."""
     x = np.arange(128)
     waves = np.where((x[:, None] * 7 // 8 + x * 7 // 8) % 2, 255, 0).astype(np.uint8)
@@ -171,7 +171,7 @@ def test_damaged_tables_have_the_same_consequences(kind: dict[str, Any], bytes_:
 
 
 @pytest.mark.parametrize("sampling", ["4:4:4", "4:2:0", "gray"])
-def test_grid_packed_pictures_are_decoded_alike(sampling: str) -> None:
+def test_grid_packed_images_are_decoded_alike(sampling: str) -> None:
     whole = [packed(jpeg(500, 375, seed, sampling=sampling, quality=92)) for seed in range(3)]
     datas, grids = [one.jpeg for one in whole], [one.lengths for one in whole]
     for recipe in (*RECIPES, Recipe((32, 32), images.RandomBox((0.02, 0.2)))):
@@ -206,7 +206,7 @@ def without_tables(data: bytes) -> bytes:
     return bytes(out + data[at:])
 
 
-def test_tables_of_one_picture_are_not_anothers() -> None:
+def test_tables_of_one_image_are_not_anothers() -> None:
     """What a file leaves out is the standard's, whatever was decoded before it."""
     frame, other = without_tables(jpeg(90, 70, quality=75)), jpeg(90, 70, 1, quality=60, optimize=True)
     assert len(frame) < len(jpeg(90, 70, quality=75))

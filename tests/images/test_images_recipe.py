@@ -74,7 +74,7 @@ def test_recipes_are_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shorter", "size", "picture", "full", "window"),
+    ("shorter", "size", "image", "full", "window"),
     [
         (256, (224, 224), (500, 375), (256, 341), (58, 16)),
         (256, (224, 224), (375, 500), (341, 256), (16, 58)),
@@ -86,9 +86,9 @@ def test_recipes_are_values() -> None:
         (224, (224, 224), (3, 60_000), (4_480_000, 224), (0, 2_239_888)),
     ],
 )
-def test_the_center_is_torchvisions(shorter: int, size: tuple[int, int], picture: Any, full: Any, window: Any) -> None:
-    plan = images.geometry(Recipe(size, images.CenterBox(shorter)), None, *picture)
-    assert plan == images.Geometry((0, 0, *picture), False, full, (*window, size[1], size[0]))
+def test_the_center_is_torchvisions(shorter: int, size: tuple[int, int], image: Any, full: Any, window: Any) -> None:
+    plan = images.geometry(Recipe(size, images.CenterBox(shorter)), None, *image)
+    assert plan == images.Geometry((0, 0, *image), False, full, (*window, size[1], size[0]))
 
 
 def test_boxes_never_change() -> None:
@@ -103,7 +103,7 @@ def test_boxes_never_change() -> None:
 
 
 @pytest.mark.parametrize(("width", "height", "box"), [(1000, 10, (493, 0, 13, 10)), (10, 1000, (0, 493, 10, 13))])
-def test_pictures_too_long_for_any_attempt_give_their_center(width: int, height: int, box: Any) -> None:
+def test_images_too_long_for_any_attempt_give_their_center(width: int, height: int, box: Any) -> None:
     recipe = Recipe((224, 224), images.RandomBox(scale=(0.5, 1.0)))
     assert {images.geometry(recipe, key, width, height).box for key in range(50)} == {box}
 

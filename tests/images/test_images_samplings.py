@@ -13,7 +13,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 from crafted_jpegs import MOST_BLOCKS, Factors, all_factors, crafted
-from picture_cases import rgb
+from image_cases import rgb
 from PIL import Image
 
 from feedline import images

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 from crafted_jpegs import crafted
+from image_cases import by_pillow, encoded, jpeg, photo
 from images_hostile import hostile
-from picture_cases import by_pillow, encoded, jpeg, photo
 from PIL import Image, ImageFile, ImageOps
 
 from feedline import images

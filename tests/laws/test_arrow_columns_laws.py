@@ -68,7 +68,7 @@ def typed(*, ragged: bool) -> st.SearchStrategy[Typed]:
     return plain | plain.flatmap(more) | plain.flatmap(more).flatmap(more) | st.just(TENSORS)
 
 
-def beside(rows: int) -> dict[str, Any]:
+def plain_columns(rows: int) -> dict[str, Any]:
     """Columns of types that are never chosen, because no sample can hold them."""
     numbers, texts = pa.array(range(rows), pa.int8()), pa.array([f"text {row}" for row in range(rows)])
     which = pa.array([row % 2 for row in range(rows)], pa.int8())
@@ -102,7 +102,7 @@ def written(draw: Any, *, ragged: bool = True) -> Written:
         kind, values = draw(typed(ragged=ragged))
         some = st.lists(st.none() | values if has_nulls else values, min_size=rows, max_size=rows)
         chosen[f"c{number}"] = array_of(draw(some), kind)
-    others = beside(rows)
+    others = plain_columns(rows)
     columns = chosen | {name: others[name] for name in draw(st.sets(st.sampled_from(list(others)), max_size=3))}
     order = draw(st.permutations(list(columns)))
     whole = pa.record_batch([columns[name] for name in order], names=order)
@@ -156,7 +156,7 @@ def opened(source: Any, file: Written, **options: Any) -> Arrow:
         return Arrow(source, file.columns, **options)
 
 
-def told(fetch: Callable[[], Any], places: Places) -> Any:
+def reported(fetch: Callable[[], Any], places: Places) -> Any:
     """What it gives, or the error without where it happened."""
     try:
         found = fetch()
@@ -208,8 +208,8 @@ def test_samples_are_those_of_this_machine(places: Places, file: Written, keeps:
         return
     indices = data.draw(st.lists(st.integers(-len(near), len(near) - 1), min_size=1, max_size=8))
     for index in indices:
-        assert told(lambda at=index: far[at], places) == told(lambda at=index: near[at], places)
-    found, wanted = (told(lambda data=data: data.__getitems__(indices), places) for data in (far, near))
+        assert reported(lambda at=index: far[at], places) == reported(lambda at=index: near[at], places)
+    found, wanted = (reported(lambda data=data: data.__getitems__(indices), places) for data in (far, near))
     assert found == wanted or (isinstance(found, str) and isinstance(wanted, str))  # another null may be met first
 
 

@@ -55,7 +55,7 @@ class FrozenSequence(Sequence[Any]):
 
 
 class NamedDict(dict[str, Any]):
-    """Holds something beside its items."""
+    """Has an attribute in addition to its items."""
 
     def __init__(self, name: str, items: Mapping[str, Any]) -> None:
         super().__init__(items)

@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 MADE: dict[str, Callable[[Path], Any]] = {
     "lmdb": lambda folder: LMDB(folder / "texts", decode="text", transform=noisy),
-    "lmdb pictures": lambda folder: LMDB(folder / "jpegs", "{:04d}", decode="image", transform=CROP),
+    "lmdb images": lambda folder: LMDB(folder / "jpegs", "{:04d}", decode="image", transform=CROP),
     "hdf5": lambda folder: HDF5(folder / "a.h5", ["flat", "chunked"]),
     "hdf5 transformed": lambda folder: HDF5(folder / "a.h5", "chunked", transform=noisy, cache_nbytes=0),
     "zarr 2": lambda folder: Zarr(folder / "2.zarr"),
@@ -80,12 +80,12 @@ MADE: dict[str, Callable[[Path], Any]] = {
         index_dir=folder,
     ),
     "mds": lambda folder: MDS(written("mds") / "plain", columns=["int", "str", "fixed_array"], transform=noisy),
-    "mds pictures": lambda folder: MDS(
+    "mds images": lambda folder: MDS(
         written("mds") / "zstd", columns=["jpeg", "int16"], transform={"jpeg": CROP}, cache=folder / "cache"
     ),
     "litdata": lambda folder: LitData(written("litdata_chunks") / "batch"),
     "litdata rows": lambda folder: LitData(
-        written("litdata_chunks") / "mixed", transform={"x": noisy, "told.words": len, "told.deep": len}
+        written("litdata_chunks") / "mixed", transform={"x": noisy, "mapping.words": len, "mapping.deep": len}
     ),
     "litdata tokens": lambda folder: LitDataTokens(written("litdata_chunks") / "tokens", 9),
     "sql": lambda folder: SQLManifest(
@@ -143,7 +143,7 @@ def test_torchs_own_loader_gives_the_same(dataset: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork\\(\\) may lead to deadlocks:DeprecationWarning")
-def test_what_was_open_before_a_fork_is_opened_anew(dataset: Any) -> None:
+def test_what_was_open_before_a_fork_is_opened_again(dataset: Any) -> None:
     with fl.DataLoader(dataset, 6, seed=3) as loader:
         inline = list(loader)  # opens everything in this process
     with fl.DataLoader(dataset, 6, seed=3, num_workers=2, multiprocessing_context="fork") as loader:
@@ -152,7 +152,7 @@ def test_what_was_open_before_a_fork_is_opened_anew(dataset: Any) -> None:
         assert equal(list(loader), inline)
 
 
-@pytest.mark.parametrize("name", ["lmdb", "hdf5 transformed", "zarr 3", "tfrecord", "mds pictures", "litdata", "sql"])
+@pytest.mark.parametrize("name", ["lmdb", "hdf5 transformed", "zarr 3", "tfrecord", "mds images", "litdata", "sql"])
 def test_many_threads_read_at_once(folder: Path, name: str) -> None:
     """Each from the first touch on: handles, shards and caches are made under their feet."""
     dataset, threads = MADE[name](folder), 8

@@ -1,4 +1,4 @@
-"""Folders of pictures and tar shards keep the laws, with random augmentation: agreement, exact resume, each once."""
+"""Folders of images and tar shards keep the laws, with random augmentation: agreement, exact resume, each once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tar_cases import picture_shards, pictures, write_tar
+from tar_cases import image_members, image_shards, write_tar
 
 import feedline as fl
 from feedline import transforms as T
@@ -25,21 +25,21 @@ CROP = T.Compose([T.RandomResizedCrop(24), T.RandomHorizontalFlip()])
 N = 17
 
 
-def foreign(picture: Any, rng: Any) -> torch.Tensor:
+def foreign(image: Any, rng: Any) -> torch.Tensor:
     """A random transform of the user's own."""
-    return torch.from_numpy(np.asarray(picture.resize((16, 16))) + rng.integers(0, 9, (16, 16, 1), np.uint8))
+    return torch.from_numpy(np.asarray(image.resize((16, 16))) + rng.integers(0, 9, (16, 16, 1), np.uint8))
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("laws")
-    for name, data in pictures(N).items():
+    for name, data in image_members(N).items():
         if name.endswith(".jpg"):
             path = root / "folder" / f"class {int(name[:4]) % 3}" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
     (root / "tars").mkdir()
-    picture_shards(root / "tars", [5, 1, 8, 3])
+    image_shards(root / "tars", [5, 1, 8, 3])
     return root
 
 

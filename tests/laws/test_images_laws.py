@@ -1,4 +1,4 @@
-"""What holds for every picture, size and recipe: Pillow's levels, and one geometry in Python and in the kernels."""
+"""What holds for every image, size and recipe: Pillow's levels, and one geometry in Python and in the kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from picture_cases import by_pillow, jpeg, photo, rgb
+from image_cases import by_pillow, jpeg, photo, rgb
 from PIL import Image
 
 from feedline import images
@@ -68,10 +68,10 @@ def test_rows_are_pillows(recipe: Recipe, key: int, width: int, height: int, sam
     data = jpeg(width, height, key % 100, sampling=sampling, progressive=progressive, quality=key % 70 + 30)
     plan = images.geometry(recipe, key, width, height)
     assume(plan.full[0] * plan.full[1] < 1 << 22)  # the reference makes all of it
-    picture = rgb(data)
+    image = rgb(data)
     row = images.read_one(data, recipe, key).numpy()
-    np.testing.assert_array_equal(row, by_pillow(picture, plan, recipe.interpolation))
-    np.testing.assert_array_equal(row, images.read_one(np.asarray(picture), recipe, key))
+    np.testing.assert_array_equal(row, by_pillow(image, plan, recipe.interpolation))
+    np.testing.assert_array_equal(row, images.read_one(np.asarray(image), recipe, key))
 
 
 @given(hnp.arrays(np.uint8, st.tuples(st.integers(1, 60), st.integers(1, 60), st.just(3))), recipes, keys)
@@ -93,9 +93,9 @@ def test_plain_and_fast_kernels_give_the_same_bits(recipe: Recipe, key: int, wid
 
 
 @given(st.lists(st.tuples(keys, st.integers(1, 90), st.integers(1, 90)), max_size=8), recipes, st.integers(1, 4))
-def test_a_batch_is_its_rows(pictures: list[tuple[int, int, int]], recipe: Recipe, threads: int) -> None:
-    sources = [jpeg(width, height, key % 100) for key, width, height in pictures]
-    given_keys = np.array([key for key, _, _ in pictures], np.uint64)
+def test_a_batch_is_its_rows(shapes: list[tuple[int, int, int]], recipe: Recipe, threads: int) -> None:
+    sources = [jpeg(width, height, key % 100) for key, width, height in shapes]
+    given_keys = np.array([key for key, _, _ in images], np.uint64)
     out = np.empty((len(sources), *recipe.shape), np.uint8)
     images.read_batch(sources, recipe, out, given_keys, threads=threads)
     for source, key, row in zip(sources, given_keys, out, strict=True):

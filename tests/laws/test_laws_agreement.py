@@ -23,12 +23,12 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 N = 30
 
 
-class Pictures(Dataset[Any]):
+class Images(Dataset[Any]):
     """Arrays with noise, a label and a name, in nested containers."""
 
     def __getitem__(self, index: int) -> Any:
         noise = fl.sample_rng().standard_normal((3, 4)).astype(np.float32)
-        return {"image": noise + index, "target": (index, [torch.tensor([index, -index])]), "name": f"picture {index}"}
+        return {"image": noise + index, "target": (index, [torch.tensor([index, -index])]), "name": f"image {index}"}
 
     def __len__(self) -> int:
         return N
@@ -53,7 +53,7 @@ def summed(samples: list[Any]) -> Any:
 
 
 DATASETS: dict[str, Callable[[], Any]] = {
-    "pictures": Pictures,
+    "images": Images,
     "many": Many,
     "tensors": lambda: TensorDataset(torch.arange(N * 6).reshape(N, 6), torch.arange(N) * 0.5),
     "subset": lambda: Subset(TensorDataset(torch.arange(N)), [*range(0, N, 2), *range(N)][:N]),

@@ -107,8 +107,8 @@ def test_every_rank_takes_as_many_steps_as_its_length_says(work: Work, world: in
         loader = work.loader(batch_size, Hands(), (rank, world))
         lengths.add((len(loader), len(list(loader))))
     assert len(lengths) == 1
-    told, seen = lengths.pop()
-    assert told == seen
+    reported, seen = lengths.pop()
+    assert reported == seen
 
 
 @given(

@@ -1,4 +1,4 @@
-"""The state: small JSON, quick to take, refused where it does not belong, told by name where it is damaged."""
+"""The state: small JSON, quick to take, refused where it does not belong, named where it is damaged."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_state_is_small_json_whatever_the_sampler(arguments: dict[str, Any])
     ],
 )
 def test_a_generator_that_the_order_is_drawn_from_makes_the_state_larger(arguments: dict[str, Any]) -> None:
-    """It is a Mersenne twister of 624 words, which cannot be told shorter."""
+    """It is a Mersenne twister of 624 words, which cannot be written shorter."""
     indices: Any = range(100_000)
     loader = fl.DataLoader(indices, **arguments)
     taken(loader, 1234)

@@ -37,14 +37,14 @@ def counted(batch: NDArray[np.int64]) -> tuple[int, int, int]:
 @settings(max_examples=30)
 @given(SHARDS, WINDOWS, BATCH_SIZES, st.booleans())
 def test_pairs_and_shards_of_batches(sizes: list[int], window: int, batch_size: int, drop_last: bool) -> None:
-    """Within six standard errors, and what rare events may add that no seed has shown; told for each seed's layout."""
+    """Within six standard errors, and what rare events may add that no seed has shown; for each seed's layout."""
     apart = []
     for seed in range(SEEDS):
-        told = ShardShuffled(sizes, seed, window).mixing(batch_size, drop_last=drop_last)
+        reported = ShardShuffled(sizes, seed, window).mixing(batch_size, drop_last=drop_last)
         found = np.array([counted(each) for each in batches(sizes, window, seed, batch_size, drop_last)]).reshape(-1, 3)
         same, pairs, shards = found.sum(axis=0)
         real = same / max(pairs, 1), shards / max(len(found), 1)
-        apart.append(np.subtract(real, (told.same_shard_pairs, told.shards_per_batch)))
+        apart.append(np.subtract(real, (reported.same_shard_pairs, reported.shards_per_batch)))
     error = np.std(apart, axis=0) / np.sqrt(SEEDS)
     assert (np.abs(np.mean(apart, axis=0)) <= 6 * error + (0.01, 0.1)).all()
 
@@ -71,13 +71,15 @@ def test_bytes_that_are_read_of_whole_shards(
 ) -> None:
     """A model: exact where all of a window stays or nothing does, else within a tenth and what fills the memory."""
     sizes, window = [size] * shards, min(window, shards)
-    told = real = 0.0
+    reported = real = 0.0
     for seed in range(20):
         order = ShardShuffled(sizes, seed, window)
         real += reads(batches(sizes, window, seed, batch_size, drop_last), kept) * 1000
         samples = len(order) // batch_size * batch_size if drop_last else len(order)
-        told += order.nbytes_per_sample([1000] * shards, batch_size, kept_shards=kept, drop_last=drop_last) * samples
-    assert told == pytest.approx(real, rel=0.1, abs=20 * 1000 * 0.3 * min(kept, window) * -(-shards // window))
+        reported += (
+            order.nbytes_per_sample([1000] * shards, batch_size, kept_shards=kept, drop_last=drop_last) * samples
+        )
+    assert reported == pytest.approx(real, rel=0.1, abs=20 * 1000 * 0.3 * min(kept, window) * -(-shards // window))
 
 
 @given(SHARDS, WINDOWS, BATCH_SIZES)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, default_collate
-from transform_cases import first_geometry, first_recipe, ordinary, picture, png
+from transform_cases import first_geometry, first_recipe, ordinary, png, random_image
 
 import feedline as fl
 from feedline import SampleRng, images
@@ -249,20 +249,21 @@ ends = st.sampled_from(
     ]
 )
 sources = st.lists(
-    st.sampled_from([picture(20 + 9 * i, 50 - 6 * i, seed=i) for i in range(4)] + [png(picture(31, 17))]), min_size=1
+    st.sampled_from([*(random_image(20 + 9 * i, 50 - 6 * i, seed=i) for i in range(4)), png(random_image(31, 17))]),
+    min_size=1,
 )
 
 
 @given(geometries, changes, ends, sources, keys)
 def test_a_batch_is_its_samples_and_a_sample_is_a_call(
-    geometry: T.Transform, between: list[T.Transform], end: list[T.Transform], pictures: list[Any], key: int
+    geometry: T.Transform, between: list[T.Transform], end: list[T.Transform], given: list[Any], key: int
 ) -> None:
     transform = T.Compose([geometry, *between, *end])
-    own = np.arange(len(pictures), dtype=np.uint64) ^ np.uint64(key)
-    samples = [transform.plan.sample(image, SampleRng(int(k))) for image, k in zip(pictures, own, strict=True)]
-    batch = transform.plan.batch(pictures, own, ordinary)
+    own = np.arange(len(given), dtype=np.uint64) ^ np.uint64(key)
+    samples = [transform.plan.sample(image, SampleRng(int(k))) for image, k in zip(given, own, strict=True)]
+    batch = transform.plan.batch(given, own, ordinary)
     assert torch.equal(batch, default_collate(samples))
-    again = transform(pictures[0], SampleRng(int(own[0])))
+    again = transform(given[0], SampleRng(int(own[0])))
     assert type(again) is type(samples[0])
     assert torch.equal(torch.as_tensor(again), torch.as_tensor(samples[0]))
 
@@ -271,7 +272,7 @@ def test_a_batch_is_its_samples_and_a_sample_is_a_call(
 def test_fusing_changes_nothing(geometry: T.Transform, between: list[T.Transform], key: int) -> None:
     """The steps one by one, each with the key of its place; a flip right after a random box, with the box's key."""
     steps = [geometry, *between]
-    image, flips = picture(40, 33), False
+    image, flips = random_image(40, 33), False
     expected = T.Compose(steps)(image, SampleRng(key))
     for place, step in enumerate(steps):
         before = steps[place - 1] if place else None
@@ -286,7 +287,7 @@ def test_fusing_changes_nothing(geometry: T.Transform, between: list[T.Transform
     assert np.array_equal(image, expected)
 
 
-class Pictures(Dataset[Any]):
+class Images(Dataset[Any]):
     """A user's dataset that hands the generator on."""
 
     traits = fl.Traits(thread_safe=True)
@@ -298,7 +299,7 @@ class Pictures(Dataset[Any]):
         return 24
 
     def __getitem__(self, index: int) -> Any:
-        return self.transform(picture(40, 50, seed=index), fl.sample_rng()), index
+        return self.transform(random_image(40, 50, seed=index), fl.sample_rng()), index
 
 
 @pytest.mark.parametrize(
@@ -307,7 +308,7 @@ class Pictures(Dataset[Any]):
 def test_inline_threads_and_processes_agree(transform: T.Transform, no_debris: Any) -> None:
     epochs = []
     for arguments in ({"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"}, {"num_workers": 2}):
-        with fl.DataLoader(Pictures(transform), batch_size=8, shuffle=True, seed=5, **arguments) as loader:
+        with fl.DataLoader(Images(transform), batch_size=8, shuffle=True, seed=5, **arguments) as loader:
             epochs.append([batch for _ in range(2) for batch in loader])
     for epoch in epochs[1:]:
         for (found, found_at), (expected, expected_at) in zip(epoch, epochs[0], strict=True):

@@ -136,6 +136,6 @@ def test_a_builder_thaws_as_it_was_frozen(builder: Any) -> None:
     with dump_builder(builder) as frozen:
         one, other = (load_builder(frozen.fds, frozen.skeleton) for _ in range(2))
         assert frozen.matches(builder)
-        assert_writable(one)  # and nobody else sees it
+        assert_writable(one)  # and no other process sees it
         assert_same(builder, other)
         assert frozen.matches(builder)

@@ -1,4 +1,4 @@
-"""Over many messages neither memory nor descriptors grow, whoever drops the batches."""
+"""Over many messages neither memory nor descriptors grow, in whichever process batches are dropped."""
 
 from __future__ import annotations
 

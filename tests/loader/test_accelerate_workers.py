@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from picture_cases import jpeg
+from image_cases import jpeg
 from PIL import Image
 from torch.utils.data import DataLoader as TorchDataLoader
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from process_cases import Faulty
 from torch.utils.data import IterableDataset, RandomSampler, WeightedRandomSampler, get_worker_info
 
 import feedline as fl
@@ -39,18 +40,6 @@ class Stream(IterableDataset[Any]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.at = int(state["at"])
-
-
-class Faulty:
-    """Twelve samples, of which 3 and 4 cannot be read."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> int:
-        if index in (3, 4):
-            raise ValueError(f"sample {index} is broken")
-        return index
 
 
 def weighted() -> Any:

@@ -12,25 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from process_cases import default_start_method
+from process_cases import Faulty, default_start_method
 from torch.utils.data import DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import feedline as fl
 from feedline.datasets import JSONL
 
 PLACES = [(0, "auto"), (2, "thread"), (2, "process")]
-
-
-class Faulty:
-    """Twelve samples, of which 3 and 4 cannot be read."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> int:
-        if index in (3, 4):
-            raise ValueError(f"sample {index} is broken")
-        return index
 
 
 class Drawing:
@@ -413,7 +401,7 @@ def test_a_timeout_loses_nothing(in_order: bool) -> None:
         assert lists(batches) == [[0]]
 
 
-def test_threads_that_were_told_to_go_do_not_keep_the_pool_from_closing(no_debris: Any) -> None:
+def test_threads_that_were_asked_to_end_do_not_keep_the_pool_from_closing(no_debris: Any) -> None:
     dataset = Gated()
     loader = fl.DataLoader(Subset(dataset, [0, 1, 2, 0, 3, 0]), 1, num_workers=2, worker_method="thread")
     iter(loader)

@@ -235,7 +235,7 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("two_ranks")
 @pytest.mark.parametrize("arguments", [{}, {"shuffle": True}, {"shuffle": True, "seed": 1}])
-def test_ranks_that_all_read_everything_are_told_once(arguments: dict[str, Any]) -> None:
+def test_ranks_that_all_read_everything_are_reported_once(arguments: dict[str, Any]) -> None:
     loader = fl.DataLoader(NUMBERS, 2, **arguments)
     with pytest.warns(UserWarning, match=r"one of 2 ranks.*distributed='auto'.*DistributedSampler"):
         list(loader)

@@ -39,8 +39,8 @@ def test_no_rank_hangs(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     try:
-        told = [rank.communicate(timeout=240)[0].split() for rank in ranks]
+        reported = [rank.communicate(timeout=240)[0].split() for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert told == [["10", "60", "60"], ["10", "40", "40"]]
+    assert reported == [["10", "60", "60"], ["10", "40", "40"]]

@@ -33,16 +33,16 @@ def files(made: corpus.Corpus) -> dict[str, bytes]:
 
 def test_a_corpus_is_the_same_whenever_it_is_made(tiny: corpus.Corpus) -> None:
     assert corpus.manifest(tiny) is None
-    told = corpus.write(tiny)
+    reported = corpus.write(tiny)
     first = files(tiny)
-    assert corpus.manifest(tiny) == told
+    assert corpus.manifest(tiny) == reported
     assert corpus.write(replace(tiny, pictures=4)).pictures == 4
     assert len(first) == 9
     assert files(tiny) == first
-    assert told.nbytes == sum(map(len, first.values()))
+    assert reported.nbytes == sum(map(len, first.values()))
 
 
-def test_pictures_have_the_size_and_the_bytes_that_were_asked_for(tiny: corpus.Corpus) -> None:
+def test_images_have_the_size_and_the_bytes_that_were_asked_for(tiny: corpus.Corpus) -> None:
     corpus.write(tiny)
     for path in tiny.files.rglob("*.jpg"):
         with Image.open(path) as image:
@@ -50,7 +50,7 @@ def test_pictures_have_the_size_and_the_bytes_that_were_asked_for(tiny: corpus.C
         assert 0.85 * 9_000 < path.stat().st_size < 1.15 * 9_000
 
 
-def test_pictures_of_one_photograph_differ(tiny: corpus.Corpus) -> None:
+def test_images_of_one_photograph_differ(tiny: corpus.Corpus) -> None:
     label = corpus.pictures(tiny)[0].label
     one, other = (corpus.drawn(tiny, Picture(label, number)) for number in range(2))
     assert one.shape == other.shape == (120, 160, 3)
@@ -64,9 +64,9 @@ def test_a_manifest_of_another_recipe_does_not_count(tiny: corpus.Corpus) -> Non
     assert corpus.manifest(tiny) is None
 
 
-def test_tars_hold_every_picture_with_its_label(tiny: corpus.Corpus) -> None:
-    told = corpus.write(tiny)
-    assert forms.FORMS["tar"].nbytes(tiny) > told.nbytes
+def test_tars_hold_every_image_with_its_label(tiny: corpus.Corpus) -> None:
+    reported = corpus.write(tiny)
+    assert forms.FORMS["tar"].nbytes(tiny) > reported.nbytes
     found, labels = {}, {}
     for path in sorted((tiny.root / "tar").iterdir()):
         with tarfile.open(path) as tar:
@@ -76,11 +76,11 @@ def test_tars_hold_every_picture_with_its_label(tiny: corpus.Corpus) -> None:
                 (found if member.name.endswith(".jpg") else labels)[member.name] = data.read()
     assert found == files(tiny)
     assert labels == {
-        f"{Path(name).stem}.cls": str(told.classes.index(name.rpartition("-")[0])).encode() for name in found
+        f"{Path(name).stem}.cls": str(reported.classes.index(name.rpartition("-")[0])).encode() for name in found
     }
 
 
-def test_entrants_can_be_told_apart_and_have_what_they_name() -> None:
+def test_entrants_can_be_distinguished_and_have_what_they_name() -> None:
     assert len({entrant.name for entrant in ENTRANTS}) == len(ENTRANTS)
     for entrant in ENTRANTS:
         assert entrant.form in forms.FORMS
@@ -125,8 +125,8 @@ def test_the_peak_is_of_each_part() -> None:
 
 def entrant(name: str, rate: float, kind: str, reads: str = "files") -> dict[str, Any]:
     quartiles = {"median": rate, "low": rate * 0.95, "high": rate * 1.02, "ratio": rate / 950, "runs": [rate] * 5}
-    told = {"kind": kind, "version": f"{kind} 1.0", "note": "", "reads": reads, "reads_mib": 419.1}
-    return {"name": name, **quartiles, **told, "cpu_s_per_1000": 2.0841, "pss_mib": 335.2, "mapped_mib": 0.0}
+    reported = {"kind": kind, "version": f"{kind} 1.0", "note": "", "reads": reads, "reads_mib": 419.1}
+    return {"name": name, **quartiles, **reported, "cpu_s_per_1000": 2.0841, "pss_mib": 335.2, "mapped_mib": 0.0}
 
 
 RESULT = {
@@ -181,8 +181,8 @@ def test_the_chart_names_everyone_and_is_the_same_each_time(tmp_path: Path) -> N
     chart.draw(RESULT, one)
     chart.draw(RESULT, other)
     assert one.read_bytes() == other.read_bytes()
-    told = " ".join(ET.parse(one).getroot().itertext())
+    reported = " ".join(ET.parse(one).getroot().itertext())
     for text in ("500 × 375: random resized crop", "torch + PIL", "feedline, threads", "2,100  ·  2.2×", "pale"):
-        assert text in told
-    assert "libjpeg-turbo alone: 1,850" in told
+        assert text in reported
+    assert "libjpeg-turbo alone: 1,850" in reported
     assert one.stat().st_size < 40_000

@@ -130,13 +130,13 @@ def test_a_table_is_made_of_the_results_of_its_contest(tmp_path: Path) -> None:
 
 def contest(unit: str, **medians: float) -> dict[str, object]:
     standings = [{"name": name.replace("_", ", "), "median": median} for name, median in medians.items()]
-    told = {"cores": 2, "cpu": "a CPU", "python": "3.11"}
+    reported = {"cores": 2, "cpu": "a CPU", "python": "3.11"}
     return {
         "name": "a contest",
         "unit": unit,
         "standings": standings,
         "date": "2026-11-21T00:00:00",
-        "machine": told,
+        "machine": reported,
         "versions": {"torch": "2.13"},
     }
 

@@ -122,6 +122,23 @@ def test_banned_words_are_found_in_docstrings_comments_and_messages(root: Path) 
     assert sorted(found) == [(3, "nobody"), (4, "anew"), (5, "told")]
 
 
+def test_banned_words_are_found_in_names_and_texts(root: Path) -> None:
+    (root / "tests").mkdir(exist_ok=True)
+    (root / "tests" / "test_tree.py").write_text("def test_it_is_told_so() -> None:\n    toldo = 1\n")
+    (root / "README.md").write_text("Its colour.\n\nA color beside it.\n")
+    assert [str(remark) for remark in house.banned_in_text(root)] == [
+        "README.md:1: colour",
+        "README.md:3: beside",
+        "tests/test_tree.py:1: told",
+    ]
+
+
+def test_texts_and_tests_have_no_banned_words() -> None:
+    root = Path(house.__file__).parents[1]
+    assert not house.banned_in_text(root)
+    assert not house.banned_words(house.SourceTree(root / "src" / house.PACKAGE))
+
+
 def test_a_check_that_fails_names_the_places(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(root, "core/other.py", '"""What it is."""\nimport feedline.loader.loop\n\nclass Tree:\n    pass\n')
     write(root, "core/one.py", "import feedline.core.two\n")

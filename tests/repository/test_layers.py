@@ -78,6 +78,16 @@ def test_the_design_page_lists_the_rooms(tree: house.SourceTree) -> None:
     assert sorted(listed) == sorted(set(tree.rooms) - {house.FACE, "_native"})
 
 
+def test_the_guide_to_extensions_names_files_that_exist() -> None:
+    section = re.search(
+        r"^## Extending feedline$(.*?)^## ", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert section is not None
+    named = re.findall(r"`((?:datasets|workers|stores|samplers|transforms|images)/[\w/]*(?:\.py)?)`", section[1])
+    assert len(named) > 15
+    assert [name for name in named if not (SOURCE / name).exists()] == []
+
+
 def test_late_imports_are_found(tmp_path: Path) -> None:
     (tmp_path / "rng.py").write_text("def f():\n    import torch\n    import json\n    from feedline.errors import E\n")
     assert late_imports(house.SourceTree(tmp_path)) == [
@@ -93,5 +103,5 @@ def test_a_loader_does_without_the_datasets() -> None:
         "print([name for name in heavy if f'feedline.{name}' in sys.modules])\n"
         "print([name for name in fl.__all__ if not hasattr(fl, name)])"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert told == "[]\n[]\n"
+    reported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert reported == "[]\n[]\n"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from feedline.core.caches import RecentResults
 from feedline.errors import ArgumentError
 from feedline.samplers import (
     ClassBalanced,
@@ -28,7 +29,6 @@ from feedline.samplers import (
     Weighted,
 )
 from feedline.samplers._random import exponential, permutations, reshuffled, uniform
-from feedline.samplers.base import RecentResults
 
 DRAWS = 100_000
 
@@ -109,14 +109,14 @@ def test_shards_mix_as_they_say() -> None:
     for window in (1, 4, 40):
         sampler = ShardShuffled(sizes, 11, window)
         shards = shard_of[sampler.take(2, 0, len(sampler))]
-        told = sampler.mixing(batch_size=64, epoch=2)
+        reported = sampler.mixing(batch_size=64, epoch=2)
         batches = [shards[at : at + 64] for at in range(0, len(shards), 64)]
         same = [((batch[:, None] == batch).sum() - len(batch), len(batch) * (len(batch) - 1)) for batch in batches]
-        assert np.divide(*np.sum(same, axis=0)) == pytest.approx(told.same_shard_pairs, rel=0.05)
+        assert np.divide(*np.sum(same, axis=0)) == pytest.approx(reported.same_shard_pairs, rel=0.05)
         number = np.mean([len(set(batch.tolist())) for batch in batches])
-        assert number == pytest.approx(told.shards_per_batch, rel=0.02)
-    assert told.same_shard_pairs == pytest.approx(told.same_shard_pairs_ideal)
-    assert told.same_shard_pairs_ideal == pytest.approx(1 / 40, rel=0.2)
+        assert number == pytest.approx(reported.shards_per_batch, rel=0.02)
+    assert reported.same_shard_pairs == pytest.approx(reported.same_shard_pairs_ideal)
+    assert reported.same_shard_pairs_ideal == pytest.approx(1 / 40, rel=0.2)
 
 
 def test_shards_of_one_sample_and_one_shard() -> None:
@@ -125,15 +125,15 @@ def test_shards_of_one_sample_and_one_shard() -> None:
     assert ShardShuffled([1] * 500, 0, 1).mixing(64).shards_per_batch == pytest.approx(500 / 8)
 
 
-def test_batches_that_span_windows_are_told_of_as_they_are() -> None:
-    told = ShardShuffled([50] * 4, 0, 1).mixing(200)
-    assert told.shards_per_batch == pytest.approx(4)
-    assert told.same_shard_pairs == pytest.approx(49 / 199)
+def test_batches_that_span_windows_are_counted_as_they_are() -> None:
+    reported = ShardShuffled([50] * 4, 0, 1).mixing(200)
+    assert reported.shards_per_batch == pytest.approx(4)
+    assert reported.same_shard_pairs == pytest.approx(49 / 199)
 
 
 def test_no_batch_is_left_when_the_only_one_is_dropped() -> None:
-    told = ShardShuffled([5], 0, 3).mixing(10, drop_last=True)
-    assert (told.same_shard_pairs, told.shards_per_batch) == (0, 0)
+    reported = ShardShuffled([5], 0, 3).mixing(10, drop_last=True)
+    assert (reported.same_shard_pairs, reported.shards_per_batch) == (0, 0)
     assert ShardShuffled([5], 0, 3).nbytes_per_sample([100], 10, drop_last=True) == 0
 
 

@@ -53,8 +53,8 @@ class Azure:
     def _make(self, name: str) -> None:
         """What obstore cannot do: a request signed with the account's key, as Azure's documentation describes it."""
         headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
-        told = "".join(f"{header}:{value}\n" for header, value in sorted(headers.items()))
-        text = "PUT" + "\n" * 12 + f"{told}/{_ACCOUNT}/{_ACCOUNT}/{name}\nrestype:container"
+        reported = "".join(f"{header}:{value}\n" for header, value in sorted(headers.items()))
+        text = "PUT" + "\n" * 12 + f"{reported}/{_ACCOUNT}/{_ACCOUNT}/{name}\nrestype:container"
         signature = base64.b64encode(hmac.digest(base64.b64decode(_KEY), text.encode(), hashlib.sha256)).decode()
         headers["Authorization"] = f"SharedKey {_ACCOUNT}:{signature}"
         address = f"{self.endpoint}/{name}?restype=container"

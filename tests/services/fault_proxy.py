@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 KINDS = ("reset", "503", "503 Retry-After", "slow", "truncated", "short")
 """What can happen to a request. "truncated" breaks off before the announced length, "short" announces half of it."""
@@ -211,20 +212,35 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
+class AsyncServer(Protocol):
+    """A server whose `serve` sets `ready` once it listens, and returns after `leave`."""
+
+    async def serve(self, ready: threading.Event) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+@contextmanager
+def serving(server: AsyncServer) -> Iterator[None]:
+    """Run the server in a thread of this process."""
+    ready = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(ready)), name=type(server).__name__)
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield
+    finally:
+        server.leave()
+        thread.join()
+
+
 @contextmanager
 def fault_proxy(endpoint: str, faults: Faults | None = None) -> Iterator[FaultProxy]:
     """A proxy before the server at `http://HOST:PORT`, in a thread of this process."""
     host, _, port = endpoint.removeprefix("http://").partition(":")
     proxy = FaultProxy((host, int(port)), faults or Faults())
-    ready = threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(proxy.serve(ready)), name="fault-proxy")
-    thread.start()
-    assert ready.wait(10)
-    try:
+    with serving(proxy):
         yield proxy
-    finally:
-        proxy.leave()
-        thread.join()
 
 
 def main() -> None:

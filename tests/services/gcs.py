@@ -1,6 +1,6 @@
 """fake-gcs-server, which speaks Google Cloud Storage's protocols, and a guard before it that wants a token.
 
-The server itself asks nobody who he is.
+The server itself asks for no credentials.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _GUARD = """
 
 @dataclass(frozen=True)
 class GCS:
-    """A server of Google Cloud Storage's protocols, for whoever comes."""
+    """A server of Google Cloud Storage's protocols, without access control."""
 
     endpoint: str
 

@@ -14,7 +14,7 @@ import pytest
 from ceph import S3
 from format_cases import equal
 from packing_cases import feedline
-from tar_cases import picture_shards
+from tar_cases import image_shards
 from torch.utils.data import DataLoader
 
 import feedline as fl
@@ -109,10 +109,10 @@ def test_worker_processes_name_an_object_that_changed(filled: Any, name: str) ->
         list(loader)
 
 
-def test_damaged_pictures_are_left_out(filled: Any) -> None:
+def test_damaged_images_are_left_out(filled: Any) -> None:
     _, place, folder = filled("folder")
     names = sorted(contents(folder))
-    place.write(names[3], b"no picture")
+    place.write(names[3], b"no image")
     place.write(names[9], contents(folder)[names[9]][:200])
     far = ImageFolder(place.root, fl.transforms.Resize((8, 8)), **place.store)
     with fl.DataLoader(far, 10, on_error="skip", seed=0, num_workers=2, worker_method="process") as loaded:
@@ -190,9 +190,9 @@ def test_markers_of_folders_are_no_data(put: Any, markers: list[str]) -> None:
 
 
 class TestTars:
-    def test_indexes_made_by_the_command_and_put_beside_the_objects(self, s3: S3, tmp_path: Path) -> None:
+    def test_indexes_made_by_the_command_and_put_next_to_the_objects(self, s3: S3, tmp_path: Path) -> None:
         (tmp_path / "tars").mkdir()
-        picture_shards(tmp_path / "tars", SIZES)
+        image_shards(tmp_path / "tars", SIZES)
         bucket = s3.bucket(contents(tmp_path / "tars"))
         assert feedline("index", f"s3://{bucket}/*.tar", "--into", tmp_path / "in").exit_code == 0
         assert feedline("index", f"s3://{bucket}/*.tar", "--into", tmp_path / "in", "--check").exit_code == 0
@@ -204,7 +204,7 @@ class TestTars:
         assert len(data) == sum(SIZES)
 
     def test_shards_with_indexes_on_a_web_server(self, web: str, web_root: Path, tmp_path: Path) -> None:
-        picture_shards(tmp_path, SIZES)
+        image_shards(tmp_path, SIZES)
         near = TarShards(f"{tmp_path}/*.tar", PAIR, CENTER)  # writes indexes, which carry the times of the files
         for path in tmp_path.glob("train-*"):
             shutil.copy(path, web_root)

@@ -1,4 +1,4 @@
-"""The servers themselves: a missing one is told by name, and none outlives its tests."""
+"""The servers themselves: a missing one is named, and none outlives its tests."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_new_rows_are_for_the_next_epoch(database: str, tmp_path: Path) -> None:
 
 def test_types_that_arrow_does_not_have(database: str, tmp_path: Path) -> None:
     query = """
-        SELECT md5(id::text)::uuid AS id, path, id / 2.0 AS half, 'NaN'::numeric AS nan, '{"a": 1}'::jsonb AS told,
+        SELECT md5(id::text)::uuid AS id, path, id / 2.0 AS half, 'NaN'::numeric AS nan, '{"a": 1}'::jsonb AS mapping,
         (SELECT sum(id) FROM samples) AS sum, CASE WHEN id < 39 THEN 0.5 END AS missing FROM samples WHERE id > 37"""
     dataset = manifest(database, tmp_path, query, ())
     rows = {dataset.column("path")[i]: i for i in range(len(dataset))}
@@ -96,7 +96,7 @@ def test_types_that_arrow_does_not_have(database: str, tmp_path: Path) -> None:
     assert sample == {
         "path": "38.txt",
         "half": 19.0,
-        "told": '{"a": 1}',
+        "mapping": '{"a": 1}',
         "sum": float(sum(range(COUNT))),
         "missing": 0.5,
         "data": "text 38",

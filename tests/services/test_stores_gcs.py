@@ -17,7 +17,7 @@ from gcs import GCS, Guard, fake_gcs, guard
 from google_cases import without_credentials
 from packing_cases import feedline
 from secret_cases import kept_in, shown_by
-from tar_cases import picture_shards
+from tar_cases import image_shards
 
 import feedline as fl
 from feedline import stores
@@ -34,7 +34,7 @@ CROP = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor(
 
 
 @pytest.fixture(autouse=True)
-def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def anonymous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment without credentials, and no cloud around it."""
     without_credentials(monkeypatch, tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -191,7 +191,7 @@ def test_a_server_that_throttles_a_service_account_is_left_alone_for_a_second_ea
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twenty samples in three tars, and lines."""
     folder = tmp_path_factory.mktemp("shards")
-    picture_shards(folder, [7, 1, 12])
+    image_shards(folder, [7, 1, 12])
     (folder / "lines.txt").write_text("".join(f"line {number}\n" for number in range(50)))
     return folder
 
@@ -205,7 +205,7 @@ def shards(gcs: GCS, folder: Path) -> str:
 def test_loaders_deliver_what_files_give(
     guarded: Guard, folder: Path, shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """Also in processes, which are told the name of the variable that holds the key."""
+    """Also in processes, which get the name of the variable that holds the key."""
 
     def batches(data: Any, **how: Any) -> list[Any]:
         with fl.DataLoader(data, 6, shuffle=True, seed=7, **how) as loader:
@@ -221,7 +221,7 @@ def test_loaders_deliver_what_files_give(
     assert equal(batches(lines, **how), batches(Lines(folder / "lines.txt")))
 
 
-def test_the_command_reads_from_the_emulator_that_googles_tools_are_told_of(
+def test_the_command_reads_from_the_emulator_that_googles_tools_use(
     gcs: GCS, shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for server in (gcs.endpoint, gcs.endpoint.removeprefix("http://")):

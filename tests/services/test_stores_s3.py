@@ -142,10 +142,10 @@ def test_expired_credentials(faulty_s3: Faulty, bucket: str) -> None:
 
 
 def test_a_server_that_is_not_there(bucket: str) -> None:
-    nobody = S3("http://127.0.0.1:1")
+    unreachable = S3("http://127.0.0.1:1")
     retry = stores.Retry(attempts=3, first_wait_s=0, longest_wait_s=0)
     with pytest.raises(stores.StoreUnavailableError, match=r"3 attempts failed .*: no connection\. Check the server"):
-        opened(nobody, bucket, retry=retry).read("train/1.bin")
+        opened(unreachable, bucket, retry=retry).read("train/1.bin")
     with pytest.raises(ArgumentError, match="endpoint is the address of a server"):
         opened(S3("nonsense"), bucket).read("train/1.bin")
 

@@ -153,9 +153,11 @@ def test_what_is_being_read_survives_its_eviction(tmp_path: Path) -> None:
 
 def test_an_object_larger_than_the_limit_is_read_and_not_kept(tmp_path: Path, fake: FakeStore) -> None:
     store = cached(tmp_path, fake, limit=500)
-    with pytest.warns(stores.CacheWarning, match=r"cannot keep pieces of 1,000 bytes within its limit of 500") as told:
+    with pytest.warns(
+        stores.CacheWarning, match=r"cannot keep pieces of 1,000 bytes within its limit of 500"
+    ) as caught:
         assert store.read("a") == CONTENT
-    assert len(told) == 1
+    assert len(caught) == 1
     assert not files(tmp_path)
 
 
@@ -260,7 +262,7 @@ def test_a_wrong_ledger_is_put_right(tmp_path: Path, fake: FakeStore, content: b
     assert len(files(tmp_path)) >= 3
 
 
-def test_a_full_disk_is_told_once_and_reading_goes_on(
+def test_a_full_disk_is_reported_once_and_reading_goes_on(
     tmp_path: Path, fake: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = cached(tmp_path, fake)
@@ -280,7 +282,7 @@ def test_a_full_disk_is_told_once_and_reading_goes_on(
     assert not list((tmp_path / "v1/temporary").iterdir())
 
 
-def test_a_folder_that_cannot_be_made_is_told_once_and_reading_goes_on(tmp_path: Path, fake: FakeStore) -> None:
+def test_a_folder_that_cannot_be_made_is_reported_once_and_reading_goes_on(tmp_path: Path, fake: FakeStore) -> None:
     (tmp_path / "file").touch()
     store = cached(tmp_path / "file", fake)
     with pytest.warns(stores.CacheWarning, match=r"cannot be written to \(Not a directory\)"):
@@ -346,7 +348,7 @@ def test_a_cache_is_a_folder(place: str) -> None:
         stores.Cache(place)
 
 
-def test_a_job_with_a_lower_limit_is_told_what_goes(tmp_path: Path, fake: FakeStore) -> None:
+def test_a_job_with_a_lower_limit_is_warned_of_what_goes(tmp_path: Path, fake: FakeStore) -> None:
     cached(tmp_path, fake).read("a", 0, 9000)
     held = taken_nbytes(tmp_path)
     with pytest.warns(stores.CacheWarning, match=rf"holds {held:,} bytes, more than this limit of 5,000"):
@@ -395,9 +397,9 @@ def test_a_stopped_job_does_not_hold_up_the_others(
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.warns(stores.CacheWarning, match=r"keeps nothing new for now: another process has held") as told:
+        with pytest.warns(stores.CacheWarning, match=r"keeps nothing new for now: another process has held") as caught:
             assert store.read("a", 0, 9000) == CONTENT[:9000]
-        assert len(told) == 1
+        assert len(caught) == 1
         with pytest.raises(stores.StoreError, match="another process has held the ledger"):
             store.file(store.info("a"))
         other.kill()

@@ -121,7 +121,7 @@ def test_of_known_objects_what_is_missing_is_fetched_once(store: FillStore) -> N
 
 
 def test_orders_of_what_is_there_do_not_run_away_from_the_reader(store: FillStore) -> None:
-    """Whoever draws them holds them: a warm cache must not have the whole epoch drawn at once."""
+    """Drawn orders are held in memory: a warm cache must not have the whole epoch drawn at once."""
     for name in "ab":
         known(store).read(name)
     drawn = list[int]()

@@ -1,4 +1,4 @@
-"""Google's credentials and servers, as far as they are told without asking anybody."""
+"""Google's credentials and servers, as far as they are known without a request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACCOUNT = {"type": "service_account", "client_email": "secret@x", "private_key_i
 
 
 @pytest.fixture(autouse=True)
-def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def anonymous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_credentials(monkeypatch, tmp_path)
 
 
@@ -111,7 +111,7 @@ def test_answers_about_credentials_are_not_taken_for_answers_about_objects(text:
     assert "secret" not in str(error)
 
 
-def test_each_cloud_is_told_its_own_variables() -> None:
+def test_each_cloud_has_its_own_variables() -> None:
     text = "Error performing GET http://169.254.169.254/x - no route"
     for scheme, name in (("s3", "AWS_ACCESS"), ("s3a", "AWS_ACCESS"), ("az", "AZURE_STORAGE"), ("gcs", "GOOGLE_APPL")):
         assert name in str(translate_error(ValueError(text), f"{scheme}://b/k"))

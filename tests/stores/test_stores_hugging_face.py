@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from web_servers import Handler, serving
 
 import feedline as fl
 from feedline import stores
@@ -30,18 +29,17 @@ def content(first: int) -> bytes:
 
 
 FILES = {f"data/lang={lang}/train-{n}.parquet": content(N * n) for n, lang in enumerate(("de", "pl"))}
+JSON = {"Content-Type": "application/json"}
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Answers for the one dataset `somebody/things`, which holds FILES."""
-
-    protocol_version = "HTTP/1.1"
+class Hub(Handler):
+    """Answers for the one dataset `someone/things`, which holds FILES."""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        api, resolved = "/api/datasets/somebody/things", "/datasets/somebody/things/resolve/main/"
+        api, resolved = "/api/datasets/someone/things", "/datasets/someone/things/resolve/main/"
         if path in (api, f"{api}/revision/main"):
-            self._answer(200, json.dumps({"id": "somebody/things", "sha": "0" * 40}).encode())
+            self.answer(200, json.dumps({"id": "someone/things", "sha": "0" * 40}).encode(), JSON)
         elif path.startswith(f"{api}/tree/main"):
             folder = path.removeprefix(f"{api}/tree/main").lstrip("/")
             found = [
@@ -49,44 +47,29 @@ class Hub(BaseHTTPRequestHandler):
                 for name, data in FILES.items()
                 if name.startswith(folder)
             ]
-            self._answer(200, json.dumps(found).encode())
+            self.answer(200, json.dumps(found).encode(), JSON)
         elif path.startswith(resolved):
             self._ranged(FILES[path.removeprefix(resolved).replace("%3D", "=")])
         else:
-            self._answer(404, b"{}", **{"X-Error-Code": "RepoNotFound"})
+            self.answer(404, b"{}", {**JSON, "X-Error-Code": "RepoNotFound"})
 
     def _ranged(self, data: bytes) -> None:
         first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
         part = data[first : last + 1]
-        self._answer(206, part, **{"Content-Range": f"bytes {first}-{first + len(part) - 1}/{len(data)}"})
-
-    def _answer(self, status: int, body: bytes, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        self.answer(206, part, {"Content-Range": f"bytes {first}-{first + len(part) - 1}/{len(data)}"})
 
 
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield {"endpoint": f"http://127.0.0.1:{server.server_port}"}
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Hub, None) as server:
+        yield {"endpoint": server.url}
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["direct", "cached"])
 def test_a_dataset_is_read_where_it_lies(options: dict[str, Any], cached: bool, tmp_path: Path) -> None:
     cache = tmp_path / "cache" if cached else None
-    address = "hf://datasets/somebody/things/data/**/*.parquet"
+    address = "hf://datasets/someone/things/data/**/*.parquet"
     dataset = Parquet(address, ["x", "lang"], cache=cache, options=options)
     with fl.DataLoader(dataset, 32, shuffle=True, seed=0, num_workers=2, worker_method="thread") as loader:
         batches = list(loader)
@@ -94,11 +77,11 @@ def test_a_dataset_is_read_where_it_lies(options: dict[str, Any], cached: bool, 
     assert all((x < N) == (lang == "de") for b in batches for x, lang in zip(b["x"], b["lang"], strict=True))
 
 
-def test_pictures_come_as_their_bytes(options: dict[str, Any]) -> None:
-    dataset = Parquet("hf://datasets/somebody/things", ["image"], filters=[("lang", "=", "pl")], options=options)
+def test_images_come_as_their_bytes(options: dict[str, Any]) -> None:
+    dataset = Parquet("hf://datasets/someone/things", ["image"], filters=[("lang", "=", "pl")], options=options)
     assert dataset[-1] == {"image": {"bytes": b"199", "path": "199.jpg"}}
 
 
 def test_a_dataset_that_is_not_there_is_named(options: dict[str, Any]) -> None:
-    with pytest.raises(stores.ObjectNotFoundError, match=r"hf://datasets/somebody/else/x\.parquet"):
-        Parquet("hf://datasets/somebody/else/x.parquet", options=options)
+    with pytest.raises(stores.ObjectNotFoundError, match=r"hf://datasets/someone/else/x\.parquet"):
+        Parquet("hf://datasets/someone/else/x.parquet", options=options)

@@ -6,14 +6,14 @@ import logging
 import pickle
 import random
 import re
-import threading
 import traceback
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 import pytest
+from web_servers import Handler, WebServer, serving
 
 import feedline as fl
 from feedline import stores
@@ -25,64 +25,63 @@ CONTENT = random.Random(7).randbytes(300_000)
 QUICK = stores.Retry(attempts=3, first_wait_s=0, longest_wait_s=0, idle_timeout_s=10)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Links(Handler):
     """`/signed/...` wants a signature and no HEAD; the other names say what they do."""
-
-    protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
         if self.path.startswith(("/signed/", "/no-head/")):
-            self._send(403)
+            self.answer(403)
         else:
             self.do_GET()
 
     def do_GET(self) -> None:
-        server: Server = self.server  # type: ignore[assignment]
         url = urlsplit(self.path)
-        server.asked.append(self.path)
+        self.state.asked.append(self.path)
         place, _, name = unquote(url.path).lstrip("/").partition("/")
         if place == "signed" and SECRET not in url.query:
-            self._send(403, b"<Error><Code>AccessDenied</Code></Error>")
+            self.answer(403, b"<Error><Code>AccessDenied</Code></Error>")
         elif place in ("signed", "plain", "no-head", "api"):
-            self._ranged(server.objects.get(name))
-        elif name not in server.objects:
-            self._send(int(place) if place.isdecimal() else 404)
+            self._ranged(self.state.objects.get(name))
+        elif name not in self.state.objects:
+            self.answer(int(place) if place.isdecimal() else 404)
         else:
-            self._odd(place, name, server.objects[name])
+            self._odd(place, name, self.state.objects[name])
 
     def _odd(self, place: str, name: str, data: bytes) -> None:
         if place == "chunked":
             self._chunked(data, urlsplit(self.path).query)
         elif place == "loop":
-            self._send(302, Location=self.path)
+            self.answer(302, headers={"Location": self.path})
         elif place == "moved":
-            self._send(302, Location=f"/plain/{quote(name)}")
+            self.answer(302, headers={"Location": f"/plain/{quote(name)}"})
         elif place == "page":
-            self._send(200, b"<html>please log in</html>", **{"Content-Type": "text/html"})
+            self.answer(200, b"<html>please log in</html>", {"Content-Type": "text/html"})
         elif place == "encoded":
-            self._send(200, b"\x1f\x8b not the file", **{"Content-Encoding": "gzip"})
+            self.answer(200, b"\x1f\x8b not the file", {"Content-Encoding": "gzip"})
         elif place == "early":
             self._early(data)
         elif place == "wrong-range":
-            self._send(206, data[1:3], **{"Content-Range": f"bytes 1-2/{len(data)}"})
+            self.answer(206, data[1:3], {"Content-Range": f"bytes 1-2/{len(data)}"})
         elif place == "unknown-size":
-            self._send(
-                206 if self.headers.get("Range") else 200, data, **{"Content-Range": f"bytes 0-{len(data) - 1}/*"}
+            self.answer(
+                206 if self.headers.get("Range") else 200, data, {"Content-Range": f"bytes 0-{len(data) - 1}/*"}
             )
         else:
-            self._send(int(place))
+            self.answer(int(place))
 
     def _ranged(self, data: bytes | None) -> None:
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
         if data is None:
-            self._send(404)
+            self.answer(404)
         elif wanted is None:
-            self._send(200, data, ETag='"1"')
+            self.answer(200, data, {"ETag": '"1"'})
         elif int(wanted[1]) >= len(data):
-            self._send(416, **{"Content-Range": f"bytes */{len(data)}"})
+            self.answer(416, headers={"Content-Range": f"bytes */{len(data)}"})
         else:
             start, stop = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
-            self._send(206, data[start:stop], ETag='"1"', **{"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
+            self.answer(
+                206, data[start:stop], {"ETag": '"1"', "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
+            )
 
     def _chunked(self, data: bytes, query: str) -> None:
         self.send_response(200)
@@ -113,42 +112,24 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data[start:stop][:100_000])
             self.close_connection = stop - start > 100_000
 
-    def _send(self, status: int, body: bytes = b"", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
-        pass
+@dataclass
+class Content:
+    """The objects that the server holds, and the paths that it was asked for."""
 
-
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
     objects: dict[str, bytes]
-    asked: list[str]
+    asked: list[str] = field(default_factory=list)
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
-    def handle_error(self, *_: object) -> None:  # a client that went away
-        pass
+Server = WebServer[Content]
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server(("127.0.0.1", 0), Handler) as listening:
-        listening.objects = {"a b.bin": CONTENT, "0.txt": b"zero", "1.txt": b"one", "empty.bin": b""}
-        listening.objects |= {"a//b.txt": b"empty part", "./dot.txt": b"dot"}
-        listening.asked = []
-        thread = threading.Thread(target=listening.serve_forever)
-        thread.start()
+    objects = {"a b.bin": CONTENT, "0.txt": b"zero", "1.txt": b"one", "empty.bin": b""}
+    objects |= {"a//b.txt": b"empty part", "./dot.txt": b"dot"}
+    with serving(Links, Content(objects)) as listening:
         yield listening
-        listening.shutdown()
-        thread.join()
 
 
 def link(server: Server, name: str, signature: str = SECRET, more: str = "") -> str:
@@ -197,7 +178,7 @@ def test_a_link_that_is_signed_again_is_the_same_object(server: Server, tmp_path
     for address in (first, second):
         data = fl.datasets.Files(address, cache=tmp_path)
         assert data[0] == CONTENT
-    asked = [path for path in server.asked if f"{SECRET}-2" in path]
+    asked = [path for path in server.state.asked if f"{SECRET}-2" in path]
     assert len(asked) == 1, "its content came from the cache, after a look at its version"
     assert fl.datasets.Files(first).listing_fingerprint == fl.datasets.Files(second).listing_fingerprint
     assert fl.datasets.Files(first).content_fingerprint == fl.datasets.Files(second).content_fingerprint
@@ -299,9 +280,9 @@ def test_answers_that_are(server: Server, place: str, query: str) -> None:
 @pytest.mark.parametrize("query", ["", "?x=1"])
 def test_what_arrived_before_a_break_is_kept(server: Server, query: str) -> None:
     root, path = stores.split(f"{server.url}/early/a%20b.bin{query}")
-    before = len(server.asked)
+    before = len(server.state.asked)
     assert stores.open_store(root, retry=QUICK).read(path, 0, len(CONTENT)) == CONTENT
-    assert len(server.asked) - before <= 6
+    assert len(server.state.asked) - before <= 6
 
 
 def test_keys_that_obstore_refuses_are_read_from_web_servers(server: Server) -> None:

@@ -148,7 +148,7 @@ def test_ranges_of_a_local_file_are_views_of_its_pages(tmp_path: Path) -> None:
     assert first.obj is second.obj
 
 
-def test_a_replaced_file_is_read_anew_and_old_views_stay(tmp_path: Path) -> None:
+def test_a_replaced_file_is_read_again_and_old_views_stay(tmp_path: Path) -> None:
     store = stores.open_store(filled(tmp_path))
     old, version = store.read("a/0.bin", 0, 100_000), store.info("a/0.bin").version
     (tmp_path / "new").write_bytes(CONTENT[::-1])
@@ -189,5 +189,5 @@ def said(code: str) -> str:
 
 
 def test_importing_feedline_loads_no_client() -> None:
-    told = "print({'obstore', 'fsspec.core', 'boto3'} & set(sys.modules))"
-    assert said(f"import sys, feedline; {told}") == said(f"import sys, torch; {told}")
+    reported = "print({'obstore', 'fsspec.core', 'boto3'} & set(sys.modules))"
+    assert said(f"import sys, feedline; {reported}") == said(f"import sys, torch; {reported}")

@@ -84,8 +84,8 @@ def test_where_nothing_more_can_be_mapped_pieces_are_read(tmp_path: Path, monkey
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     monkeypatch.setattr(entries, "map_file", refuse)
-    anew = stores.CachedStore(
+    again = stores.CachedStore(
         stores.open_store(str(tmp_path / "objects")), stores.Cache(tmp_path / "cache", "10 MB", PIECE)
     )
-    assert anew.read("a") == CONTENT
+    assert again.read("a") == CONTENT
     assert sorted(path.stat().st_ino for path in (tmp_path / "cache").rglob("*") if path.is_file()) == kept

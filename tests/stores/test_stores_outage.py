@@ -12,7 +12,6 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -20,6 +19,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 import torch
+from web_servers import Handler, serving
 
 import feedline as fl
 from feedline import stores
@@ -45,7 +45,7 @@ class FailingServer:
         self.release = threading.Event()
         self.url = ""
 
-    def answer(self, handler: BaseHTTPRequestHandler) -> tuple[int, dict[str, str], bytes]:
+    def answer(self, handler: Handler) -> tuple[int, dict[str, str], bytes]:
         self.asked.set()
         if self.silent:
             self.release.wait()
@@ -57,14 +57,14 @@ class FailingServer:
         data = self.objects.get(unquote(url.path).removeprefix("/b/"))
         if data is None:
             return 404, {}, b""
-        told = {"ETag": '"1"', "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT", "Accept-Ranges": "bytes"}
+        reported = {"ETag": '"1"', "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT", "Accept-Ranges": "bytes"}
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range") or "")
         if wanted is None or not self.ranges:
-            return 200, told, data
+            return 200, reported, data
         start, stop = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
         if start >= len(data):
             return 416, {}, b""
-        return 206, {**told, "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}, data[start:stop]
+        return 206, {**reported, "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}, data[start:stop]
 
     def page(self, query: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
         self.pages += 1
@@ -85,41 +85,18 @@ class FailingServer:
         return 200, {}, f"<ListBucketResult>{items}{token}{truncated}</ListBucketResult>".encode()
 
 
+class Asked(Handler):
+    def do_GET(self) -> None:
+        status, headers, body = self.state.answer(self)
+        self.answer(status, body, headers)
+
+
 @pytest.fixture
 def server() -> Iterator[FailingServer]:
-    served = FailingServer()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            status, headers, body = served.answer(self)
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:  # a client that went away
-            pass
-
-    with Server(("127.0.0.1", 0), Handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever)
-        thread.start()
-        served.url = f"http://127.0.0.1:{listening.server_port}"
-        yield served
-        served.release.set()
-        listening.shutdown()
-        thread.join()
+    with serving(Asked, FailingServer()) as listening:
+        listening.state.url = listening.url
+        yield listening.state
+        listening.state.release.set()
 
 
 def options_for(server: FailingServer, **more: Any) -> dict[str, Any]:
@@ -185,7 +162,7 @@ READS: dict[str, Callable[[stores.Store], object]] = {
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("status", [None, 500], ids=["silent", "failing"])
 @pytest.mark.parametrize("cached", [False, True], ids=["bare", "cached"])
-def test_waits_for_a_store_end_when_nobody_wants_them(
+def test_waits_for_a_store_end_when_not_wanted(
     server: FailingServer, tmp_path: Path, read: str, status: int | None, cached: bool
 ) -> None:
     server.status, server.silent = status, status is None
@@ -325,7 +302,7 @@ def test_ranges_beyond_the_end(ten_bytes: stores.Store, start: int, stop: int | 
         ten_bytes.read("f", start, stop)
 
 
-def test_a_huge_range_of_another_version_is_told_as_such(server: FailingServer) -> None:
+def test_a_huge_range_of_another_version_is_reported_as_such(server: FailingServer) -> None:
     server.objects["f"] = b"0123456789"
     with pytest.raises(stores.ObjectChangedError, match="version old was asked for"):
         opened(server).read("f", 0, 1 << 50, version="old")

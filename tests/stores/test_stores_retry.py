@@ -6,12 +6,12 @@ import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from web_servers import Handler, serving
 
 from feedline import stores
 from feedline.errors import ArgumentError, TransientError
@@ -26,7 +26,7 @@ from feedline.stores.statuses import Refusal, error_for
 
 
 class FakeClock:
-    """Time that passes only while somebody waits."""
+    """Time that passes only during waits."""
 
     def __init__(self) -> None:
         self.time, self.waits = 0.0, list[float]()
@@ -89,7 +89,7 @@ def test_only_the_deadline_ends_attempts_unless_a_number_is_given() -> None:
         attempts.run(failing(10_000), "x")
 
 
-def test_a_store_that_fails_for_long_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_fails_for_long_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     attempts = Attempts(Retry(first_wait_s=2, longest_wait_s=2), FakeClock(), lambda: 1.0)
     attempts.run(failing(3), "s3://b/short")
     attempts.run(failing(30), "s3://b/long")
@@ -248,42 +248,21 @@ def test_one_in_ten_may_be_sent_again() -> None:
     assert [latencies.may_hedge() for _ in range(14)] == [True] * 12 + [False] * 2
 
 
-class Handler(BaseHTTPRequestHandler):
+class Odd(Handler):
     """/busy asks to wait; /short announces half of what its range says; the rest is whole."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
 
     def do_GET(self) -> None:
         if self.path == "/busy":
-            self.send_response(503)
-            self.send_header("Retry-After", "3")
-            body = b""
-        else:
-            self.send_response(206)
-            self.send_header("ETag", '"v1"')
-            self.send_header("Last-Modified", "Sat, 21 Nov 2026 07:00:30 GMT")
-            self.send_header("Content-Range", "bytes 0-9/10")
-            body = b"0123456789"[: 5 if self.path == "/short" else 10]
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+            self.answer(503, headers={"Retry-After": "3"})
+            return
+        known = {"ETag": '"v1"', "Last-Modified": "Sat, 21 Nov 2026 07:00:30 GMT", "Content-Range": "bytes 0-9/10"}
+        self.answer(206, b"0123456789"[: 5 if self.path == "/short" else 10], known)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{listening.server_port}"
-        listening.shutdown()
-        thread.join()
+    with serving(Odd, None) as listening:
+        yield listening.url
 
 
 def test_an_answer_that_is_shorter_than_its_range_is_no_data(server: str) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import random
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from fault_proxy import Line
+from fault_proxy import Line, serving
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,24 +94,12 @@ class SlowServer:
             self.sent += len(block)
 
 
-@contextmanager
-def serving(server: SlowServer) -> Iterator[SlowServer]:
-    ready = threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(ready)), name="slow-server")
-    thread.start()
-    assert ready.wait(10)
-    try:
-        yield server
-    finally:
-        server.leave()
-        thread.join()
-
-
 def test_a_read_over_a_narrow_line_ends_and_little_is_sent_twice() -> None:
     """64 requests that share 2 MB/s get a block every quarter of a second each, and wait a tenth for it."""
     retry = stores.Retry(idle_timeout_s=0.1, first_wait_s=0.01, longest_wait_s=0.1, deadline_s=5)
     requests = stores.Requests(largest_nbytes=256 << 10)
-    with serving(SlowServer(nbytes_per_s=2e6)) as server:
+    server = SlowServer(nbytes_per_s=2e6)
+    with serving(server):
         store = stores.open_store("s3://b", options=server.options, retry=retry, requests=requests)
         before = stores.statistics()
         assert store.read("big", 0, len(CONTENT)) == CONTENT
@@ -121,7 +109,8 @@ def test_a_read_over_a_narrow_line_ends_and_little_is_sent_twice() -> None:
 
 def test_a_line_that_breaks_again_and_again_sends_each_byte_about_once() -> None:
     retry = stores.Retry(first_wait_s=0.001, longest_wait_s=0.002, attempts=6, hedge_quantile=None)
-    with serving(SlowServer(breaks_after=600_000)) as server:
+    server = SlowServer(breaks_after=600_000)
+    with serving(server):
         store = stores.open_store("s3://b", options=server.options, retry=retry)
         assert store.read("big", 1, len(CONTENT)) == CONTENT[1:]
     assert server.sent <= 1.2 * len(CONTENT)
@@ -129,7 +118,8 @@ def test_a_line_that_breaks_again_and_again_sends_each_byte_about_once() -> None
 
 def test_parts_of_what_has_no_version_are_not_joined() -> None:
     retry = stores.Retry(first_wait_s=0.001, longest_wait_s=0.002, attempts=3, hedge_quantile=None)
-    with serving(SlowServer(breaks_after=600_000, is_versioned=False)) as server:
+    server = SlowServer(breaks_after=600_000, is_versioned=False)
+    with serving(server):
         store = stores.open_store("s3://b", options=server.options, retry=retry)
         with pytest.raises(stores.StoreUnavailableError, match="3 attempts failed"):
             store.read("big", 0, 4 << 20)
@@ -137,7 +127,8 @@ def test_parts_of_what_has_no_version_are_not_joined() -> None:
 
 def test_a_silent_server_is_given_up_after_the_idle_time() -> None:
     retry = stores.Retry(idle_timeout_s=0.2, attempts=2, first_wait_s=0, longest_wait_s=0)
-    with serving(SlowServer(nbytes_per_s=0.001)) as server:
+    server = SlowServer(nbytes_per_s=0.001)
+    with serving(server):
         store = stores.open_store("s3://b", options=server.options, retry=retry)
         with pytest.raises(stores.StoreUnavailableError, match=r"2 attempts failed .*no answer in time"):
             store.read("big", 0, 100_000)
@@ -248,7 +239,7 @@ def test_a_limit_never_reaches_zero_and_holds() -> None:
     assert most == 1
 
 
-def test_a_wait_for_a_slot_can_be_cancelled_and_passes_the_slot_on() -> None:
+def test_a_wait_for_a_slot_can_be_canceled_and_passes_the_slot_on() -> None:
     limit = ConcurrencyLimit(2)
     for _ in range(10):
         failing_slot(limit)
@@ -259,7 +250,7 @@ def test_a_wait_for_a_slot_can_be_cancelled_and_passes_the_slot_on() -> None:
             try:
                 limit.run(lambda: ended.append("entered"))
             except WaitCancelledError:
-                ended.append("cancelled")
+                ended.append("canceled")
 
     def hold() -> None:
         waiter = threading.Thread(target=wait)
@@ -271,4 +262,4 @@ def test_a_wait_for_a_slot_can_be_cancelled_and_passes_the_slot_on() -> None:
 
     limit.run(hold)
     good_slot(limit)
-    assert ended == ["cancelled"]
+    assert ended == ["canceled"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from web_servers import Handler, WebServer, serving
 
 from feedline import stores
 from feedline.errors import TransientError
@@ -91,49 +91,29 @@ def test_the_right_region_is_named() -> None:
         raise error
 
 
-class Handler(BaseHTTPRequestHandler):
+class Refusing(Handler):
     """Answers `/b/STATUS/CODE` with that status and code; a region as S3 names it; /b/loop/* redirects to itself."""
-
-    protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         _, status, code = [*urlsplit(self.path).path.strip("/").split("/", 2), "301", ""][:3]  # the bucket itself
-        self.server.asked += 1  # type: ignore[attr-defined]
+        self.state["asked"] += 1
         body = f"<Error><Code>{code}</Code><Region>eu-west-1</Region></Error>".encode() if code != "none" else b""
-        self.send_response(302 if status == "loop" else int(status))
-        if status == "loop":
-            self.send_header("Location", self.path)
-        if status == "301":
-            self.send_header("x-amz-bucket-region", "eu-west-1")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
+        headers = {"loop": {"Location": self.path}, "301": {"x-amz-bucket-region": "eu-west-1"}}.get(status)
+        self.answer(302 if status == "loop" else int(status), body, headers)
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    asked = 0
+Server = WebServer[Counter[str]]
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(("127.0.0.1", 0), Handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever)
-        thread.start()
+    with serving(Refusing, Counter[str]()) as listening:
         yield listening
-        listening.shutdown()
-        thread.join()
 
 
 def opened(server: Server, retry: stores.Retry) -> stores.Store:
     options = {
-        "endpoint": f"http://127.0.0.1:{server.server_port}",
+        "endpoint": server.url,
         "access_key_id": "key",
         "secret_access_key": "secret",
         "region": "us-east-1",
@@ -145,10 +125,10 @@ def opened(server: Server, retry: stores.Retry) -> stores.Store:
     "answer", ["507/none", "509/none", "520/none", "530/none", "400/SlowDown", "409/OperationAborted"]
 )
 def test_what_passes_is_asked_for_again(server: Server, answer: str) -> None:
-    before = server.asked
+    before = server.state["asked"]
     with pytest.raises(stores.StoreUnavailableError, match=f"2 attempts failed .*status {answer[:3]}"):
         opened(server, QUICK).read(answer, 0, 3)
-    assert server.asked == before + 2
+    assert server.state["asked"] == before + 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Addresses, patterns and options: nothing is asked of anybody, and nothing secret is told."""
+"""Addresses, patterns and options: no server is asked, and nothing secret is shown."""
 
 from __future__ import annotations
 

@@ -67,21 +67,21 @@ def check(store: stores.CachedStore, dice: random.Random) -> str:
     return f"{path} {wrong}" if wrong else ""
 
 
-def hammer(folder: str, seed: int, told: int) -> None:
+def hammer(folder: str, seed: int, sink: int) -> None:
     """Read for ever; one letter for each read."""
     dice, store = random.Random(seed), reader(folder)
     while True:
         wrong = check(store, dice)
-        os.write(told, b"W" if wrong else b".")
+        os.write(sink, b"W" if wrong else b".")
 
 
-def forked(folder: str, seed: int, told: int) -> int:
+def forked(folder: str, seed: int, sink: int) -> int:
     child = os.fork()
     if child == 0:
         try:
-            hammer(folder, seed, told)
+            hammer(folder, seed, sink)
         finally:
-            os.write(told, b"E")
+            os.write(sink, b"E")
             os._exit(1)
     return child
 
@@ -100,17 +100,17 @@ def taken_nbytes(folder: str) -> int:
 
 def main(folder: str) -> None:
     dice, seen, most = random.Random(7), Counter[str](), 0
-    listen, told = os.pipe()
-    children = [forked(folder, seed, told) for seed in range(PROCESSES)]
+    listen, sink = os.pipe()
+    children = [forked(folder, seed, sink) for seed in range(PROCESSES)]
     try:
         for turn in range(KILLS):
-            for _ in range(dice.randrange(8)):  # some reads happen, then somebody dies
+            for _ in range(dice.randrange(8)):  # some reads happen, then a process dies
                 seen[os.read(listen, 1).decode()] += 1
             place = dice.randrange(PROCESSES)
             os.kill(children[place], signal.SIGKILL)
             os.waitpid(children[place], 0)
             most = max(most, taken_nbytes(folder))
-            children[place] = forked(folder, PROCESSES + turn, told)
+            children[place] = forked(folder, PROCESSES + turn, sink)
     finally:
         for child in children:
             os.kill(child, signal.SIGKILL)

@@ -40,12 +40,12 @@ def dying(call: Callable[..., Any], count: int) -> Callable[..., Any]:
 def main(source: str, folder: str, moment: str, count: int) -> None:
     if moment == "samples":
 
-        def report(told: Any) -> None:
-            if told.done >= count:
+        def report(reported: Any) -> None:
+            if reported.done >= count:
                 os.kill(os.getpid(), signal.SIGKILL)
     else:
 
-        def report(told: Any) -> None:
+        def report(reported: Any) -> None:
             pass
 
         owner, name = MOMENTS[moment]

@@ -13,8 +13,8 @@ import feedline as fl
 BATCH, SHAPE, BATCHES = 256, (3, 224, 224), 12
 
 
-class Pictures(torch.utils.data.Dataset[Any]):
-    """Uniform pictures: the value tells the index."""
+class Images(torch.utils.data.Dataset[Any]):
+    """Uniform images: the value tells the index."""
 
     def __getitem__(self, index: int) -> Any:
         return torch.full(SHAPE, index % 251, dtype=torch.uint8), index
@@ -27,17 +27,17 @@ def main() -> None:
     room = os.statvfs("/dev/shm")
     assert room.f_blocks * room.f_frsize <= 1 << 20, "this test needs a /dev/shm of one megabyte"
     kept: list[torch.Tensor] = []
-    with fl.DataLoader(Pictures(), batch_size=BATCH, num_workers=4, worker_method="process") as loader:
-        for number, (pictures, index) in enumerate(loader):
+    with fl.DataLoader(Images(), batch_size=BATCH, num_workers=4, worker_method="process") as loader:
+        for number, (images, index) in enumerate(loader):
             assert index.tolist() == list(range(BATCH * number, BATCH * (number + 1)))
-            assert torch.equal(pictures[:, 0, 0, 0], (index % 251).to(torch.uint8))
-            assert torch.equal(pictures.amin((1, 2, 3)), pictures.amax((1, 2, 3)))
+            assert torch.equal(images[:, 0, 0, 0], (index % 251).to(torch.uint8))
+            assert torch.equal(images.amin((1, 2, 3)), images.amax((1, 2, 3)))
             assert not any(Path("/dev/shm").iterdir())
             if number % 4 == 0:
-                kept.append(pictures)
-    for number, pictures in enumerate(kept):
-        assert int(pictures[0, 0, 0, 0]) == 4 * number * BATCH % 251, "a batch that was kept has changed"
-    print(f"{pictures.nbytes * BATCHES} bytes")
+                kept.append(images)
+    for number, images in enumerate(kept):
+        assert int(images[0, 0, 0, 0]) == 4 * number * BATCH % 251, "a batch that was kept has changed"
+    print(f"{images.nbytes * BATCHES} bytes")
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ def test_kills_at_any_moment(tmp_path: Path) -> None:
     hammering = [sys.executable, cache_hammering.__file__, str(tmp_path)]
     done = subprocess.run(hammering, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert set(told["seen"]) == {"."}  # nothing wrong, no error
-    assert 0 < told["most_nbytes"] <= LIMIT
+    reported = json.loads(done.stdout)
+    assert set(reported["seen"]) == {"."}  # nothing wrong, no error
+    assert 0 < reported["most_nbytes"] <= LIMIT
     assert taken_nbytes(str(tmp_path)) <= LIMIT
     comes_clean(tmp_path)
 

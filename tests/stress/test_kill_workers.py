@@ -23,14 +23,14 @@ KILLS = 100
 
 
 class Augmented:
-    """Pictures with random noise from the global generators, of a size that travels in slots."""
+    """Images with random noise from the global generators, of a size that travels in slots."""
 
     def __len__(self) -> int:
         return 300
 
     def __getitem__(self, index: int) -> Any:
         noise = np.random.standard_normal((3, 24, 24))  # noqa: NPY002 - what users' transforms draw from
-        return {"picture": torch.from_numpy(noise) + index, "crop": random.random(), "index": index}
+        return {"image": torch.from_numpy(noise) + index, "crop": random.random(), "index": index}
 
 
 class Stream(IterableDataset[Any]):

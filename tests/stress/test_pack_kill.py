@@ -19,27 +19,27 @@ SCRIPT = Path(__file__).with_name("pack_until.py")
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return class_folders(tmp_path_factory.mktemp("kill") / "pictures", ("a", "b", "c"), 10)
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return class_folders(tmp_path_factory.mktemp("kill") / "images", ("a", "b", "c"), 10)
 
 
 @pytest.fixture(scope="module")
-def whole(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What an undisturbed run gives: five shards."""
     folder = tmp_path_factory.mktemp("whole") / "out"
-    finish(pictures, folder)
+    finish(images, folder)
     return contents(folder)
 
 
-def finish(pictures: Path, folder: Path) -> int:
+def finish(images: Path, folder: Path) -> int:
     """Run to the end; how many shards were kept."""
     return pack(
-        [str(pictures)], folder, PackOptions(shard_size=ShardSize(samples=7), grid=True), 2, lambda told: None
+        [str(images)], folder, PackOptions(shard_size=ShardSize(samples=7), grid=True), 2, lambda reported: None
     ).kept
 
 
-def killed(pictures: Path, folder: Path, moment: str, count: int) -> None:
-    command = [sys.executable, str(SCRIPT), str(pictures), str(folder), moment, str(count)]
+def killed(images: Path, folder: Path, moment: str, count: int) -> None:
+    command = [sys.executable, str(SCRIPT), str(images), str(folder), moment, str(count)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
@@ -57,11 +57,11 @@ def killed(pictures: Path, folder: Path, moment: str, count: int) -> None:
     ],
 )
 def test_a_killed_run_is_completed(
-    pictures: Path, whole: dict[str, bytes], tmp_path: Path, moment: str, count: int, least: int
+    images: Path, whole: dict[str, bytes], tmp_path: Path, moment: str, count: int, least: int
 ) -> None:
     folder = tmp_path / "out"
-    killed(pictures, folder, moment, count)
-    kept = finish(pictures, folder)
+    killed(images, folder, moment, count)
+    kept = finish(images, folder)
     assert kept >= least
     assert contents(folder) == whole
     assert len(members(folder)) == 60
@@ -73,16 +73,16 @@ def test_a_killed_run_is_completed(
 
 
 def test_a_run_that_is_killed_again_and_again_comes_to_its_end(
-    pictures: Path, whole: dict[str, bytes], tmp_path: Path
+    images: Path, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     for samples in (3, 15, 29):
-        killed(pictures, tmp_path / "out", "samples", samples)
-    assert finish(pictures, tmp_path / "out") == 4
+        killed(images, tmp_path / "out", "samples", samples)
+    assert finish(images, tmp_path / "out") == 4
     assert contents(tmp_path / "out") == whole
 
 
-def test_a_folder_that_was_moved_meanwhile_goes_on(pictures: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
-    killed(pictures, tmp_path / "out", "samples", 16)
+def test_a_folder_that_was_moved_meanwhile_goes_on(images: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
+    killed(images, tmp_path / "out", "samples", 16)
     moved = (tmp_path / "out").rename(tmp_path / "moved")
-    assert finish(pictures, moved) == 2
+    assert finish(images, moved) == 2
     assert contents(moved) == whole

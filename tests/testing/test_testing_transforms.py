@@ -44,7 +44,7 @@ class OtherSingles(transforms.Resize):
         return super().__call__(image, rng) ^ 1
 
 
-class OtherPictures(transforms.Resize):
+class OtherImages(transforms.Resize):
     def __call__(self, image: Any, rng: Any = None) -> Any:
         sample = super().__call__(image, rng)
         return sample ^ 1 if isinstance(image, Image.Image) else sample
@@ -79,7 +79,7 @@ def test_good_transforms_pass(transform: Any) -> None:
         (transforms.OnArray(writing), "left unchanged"),
         (Lending(40), "share memory"),
         (lambda image: image, "survive pickling"),
-        (OtherPictures((40, 30)), "PIL images must give the same samples as arrays"),
+        (OtherImages((40, 30)), "PIL images must give the same samples as arrays"),
         (OtherSingles((40, 30)), "a batch made by 1 thread"),
     ],
     ids=lambda value: type(value).__name__,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
-from transform_cases import jpeg, picture
+from transform_cases import jpeg, random_image
 
 import feedline as fl
 from feedline import SampleRng
@@ -146,7 +146,7 @@ def ordinary(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def samples(transform: Transform) -> list[Any]:
-    sources = [jpeg(picture(48, 64, seed=seed)) for seed in range(len(KEYS))]
+    sources = [jpeg(random_image(48, 64, seed=seed)) for seed in range(len(KEYS))]
     return [transform(source, SampleRng(key)) for source, key in zip(sources, KEYS.tolist(), strict=True)]
 
 
@@ -161,7 +161,7 @@ def test_a_registered_row_gives_the_pixels_of_both_steps(
     assert len(fused.plan.steps) == count
     assert len(fused.plan.steps) < len(apart.plan.steps) or count == 3
     assert torch.equal(default_collate(samples(fused)), expected)
-    sources = [jpeg(picture(48, 64, seed=seed)) for seed in range(len(KEYS))]
+    sources = [jpeg(random_image(48, 64, seed=seed)) for seed in range(len(KEYS))]
     for plan in (apart.plan, fused.plan, pickle.loads(pickle.dumps(fused.plan))):
         assert torch.equal(plan.batch(sources, KEYS, ordinary, threads=2), expected)
     assert fused.plan.supports_threads is (count == 1)
@@ -182,7 +182,7 @@ def test_a_registered_row_gives_the_pixels_of_both_steps(
 )
 def test_a_transform_from_outside_is_one_class(transform: Transform) -> None:
     one_by_one = default_collate(samples(transform))
-    sources = [jpeg(picture(48, 64, seed=seed)) for seed in range(len(KEYS))]
+    sources = [jpeg(random_image(48, 64, seed=seed)) for seed in range(len(KEYS))]
     assert torch.equal(transform.plan.batch(sources, KEYS, ordinary), one_by_one)
     assert pickle.loads(pickle.dumps(transform)) == transform
     assert all(sample.flags.c_contiguous for sample in samples(transform) if isinstance(sample, np.ndarray))
@@ -198,7 +198,7 @@ def test_its_randomness_is_the_samples() -> None:
 
 
 def test_it_gets_an_array_whatever_was_given() -> None:
-    array = picture(8, 9)
+    array = random_image(8, 9)
     expected = array[:, ::-1]
     for image in (array, torch.tensor(array).permute(2, 0, 1)):
         assert np.array_equal(Mirror()(image), expected)
@@ -209,7 +209,7 @@ def test_it_gets_an_array_whatever_was_given() -> None:
 
 def test_hooks_of_lowered_transforms_are_those_of_their_steps() -> None:
     crop, pipeline = RandomResizedCrop(16), Compose([RandomResizedCrop(16), NORMALIZE])
-    array = picture(48, 64)
+    array = random_image(48, 64)
     assert np.array_equal(crop.apply(array, Draws(3)), crop(array, SampleRng(3)))
     assert torch.equal(pipeline.apply(array, Draws(3)), pipeline(array, SampleRng(3)))
     assert crop.infer(ImageSpec()) == ImageSpec((16, 16))
@@ -219,7 +219,7 @@ def test_hooks_of_lowered_transforms_are_those_of_their_steps() -> None:
 def test_datasets_read_batches_with_it(rows: None, tmp_path: Any) -> None:
     (tmp_path / "class").mkdir()
     for seed in range(6):
-        (tmp_path / "class" / f"{seed}.jpg").write_bytes(jpeg(picture(48, 64, seed=seed)))
+        (tmp_path / "class" / f"{seed}.jpg").write_bytes(jpeg(random_image(48, 64, seed=seed)))
     transform = Compose([RandomResizedCrop(16), Mirror(), INVERT, POSTERIZE])
     dataset = fl.datasets.ImageFolder(tmp_path, transform)
     [inline] = fl.DataLoader(dataset, 6, seed=1)
@@ -258,12 +258,12 @@ class Floating(Mirror):
 def test_a_batch_refuses_samples_that_were_not_inferred(transform: Transform, message: str) -> None:
     pipeline = Compose([RandomResizedCrop(16), transform])
     with pytest.raises(ArgumentError, match=message):
-        pipeline.plan.batch([picture(48, 64)], KEYS[:1], ordinary)
+        pipeline.plan.batch([random_image(48, 64)], KEYS[:1], ordinary)
 
 
 def test_levels_that_are_not_uint8_are_refused_by_the_next_step() -> None:
     with pytest.raises(ArgumentError, match=r"array of float64 .*levels are uint8"):
-        Compose([Floating(), Mirror()])(picture(8, 8))
+        Compose([Floating(), Mirror()])(random_image(8, 8))
 
 
 def test_a_subclass_is_not_fused_by_the_row_of_its_base(rows: None) -> None:
@@ -274,7 +274,7 @@ def test_a_subclass_is_not_fused_by_the_row_of_its_base(rows: None) -> None:
 
     pipeline = Compose([INVERT, Reversed(INVERT.table)])
     assert len(pipeline.plan.steps) == 2
-    assert np.array_equal(pipeline(picture(8, 8)), picture(8, 8)[::-1])
+    assert np.array_equal(pipeline(random_image(8, 8)), random_image(8, 8)[::-1])
 
 
 def test_a_pair_has_one_function(rows: None) -> None:
@@ -294,11 +294,11 @@ class Empty(Transform):
 
 def test_a_transform_without_apply_is_named() -> None:
     with pytest.raises(NotImplementedError, match=r"Empty must define apply\(image, rng\)"):
-        Empty()(picture(8, 8))
+        Empty()(random_image(8, 8))
 
 
 def test_a_failing_source_is_named_with_its_row() -> None:
-    sources: list[Any] = [picture(48, 64)] * 20
+    sources: list[Any] = [random_image(48, 64)] * 20
     sources[17] = b"no image"
     for transform in (Mirror(), Compose([Mirror(), RandomCrop(16)])):
         with pytest.raises(ImageError, match="the image could not be read") as caught:

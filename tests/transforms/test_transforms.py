@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transform_cases import difference, jpeg, picture, png
+from transform_cases import difference, jpeg, png, random_image
 
 import feedline as fl
 from feedline import SampleRng
@@ -67,10 +67,10 @@ def test_its_text_makes_it_again(transform: T.Transform) -> None:
 
 @by_name
 def test_it_travels(transform: T.Transform) -> None:
-    expected = transform(picture(), SampleRng(1))
+    expected = transform(random_image(), SampleRng(1))
     for moved in (pickle.loads(pickle.dumps(transform)), copy.deepcopy(transform)):
         assert moved == transform
-        assert same(moved(picture(), SampleRng(1)), expected)
+        assert same(moved(random_image(), SampleRng(1)), expected)
     assert pickle.loads(pickle.dumps(transform.plan)) == transform.plan
 
 
@@ -83,7 +83,7 @@ def test_it_cannot_be_changed(transform: T.Transform) -> None:
 
 @by_name
 def test_it_leaves_the_image_as_it_was_and_gives_memory_of_its_own_kind(transform: T.Transform) -> None:
-    array = picture()
+    array = random_image()
     before = array.copy()
     result = transform(array, SampleRng(2))
     assert difference(array, before) == 0
@@ -97,7 +97,7 @@ def test_it_leaves_the_image_as_it_was_and_gives_memory_of_its_own_kind(transfor
 
 @by_name
 def test_every_kind_of_image_gives_the_same(transform: T.Transform, tmp_path: Path) -> None:
-    array = picture()
+    array = random_image()
     (tmp_path / "a.png").write_bytes(png(array))
     kinds = [
         Image.fromarray(array),
@@ -132,7 +132,7 @@ def test_every_kind_of_image_gives_the_same(transform: T.Transform, tmp_path: Pa
     ],
 )
 def test_gray_images_come_out_as_one_channel_of_rgb_would(transform: T.Transform) -> None:
-    gray = picture()[:, :, 0]
+    gray = random_image()[:, :, 0]
     rgb = transform(np.repeat(gray[:, :, None], 3, axis=2), SampleRng(0))
     first = rgb[:1] if rgb.shape[0] == 3 else rgb[:, :, :1]
     for image in (gray, gray[:, :, None], Image.fromarray(gray), torch.tensor(gray)[None], torch.tensor(gray)):
@@ -140,35 +140,35 @@ def test_gray_images_come_out_as_one_channel_of_rgb_would(transform: T.Transform
 
 
 def test_a_result_is_never_the_memory_that_was_given() -> None:
-    array = picture()
+    array = random_image()
     for transform in (T.Compose([]), T.RandomVerticalFlip(0.0), T.CenterCrop((90, 120)), T.RandomErasing(0.0)):
         for image in (array, Image.fromarray(array), torch.tensor(array).permute(2, 0, 1), png(array)):
             result = transform(image)
             assert result.flags.writeable
             result[...] = 0
-    assert difference(array, picture()) == 0
+    assert difference(array, random_image()) == 0
 
 
 def test_many_threads_may_share_one() -> None:
     transform = pickle.loads(pickle.dumps(EVERY[-3]))
-    expected = [transform(picture(), SampleRng(key)) for key in range(40)]
+    expected = [transform(random_image(), SampleRng(key)) for key in range(40)]
     transform = pickle.loads(pickle.dumps(transform))  # not compiled yet
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda key: transform(picture(), SampleRng(key)), range(40)))
+        found = list(pool.map(lambda key: transform(random_image(), SampleRng(key)), range(40)))
     assert all(map(same, found, expected))
 
 
 # Where randomness comes from
 
 
-def test_a_key_gives_one_picture_and_keys_give_many() -> None:
-    crop, array = T.RandomResizedCrop(16), picture()
+def test_a_key_gives_one_image_and_keys_give_many() -> None:
+    crop, array = T.RandomResizedCrop(16), random_image()
     assert same(crop(array, SampleRng(1)), crop(array, SampleRng(1)))
     assert len({crop(array, SampleRng(key)).tobytes() for key in range(20)}) == 20
 
 
 def test_a_numpy_generator_gives_one_key_after_the_other() -> None:
-    crop, array = T.RandomResizedCrop(16), picture()
+    crop, array = T.RandomResizedCrop(16), random_image()
     generator = np.random.default_rng(0)
     keys = np.random.default_rng(0).integers(0, 2**64, 2, np.uint64)
     for key in keys.tolist():
@@ -178,7 +178,7 @@ def test_a_numpy_generator_gives_one_key_after_the_other() -> None:
 
 
 def test_without_a_generator_torch_decides() -> None:
-    crop, array = T.RandomResizedCrop(16), picture()
+    crop, array = T.RandomResizedCrop(16), random_image()
     torch.manual_seed(0)
     found = [crop(array) for _ in range(3)]
     torch.manual_seed(0)
@@ -188,11 +188,11 @@ def test_without_a_generator_torch_decides() -> None:
 
 def test_other_generators_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"rng must be a feedline\.SampleRng or a numpy.* not a int"):
-        T.RandomResizedCrop(16)(picture(), 5)  # type: ignore[arg-type]
+        T.RandomResizedCrop(16)(random_image(), 5)  # type: ignore[arg-type]
 
 
 def test_appending_changes_nothing_before() -> None:
-    array = picture()
+    array = random_image()
     steps = [
         T.RandomCrop(60),
         T.RandomVerticalFlip(),
@@ -308,7 +308,7 @@ def test_arguments_that_cannot_work_are_named_with_a_remedy(build: Any, message:
     ],
 )
 @pytest.mark.parametrize("transform", [T.RandomResizedCrop(4), T.Resize(4), T.RandomCrop(4), T.ColorJitter(0.1)])
-def test_what_is_no_image_is_told(transform: T.Transform, image: Any, message: str) -> None:
+def test_what_is_no_image_is_reported(transform: T.Transform, image: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         transform(image)
 
@@ -316,31 +316,31 @@ def test_what_is_no_image_is_told(transform: T.Transform, image: Any, message: s
 @pytest.mark.parametrize("transform", [T.RandomResizedCrop(4), T.Resize(4), T.RandomCrop(4)])
 def test_a_file_that_is_no_image_is_named(transform: T.Transform, tmp_path: Path) -> None:
     path = tmp_path / "notes.jpg"
-    path.write_bytes(b"not a picture")
+    path.write_bytes(b"not an image")
     with pytest.raises(SampleError, match=r"notes\.jpg could not be read"):
         transform(path)
     with pytest.raises(FileNotFoundError, match=r"missing\.jpg"):
         transform(tmp_path / "missing.jpg")
     with pytest.raises(FeedlineError):
-        transform(jpeg(picture())[:30])
+        transform(jpeg(random_image())[:30])
 
 
-def test_pictures_that_are_too_small_are_told() -> None:
+def test_images_that_are_too_small_are_reported() -> None:
     with pytest.raises(SampleError, match=r"RandomCrop.*more than an image of 90 × 120 pixels.*pad_if_needed=True"):
-        T.RandomCrop(100)(picture())
+        T.RandomCrop(100)(random_image())
     with pytest.raises(SampleError, match=r"GaussianBlur.*reaches beyond an image of 90 × 120 pixels"):
-        T.GaussianBlur(201)(picture())
+        T.GaussianBlur(201)(random_image())
     with pytest.raises(SampleError, match=r"Normalize has 3 means, but the image has 1 channel"):
-        T.Compose([T.Grayscale(), T.Normalize(IMAGENET_MEAN, IMAGENET_STD)])(picture())
+        T.Compose([T.Grayscale(), T.Normalize(IMAGENET_MEAN, IMAGENET_STD)])(random_image())
     with pytest.raises(SampleError, match=r"has 3 values, but the image has 1 channel"):
-        T.RandomErasing(1.0, value=(1, 2, 3))(picture()[:, :, 0])
+        T.RandomErasing(1.0, value=(1, 2, 3))(random_image()[:, :, 0])
 
 
 def test_erasing_with_what_is_no_level_is_for_numbers() -> None:
     erasing = T.RandomApply([T.RandomErasing(1.0, value=-1)], 1.0)
     with pytest.raises(ArgumentError, match=r"value=-1\.0\): levels lie between 0 and 255; or put it after Normalize"):
-        erasing(picture())
-    assert T.Compose([T.ToTensor(), erasing])(picture()).min() == -1
+        erasing(random_image())
+    assert T.Compose([T.ToTensor(), erasing])(random_image()).min() == -1
 
 
 # Callables of others
@@ -353,7 +353,7 @@ def test_a_foreign_callable_gets_a_pil_image_and_may_give_anything() -> None:
         seen.append(image)
         return image.rotate(90)
 
-    array = picture()
+    array = random_image()
     pipeline = T.Compose([T.Resize((20, 20)), foreign, T.RandomHorizontalFlip(1.0), foreign, T.ToTensor(torch.uint8)])
     expected = np.rot90(np.rot90(T.Resize((20, 20))(array))[:, ::-1])
     assert torch.equal(pipeline(array), torch.tensor(expected.copy()).permute(2, 0, 1))
@@ -363,23 +363,23 @@ def test_a_foreign_callable_gets_a_pil_image_and_may_give_anything() -> None:
 
 
 def test_a_foreign_callable_at_the_head_gets_the_image_itself() -> None:
-    image = Image.fromarray(picture()).convert("RGBA")
+    image = Image.fromarray(random_image()).convert("RGBA")
     assert T.Compose([lambda given: given])(image) is image
-    assert isinstance(T.Compose([lambda given: given])(png(picture())), Image.Image)
+    assert isinstance(T.Compose([lambda given: given])(png(random_image())), Image.Image)
     gray = T.Compose([T.Grayscale(), lambda given: given])(image)
     assert gray.mode == "L"
 
 
 def test_a_foreign_callable_after_the_numbers_gets_the_tensor() -> None:
     doubled = T.Compose([T.ToTensor(), lambda tensor: tensor * 2, T.Normalize([1.0], [2.0])])
-    array = picture()
+    array = random_image()
     torch.testing.assert_close(doubled(array), (T.ToTensor()(array) * 2 - 1) / 2)
 
 
 def test_a_foreign_callable_gets_a_tensor_as_it_is() -> None:
-    levels = torch.tensor(picture()).permute(2, 0, 1)
+    levels = torch.tensor(random_image()).permute(2, 0, 1)
     assert T.Compose([lambda given: given])(levels) is levels
-    kept = T.Compose([T.ToTensor(torch.uint8), lambda tensor: tensor.flip(-1)])(picture())
+    kept = T.Compose([T.ToTensor(torch.uint8), lambda tensor: tensor.flip(-1)])(random_image())
     assert torch.equal(kept, levels.flip(-1))
 
 
@@ -399,7 +399,7 @@ def test_foreign_parts_print_as_they_are() -> None:
 
 
 def test_a_transform_may_stay_away_or_be_chosen() -> None:
-    array = picture()
+    array = random_image()
     sometimes = T.RandomApply([T.RandomVerticalFlip(1.0), T.RandomHorizontalFlip(1.0)], 0.5)
     results = {sometimes(array, SampleRng(key)).tobytes() for key in range(20)}
     assert results == {array.tobytes(), array[::-1, ::-1].tobytes()}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageEnhance
-from transform_cases import FILTERS, Picture, difference, first_geometry, jpeg, picture, through_pillow
+from transform_cases import FILTERS, Pixels, difference, first_geometry, jpeg, random_image, through_pillow
 
 from feedline import SampleRng
 from feedline.core.rng import Draws
@@ -49,7 +49,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_random_resized_crop_is_pillows_crop_and_resize(interpolation: str) -> None:
     transform = Compose([RandomResizedCrop((40, 50), interpolation=interpolation), RandomHorizontalFlip()])
-    array = picture()
+    array = random_image()
     for key in KEYS:
         expected = through_pillow(array, first_geometry(transform, key, array), interpolation)
         assert difference(transform(array, SampleRng(key)), expected) == 0
@@ -58,7 +58,7 @@ def test_random_resized_crop_is_pillows_crop_and_resize(interpolation: str) -> N
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("scale_down", [RandomResizedCrop, Resize])
 def test_large_jpegs_are_decoded_at_a_fraction_only_when_asked(scale_down: Callable[..., Any], scaled: bool) -> None:
-    data = jpeg(picture(400, 600))
+    data = jpeg(random_image(400, 600))
     transform = scale_down((20, 30), scaled_decode=scaled)
     exact = transform(np.asarray(Image.open(io.BytesIO(data))), SampleRng(3))
     assert (difference(transform(data, SampleRng(3)), exact) == 0) is not scaled
@@ -68,7 +68,7 @@ def test_large_jpegs_are_decoded_at_a_fraction_only_when_asked(scale_down: Calla
 
 @pytest.mark.parametrize("shape", [(90, 120), (120, 90), (64, 64), (33, 200)])
 def test_the_validation_recipe_is_pillows_resize_and_crop(shape: tuple[int, int]) -> None:
-    array = picture(*shape)
+    array = random_image(*shape)
     height, width = shape
     size = (int(64 * width / min(shape)), int(64 * height / min(shape)))
     left, top = round((size[0] - 56) / 2), round((size[1] - 56) / 2)
@@ -79,14 +79,14 @@ def test_the_validation_recipe_is_pillows_resize_and_crop(shape: tuple[int, int]
 
 
 def test_resize_to_both_sides() -> None:
-    array = picture()
+    array = random_image()
     expected = Image.fromarray(array).resize((31, 47), FILTERS["bicubic"])
     assert difference(Resize((47, 31), interpolation="bicubic")(array), expected) == 0
     assert difference(Resize([47])(array), Resize(47)(array)) == 0
 
 
-def test_a_jpeg_that_is_decoded_smaller_differs_by_a_level_from_the_whole_picture() -> None:
-    large = picture(600, 800)
+def test_a_jpeg_that_is_decoded_smaller_differs_by_a_level_from_the_whole_image() -> None:
+    large = random_image(600, 800)
     file = jpeg(np.asarray(Image.fromarray(large).resize((200, 150)).resize((800, 600))))
     with Image.open(io.BytesIO(file)) as image:
         whole = np.asarray(image.convert("RGB"))
@@ -97,7 +97,7 @@ def test_a_jpeg_that_is_decoded_smaller_differs_by_a_level_from_the_whole_pictur
 
 @pytest.mark.parametrize("size", [(20, 30), (90, 120), (100, 50), (51, 151)])
 def test_center_crop_pads_with_zeros_as_torchvision(size: tuple[int, int]) -> None:
-    array = picture(90, 121)
+    array = random_image(90, 121)
     height, width = size
     sides = [((n - m) // 2, (n - m + 1) // 2) if n > m else (0, 0) for n, m in zip(size, array.shape, strict=False)]
     padded = np.pad(array, [*sides, (0, 0)])
@@ -107,8 +107,8 @@ def test_center_crop_pads_with_zeros_as_torchvision(size: tuple[int, int]) -> No
 
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
 @pytest.mark.parametrize("padding", [3, (2, 9), (1, 0, 7, 4), (30, 30)])
-def test_random_crop_shows_a_part_of_the_padded_picture(mode: str, padding: Any) -> None:
-    array = picture(12, 15)
+def test_random_crop_shows_a_part_of_the_padded_image(mode: str, padding: Any) -> None:
+    array = random_image(12, 15)
     left, top, right, bottom = (padding,) * 4 if isinstance(padding, int) else padding * (4 // len(padding))
     fill = {"constant_values": 9} if mode == "constant" else {}
     padded = np.pad(array, [(top, bottom), (left, right), (0, 0)], mode, **fill)  # type: ignore[call-overload]
@@ -120,7 +120,7 @@ def test_random_crop_shows_a_part_of_the_padded_picture(mode: str, padding: Any)
 
 
 def test_random_crop_fills_with_a_color_and_pads_what_is_too_small() -> None:
-    array = picture(8, 30)
+    array = random_image(8, 30)
     for key in KEYS:
         shown = RandomCrop(20, pad_if_needed=True, fill=(1, 2, 3))(array, SampleRng(key))
         assert shown.shape == (20, 20, 3)
@@ -128,7 +128,7 @@ def test_random_crop_fills_with_a_color_and_pads_what_is_too_small() -> None:
 
 
 def test_flips_exchange_sides() -> None:
-    array = picture()
+    array = random_image()
     assert difference(RandomHorizontalFlip(1.0)(array), array[:, ::-1]) == 0
     assert difference(RandomVerticalFlip(1.0)(array), array[::-1]) == 0
     assert difference(RandomHorizontalFlip(0.0)(array), array) == 0
@@ -150,7 +150,7 @@ def hue_turned(image: Image.Image, share: float) -> Image.Image:
     return Image.merge("HSV", [Image.fromarray(channels[..., i]) for i in range(3)]).convert("RGB")
 
 
-def enhanced(array: Picture, adjustments: list[tuple[int, float]]) -> Picture:
+def enhanced(array: Pixels, adjustments: list[tuple[int, float]]) -> Pixels:
     image = Image.fromarray(array)
     for which, factor in adjustments:
         image = ENHANCED[which](image, factor)
@@ -161,7 +161,7 @@ def enhanced(array: Picture, adjustments: list[tuple[int, float]]) -> Picture:
 @pytest.mark.parametrize("factor", [0.0, 0.37, 0.8, 1.0, 1.25, 1.9, 6.0])
 @pytest.mark.parametrize("which", [color.BRIGHTNESS, color.CONTRAST, color.SATURATION])
 def test_one_adjustment_is_pillows(which: int, factor: float) -> None:
-    array = picture(37, 41)
+    array = random_image(37, 41)
     assert difference(color.adjust(array, [(which, factor)]), enhanced(array, [(which, factor)])) == 0
 
 
@@ -176,7 +176,7 @@ def test_turning_the_hue_is_pillows(share: float) -> None:
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("order", list(permutations(range(4))))
 def test_adjustments_follow_one_another(order: tuple[int, ...]) -> None:
-    array, factors = picture(30, 40), (1.3, 0.6, 1.7, -0.2)
+    array, factors = random_image(30, 40), (1.3, 0.6, 1.7, -0.2)
     adjustments = [(which, factors[which]) for which in order]
     before = array.copy()
     assert difference(color.adjust(array, adjustments), enhanced(array, adjustments)) == 0
@@ -185,16 +185,16 @@ def test_adjustments_follow_one_another(order: tuple[int, ...]) -> None:
 
 @pytest.mark.usefixtures("kernels")
 def test_adjustments_of_views_and_of_gray() -> None:
-    array = picture()[::2, ::-1]
+    array = random_image()[::2, ::-1]
     adjustments = [(color.CONTRAST, 1.4), (color.HUE, 0.2)]
     assert difference(color.adjust(array, adjustments), enhanced(np.ascontiguousarray(array), adjustments)) == 0
-    gray = picture()[:, :, :1]
+    gray = random_image()[:, :, :1]
     bright = color.adjust(gray, [(color.SATURATION, 0.3), (color.BRIGHTNESS, 1.5), (color.HUE, 0.2)])
     assert difference(bright[:, :, 0], enhanced(gray[:, :, 0], [(color.BRIGHTNESS, 1.5)])) == 0
 
 
 def test_color_jitter_applies_what_it_draws() -> None:
-    array, jitter = picture(), ColorJitter(0.4, 0.4, 0.4, 0.1)
+    array, jitter = random_image(), ColorJitter(0.4, 0.4, 0.4, 0.1)
     for key in KEYS:
         adjustments = jitter.adjustments(Draws(key))
         assert sorted(which for which, _ in adjustments) == [0, 1, 2, 3]
@@ -209,7 +209,7 @@ def levels_draws(key: int) -> Any:
 
 @pytest.mark.usefixtures("kernels")
 def test_gray_is_pillows() -> None:
-    array = picture()
+    array = random_image()
     gray = np.asarray(Image.fromarray(array).convert("L"))
     assert difference(Grayscale()(array), gray[:, :, None]) == 0
     assert difference(Grayscale(3)(array), np.repeat(gray[:, :, None], 3, axis=2)) == 0
@@ -222,7 +222,7 @@ def test_gray_is_pillows() -> None:
 @pytest.mark.parametrize("kernel_size", [1, 5, (9, 3), 23])
 @pytest.mark.parametrize("sigma", [0.1, 0.8, 2.0])
 def test_blur_is_the_convolution_with_a_bell(kernel_size: Any, sigma: float) -> None:
-    array = picture(40, 50)
+    array = random_image(40, 50)
     wide, tall = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
     bells = []
     for size in (wide, tall):
@@ -238,7 +238,7 @@ def test_blur_is_the_convolution_with_a_bell(kernel_size: Any, sigma: float) -> 
 
 @pytest.mark.skipif(color._native is None, reason="the native kernels were not built")
 def test_both_blurs_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    array = picture(61, 47)
+    array = random_image(61, 47)
     natively = [GaussianBlur((7, 5))(array, SampleRng(key)) for key in KEYS]
     monkeypatch.setattr(color, "_native", None)
     for key, expected in zip(KEYS, natively, strict=True):
@@ -248,7 +248,7 @@ def test_both_blurs_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_numbers_are_torchs(dtype: torch.dtype, channels: int) -> None:
-    array = picture()[:, :, :channels]
+    array = random_image()[:, :, :channels]
     shares = torch.tensor(array).permute(2, 0, 1).float() / 255
     mean, std = torch.tensor([0.485, 0.456, 0.406])[:channels], torch.tensor([0.229, 0.224, 0.225])[:channels]
     normalized = (shares - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
@@ -261,13 +261,13 @@ def test_numbers_are_torchs(dtype: torch.dtype, channels: int) -> None:
 
 
 def test_levels_as_a_tensor_stay_levels() -> None:
-    array = picture()
+    array = random_image()
     assert torch.equal(ToTensor(torch.uint8)(array), torch.tensor(array).permute(2, 0, 1))
     assert torch.equal(ToTensor(torch.uint8, "HWC")(array), torch.tensor(array))
 
 
 def test_one_mean_stands_for_all_channels() -> None:
-    array = picture()
+    array = random_image()
     torch.testing.assert_close(Normalize([0.5], [0.25])(array), Normalize([0.5] * 3, [0.25] * 3)(array))
 
 
@@ -289,12 +289,12 @@ def test_erasing_with_noise() -> None:
     inside = erased[erased != 9.0]
     assert abs(inside.mean()) < 0.2
     assert abs(inside.std() - 1) < 0.2
-    picture_erased = RandomErasing(1.0, scale=(0.3, 0.3), value="random")(np.zeros((40, 60, 3), np.uint8), SampleRng(1))
-    assert 100 < picture_erased[picture_erased > 0].mean() < 155
+    image_erased = RandomErasing(1.0, scale=(0.3, 0.3), value="random")(np.zeros((40, 60, 3), np.uint8), SampleRng(1))
+    assert 100 < image_erased[image_erased > 0].mean() < 155
     assert torch.equal(numbers, torch.full((3, 40, 60), 9.0))
 
 
-def test_erasing_nothing_gives_the_picture() -> None:
-    array = picture()
+def test_erasing_nothing_gives_the_image() -> None:
+    array = random_image()
     assert difference(RandomErasing(0.0)(array, SampleRng(0)), array) == 0
     assert difference(RandomErasing(1.0, scale=(1.0, 1.0), ratio=(1.0, 1.0))(array, SampleRng(0)), array) == 0

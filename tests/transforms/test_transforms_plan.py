@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import default_collate
-from transform_cases import difference, first_recipe, jpeg, ordinary, picture, png
+from transform_cases import difference, first_recipe, jpeg, ordinary, png, random_image
 
 from feedline import SampleRng, images
 from feedline import transforms as T
@@ -24,9 +24,9 @@ NORMALIZE = T.Normalize(IMAGENET_MEAN, IMAGENET_STD)
 NUMBERS = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "layout": "CHW"}
 
 SOURCES: Sequence[Any] = [
-    *(picture(40 + 7 * i, 90 - 5 * i, seed=i) for i in range(6)),
-    *(jpeg(picture(300, 400 + i, seed=i)) for i in range(6)),
-    *(png(picture(60, 44, seed=i)) for i in range(6)),
+    *(random_image(40 + 7 * i, 90 - 5 * i, seed=i) for i in range(6)),
+    *(jpeg(random_image(300, 400 + i, seed=i)) for i in range(6)),
+    *(png(random_image(60, 44, seed=i)) for i in range(6)),
 ]
 
 
@@ -92,7 +92,7 @@ def test_what_cannot_be_fused_stays_apart(transforms: list[T.Transform], count: 
 
 
 def test_a_fused_flip_takes_the_number_after_the_box_and_else_its_own() -> None:
-    array = picture()
+    array = random_image()
     crop, both = T.RandomResizedCrop(16), T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip(1.0)])
     for key in range(20):
         assert difference(both(array, SampleRng(key)), crop(array, SampleRng(derive(key, 0)))[:, ::-1]) == 0
@@ -152,7 +152,7 @@ def test_a_batch_is_its_samples_bit_for_bit(transform: T.Transform) -> None:
     [imagenet_train(16), T.Compose([T.Resize(40), T.RandomCrop(24)]), T.Compose([T.RandomCrop(24), NORMALIZE])],
 )
 def test_grids_reach_the_decoder_and_change_nothing(transform: T.Transform, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [jpeg(picture(64, 96, seed=i)) for i in range(3)]
+    files = [jpeg(random_image(64, 96, seed=i)) for i in range(3)]
     grids = [np.full(5 + i, 9, np.uint16) for i in range(3)]  # these fit no file, so that the plain way is taken
     seen: list[Any] = []
     one, many = images.read_one, images.read_batch
@@ -237,8 +237,8 @@ def test_the_batch_lies_in_the_memory_that_was_given() -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("row", [0, 5, 37])
-def test_a_bad_image_is_told_with_its_row_and_path(transform: T.Transform, row: int, tmp_path: Path) -> None:
-    sources: list[Any] = [picture()] * 40
+def test_a_bad_image_is_reported_with_its_row_and_path(transform: T.Transform, row: int, tmp_path: Path) -> None:
+    sources: list[Any] = [random_image()] * 40
     sources[row] = b"no image"
     with pytest.raises(images.ImageError, match=r"could not be read") as caught:
         transform.plan.batch(sources, None, ordinary)
@@ -252,16 +252,16 @@ def test_a_bad_image_is_told_with_its_row_and_path(transform: T.Transform, row: 
 
 
 @pytest.mark.parametrize("row", [0, 20])
-def test_a_picture_that_does_not_fit_is_told_with_its_row(row: int) -> None:
-    sources = [picture()] * 30
-    sources[row] = picture(8, 8)
+def test_an_image_that_does_not_fit_is_reported_with_its_row(row: int) -> None:
+    sources = [random_image()] * 30
+    sources[row] = random_image(8, 8)
     with pytest.raises(SampleError, match=rf"the image in row {row}: RandomCrop.* of 8 × 8 pixels") as caught:
         T.RandomCrop(16).plan.batch(sources, None, ordinary)
     assert isinstance(caught.value, images.ImageError)
     assert caught.value.row == row
 
 
-def test_pictures_of_different_sizes_cannot_slip_into_one_batch() -> None:
+def test_images_of_different_sizes_cannot_slip_into_one_batch() -> None:
     """A callable of torch's collate would refuse them, too; the plan does so before anything is read."""
     with pytest.raises(ArgumentError, match=r"shape is not known beforehand"):
-        T.Resize(16).plan.batch([picture(), picture(40, 90)], None, ordinary)
+        T.Resize(16).plan.batch([random_image(), random_image(40, 90)], None, ordinary)

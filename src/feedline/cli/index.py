@@ -1,4 +1,4 @@
-"""`feedline index`: build and check side-car indexes of tar shards."""
+"""`feedline index`: build and check index files of tar shards."""
 
 from __future__ import annotations
 

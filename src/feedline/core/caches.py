@@ -1,4 +1,4 @@
-"""Caches: values per process, least recently used, and loaded once."""
+"""Caches: per process, of recently used values, loaded once, of results."""
 
 from __future__ import annotations
 
@@ -82,6 +82,32 @@ class LRUCache(Generic[Key, Value]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+
+class RecentResults:
+    """A cache of the latest results of a pure function of integers.
+
+    Pickling leaves the results behind. Thread-safe without a lock, which a fork could copy while it is held.
+    """
+
+    __slots__ = ("_keep", "_make", "_results")
+
+    def __init__(self, make: Callable[..., Any], keep: int = 2) -> None:
+        self._make = make
+        self._keep = keep
+        self._results: dict[tuple[int, ...], Any] = {}
+
+    def __call__(self, *key: int) -> Any:
+        """`make(*key)`, shared by all callers: never write to it."""
+        result = self._results.get(key)
+        if result is None:
+            result = self._make(*key)
+            # A new dict in one assignment: other threads read the old one meanwhile.
+            self._results = dict([*self._results.items(), (key, result)][-self._keep :])
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RecentResults, (self._make, self._keep)
 
 
 class Sized(Protocol):

@@ -60,6 +60,15 @@ class Cgroup:
             None,
         )
 
+    def oom_kills(self) -> int:
+        """Number of processes that the kernel killed for memory; 0 if unknown."""
+        for folder in self.memory:
+            for name in _OOM_EVENTS:
+                events = dict(line.split()[:2] for line in _lines(folder / name))
+                if "oom_kill" in events:
+                    return int(events["oom_kill"])
+        return 0
+
     def throttling(self) -> Throttling | None:
         """CPU bandwidth counters of the innermost group that has a quota."""
         for folder in self.cpu:
@@ -73,6 +82,9 @@ class Cgroup:
 
 
 _USED = ("memory.current", "memory.usage_in_bytes")
+
+
+_OOM_EVENTS = ("memory.events", "memory.oom_control")
 
 
 _UNLIMITED = 1 << 60

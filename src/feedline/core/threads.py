@@ -44,7 +44,7 @@ IO_THREADS = 32
 
 
 class WaitCancelledError(FeedlineError, CancelledError):
-    """The wait was cancelled: interrupted, closed, or no longer needed."""
+    """The wait was canceled: interrupted, closed, or no longer needed."""
 
 
 class _ThreadLocalScope(threading.local):
@@ -58,13 +58,13 @@ _current = _ThreadLocalScope()
 
 
 class CancelScope:
-    """A group of waits, in any threads, that are cancelled together.
+    """A group of waits, in any threads, that are canceled together.
 
         with CancelScope():
             pool.submit(read).result()  # leaving the block cancels every wait in it
 
-    A scope is cancelled with the scope in which it was created. It can also be created in one thread, `entered` by
-    others, and cancelled by any.
+    A scope is canceled with the scope in which it was created. It can also be created in one thread, `entered` by
+    others, and canceled by any.
     """
 
     def __init__(self) -> None:
@@ -79,13 +79,14 @@ class CancelScope:
         """End every wait of the scope, present and future, with `WaitCancelledError`."""
         with self._lock:
             self.cancelled, calls, self._calls = True, self._calls, set()
+        # Outside of the lock: a call may take other locks, whose holders may be waiting for this one.
         for call in calls:
             call()
         if self._outer is not None:
             self._outer.discard(self.cancel)
 
     def add(self, call: Callable[[], object]) -> None:
-        """Register a callback for the cancellation; called now if already cancelled."""
+        """Register a callback for the cancellation; called now if already canceled."""
         with self._lock:
             if not self.cancelled:
                 self._calls.add(call)
@@ -98,13 +99,14 @@ class CancelScope:
             self._calls.discard(call)
 
     def sleep(self, seconds: float) -> None:
-        """Sleep; WaitCancelledError as soon as the scope is cancelled."""
+        """Sleep; WaitCancelledError as soon as the scope is canceled."""
+        # A lock as an alarm clock: any thread may release it, and Ctrl-C interrupts the wait for it.
         gate = threading.Lock()
         gate.acquire()
         self.add(gate.release)
         try:
             if gate.acquire(timeout=seconds):
-                raise WaitCancelledError("the wait was cancelled: its result is no longer needed")
+                raise WaitCancelledError("the wait was canceled: its result is no longer needed")
         finally:
             self.discard(gate.release)
 
@@ -129,13 +131,13 @@ class CancelScope:
 
 
 def check() -> None:
-    """Raise `WaitCancelledError` if the scope of this thread is cancelled."""
+    """Raise `WaitCancelledError` if the scope of this thread is canceled."""
     if _current.scope is not None and _current.scope.cancelled:
-        raise WaitCancelledError("the wait was cancelled: its result is no longer needed")
+        raise WaitCancelledError("the wait was canceled: its result is no longer needed")
 
 
 def sleep(seconds: float) -> None:
-    """Sleep; WaitCancelledError as soon as the scope of this thread is cancelled.
+    """Sleep; WaitCancelledError as soon as the scope of this thread is canceled.
 
     A thread without a scope sleeps through.
     """
@@ -148,7 +150,7 @@ def sleep(seconds: float) -> None:
 def wait(event: threading.Event, timeout_s: float) -> None:
     """Wait for the event, at most `timeout_s` seconds.
 
-    WaitCancelledError as soon as the scope of this thread is cancelled. Cancellation sets the event: no other wait may
+    WaitCancelledError as soon as the scope of this thread is canceled. Cancellation sets the event: no other wait may
     use it.
     """
     scope = _current.scope or CancelScope()
@@ -158,14 +160,14 @@ def wait(event: threading.Event, timeout_s: float) -> None:
     finally:
         scope.discard(event.set)
     if scope.cancelled:
-        raise WaitCancelledError("the wait was cancelled: its result is no longer needed")
+        raise WaitCancelledError("the wait was canceled: its result is no longer needed")
 
 
 class DaemonPool(Executor):
     """A `ThreadPoolExecutor` for calls that may hang.
 
     Neither the exit of Python nor an exception waits for its threads. A call belongs to the scope of the thread that
-    submits it: once that is cancelled, the future is done, even if the call does not return. As a context manager the
+    submits it: once that is canceled, the future is done, even if the call does not return. As a context manager the
     pool has a scope of its own, which ends with the block; a block that ends without an exception waits for its calls.
     Threads start on demand and end when idle.
     """
@@ -236,7 +238,7 @@ class _PoolTask(NamedTuple):
     def cancel(self) -> None:
         if not self.future.cancel():
             with suppress(InvalidStateError):
-                self.future.set_exception(WaitCancelledError("the wait was cancelled: its result is no longer needed"))
+                self.future.set_exception(WaitCancelledError("the wait was canceled: its result is no longer needed"))
 
     def run(self) -> Callable[[], None]:
         """Call the function; returns a callback that resolves the future."""
@@ -252,7 +254,7 @@ class _PoolTask(NamedTuple):
         return partial(self._settle, settle)
 
     def _settle(self, settle: Callable[[], None]) -> None:
-        with suppress(InvalidStateError):  # cancelled meanwhile
+        with suppress(InvalidStateError):  # canceled meanwhile
             settle()
         if self.scope is not None:
             self.scope.discard(self.cancel)
@@ -313,6 +315,8 @@ class _PoolThreads:
         _current.pooled = True
         while (task := self._next()) is not None:
             settle = task.run()
+            # Counted before the future is done: who waits for it may submit the next call at once, and this thread is
+            # free.
             with self._lock:
                 self._undone -= 1
             settle()
@@ -328,6 +332,7 @@ class _PoolThreads:
                 with self._lock:
                     self._threads.discard(threading.current_thread())
                 return None
+            # A call may have been queued since the wait ended: then all threads are needed, and this one stays.
             with self._lock:
                 if self._undone < len(self._threads):
                     self._threads.discard(threading.current_thread())

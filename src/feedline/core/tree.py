@@ -7,6 +7,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 
 def _is_never_leaf(_: Any) -> bool:
     return False
@@ -51,6 +55,11 @@ def leaves(tree: Any) -> Iterator[Any]:
             yield from leaves(getattr(tree, field.name))
     else:
         yield tree
+
+
+def arrays(tree: Any) -> Iterator[torch.Tensor | NDArray[Any]]:
+    """Tensors and NumPy arrays among the leaves, in their order."""
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, (torch.Tensor, np.ndarray)))
 
 
 def _like_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:

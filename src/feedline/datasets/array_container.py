@@ -82,6 +82,11 @@ class ArrayTable(NamedTuple):
     data: int
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the arrays."""
+        return {name: place.shape for name, place in self.arrays.items()}
+
+    @property
     def nbytes(self) -> int:
         """The size that the whole file must have."""
         return self.data + max((place.stop for place in self.arrays.values()), default=0)

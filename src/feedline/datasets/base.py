@@ -22,8 +22,8 @@ from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
-from feedline.datasets.decoding import Decoding, SampleTransform, Where
-from feedline.datasets.indexes import Columns, IndexRecipe, SideCar, indexes_of
+from feedline.datasets.decoding import Decoder, SampleTransform, Where
+from feedline.datasets.indexes import BuiltIndex, Columns, IndexRecipe, indexes_of
 from feedline.stores import CachedStore, ObjectRange
 from feedline.stores.files import Extent, FileSet, LazyList
 
@@ -56,19 +56,19 @@ class Records(torch.utils.data.Dataset[Any]):
 
 
 class DecodedRecords(Records):
-    """Records of a single value, decoded by `_decoding`; images support whole batches."""
+    """Records of a single value, decoded by `_decoder`; images support whole batches."""
 
-    _decoding: Decoding
+    _decoder: Decoder
 
     @property
     def traits(self) -> Traits:
         # A user's subclass may draw in its own methods.
-        is_ours = self._decoding.is_ours and type(self).__module__.startswith(f"{__package__}.")
+        is_ours = self._decoder.is_ours and type(self).__module__.startswith(f"{__package__}.")
         return Traits(
             thread_safe=True,
             is_random=not is_ours,
-            reads_batches=self._decoding.batchable,
-            uses_keys=self._decoding.draws,
+            reads_batches=self._decoder.batchable,
+            uses_keys=self._decoder.draws,
         )
 
     def _batch(self, places: NDArray[np.int64], allocate: Allocator, keys: Keys | None) -> torch.Tensor:
@@ -82,22 +82,10 @@ class DecodedRecords(Records):
         return self._batch(places, request.allocate, request.keys)
 
 
-class Decodes(Protocol):
-    """Decodes one field. Only a `Decoding` may be `batchable`."""
-
-    @property
-    def step(self) -> SampleTransform: ...
-    @property
-    def batchable(self) -> bool: ...
-    @property
-    def draws(self) -> bool: ...
-    def __call__(self, source: Any, row: int | None, where: Where) -> Any: ...
-
-
 class Field(NamedTuple):
     """One field of a record: decoder, encoded bytes and description for errors."""
 
-    decoding: Decodes
+    decoder: Decoder
     source: Any
     where: Where
 
@@ -106,13 +94,13 @@ class FieldRecords(Records):
     """Records of fields, each decoded by itself.
 
     Samples are dicts, unless a subclass overrides `_joined`. A subclass defines the decoders of its fields
-    (`_decodings`) and the fields of a record in order (`_fields`).
+    (`_decoders`) and the fields of a record in order (`_fields`).
     """
 
     def __init__(self, transform: Transform | None) -> None:
         self._step = SampleTransform(transform)
 
-    def _decodings(self) -> Collection[Decodes]:
+    def _decoders(self) -> Collection[Decoder]:
         raise NotImplementedError
 
     def _fields(self, at: int) -> Mapping[str, Field]:
@@ -123,7 +111,7 @@ class FieldRecords(Records):
 
     def _made(self, fields: Mapping[str, Field], row: int | None) -> Any:
         """Decode the fields of one record into a sample."""
-        decoded = {name: decoding(source, row, where) for name, (decoding, source, where) in fields.items()}
+        decoded = {name: decoder(source, row, where) for name, (decoder, source, where) in fields.items()}
         return self._step(self._joined(decoded), row)
 
     def _all_fields(self, places: NDArray[np.int64]) -> Sequence[Mapping[str, Field]]:
@@ -140,13 +128,13 @@ class FieldRecords(Records):
 
     @property
     def traits(self) -> Traits:
-        decodings = self._decodings()
+        decoders = self._decoders()
         # A transform of anything but images has to see each sample; without images, a batch is no faster than samples.
-        sees_each = self._step.transform or any(each.step.transform and not each.batchable for each in decodings)
+        sees_each = self._step.transform or any(each.step.transform and not each.batchable for each in decoders)
         return Traits(
             thread_safe=True,
-            reads_batches=not sees_each and any(each.batchable for each in decodings),
-            uses_keys=any(each.draws for each in decodings),
+            reads_batches=not sees_each and any(each.batchable for each in decoders),
+            uses_keys=any(each.draws for each in decoders),
         )
 
     def read_batch(self, request: BatchRead) -> Batch:
@@ -157,7 +145,7 @@ class FieldRecords(Records):
         check_reads_batches(self)
         records = self._all_fields(within(request.indices, len(self), type(self).__name__))
         names = list(records[0])
-        drawing = [name for name in names if records[0][name].decoding.draws]
+        drawing = [name for name in names if records[0][name].decoder.draws]
         keys = _keys_of(request.keys, len(records), drawing)
         return self._collated(
             {name: _column([record[name] for record in records], keys.get(name), request.allocate) for name in names}
@@ -176,10 +164,10 @@ def _keys_of(keys: Keys | None, count: int, names: Sequence[str]) -> dict[str, K
 
 
 def _column(fields: Sequence[Field], keys: Keys | None, allocate: Allocator) -> Any:
-    decoding = fields[0].decoding
-    if isinstance(decoding, Decoding) and decoding.batchable:
-        return decoding.batch([field.source for field in fields], keys, allocate, lambda row: fields[row].where())
-    return collate.default([field.decoding(field.source, None, field.where) for field in fields], allocate=allocate)
+    decoder = fields[0].decoder
+    if decoder.batchable:
+        return decoder.batch([field.source for field in fields], keys, allocate, lambda row: fields[row].where())
+    return collate.default([field.decoder(field.source, None, field.where) for field in fields], allocate=allocate)
 
 
 class Content(Protocol):
@@ -256,7 +244,7 @@ class ShardedRecords(Records):
 class RecordFiles(ShardedRecords):
     """Records of files that are scanned once, as a recipe says.
 
-    Where the records lie is kept in a side-car of each file.
+    Where the records lie is kept in an index of each file.
     """
 
     def __init__(self, blobs: FileSet, recipe: IndexRecipe, index_dir: Pathlike | None) -> None:
@@ -277,7 +265,7 @@ class RecordFiles(ShardedRecords):
         return self._record_span(self._bounds[shard], row)
 
 
-def _open_arrays(indexes: Sequence[SideCar], number: int) -> Columns:
+def _open_arrays(indexes: Sequence[BuiltIndex], number: int) -> Columns:
     return indexes[number].open_arrays()
 
 

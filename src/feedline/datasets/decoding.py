@@ -37,7 +37,12 @@ Where = Callable[[], str]
 """Describes a record or a field of it, for errors."""
 
 
-Decode = str | Callable[[Any], Any]
+DecodeFunction = Callable[[Any], Any]
+"""Makes a value of encoded bytes."""
+
+
+Decode = str | DecodeFunction
+"""A name in `DECODERS`, or a function."""
 
 
 BAD_DATA = (ValueError, TypeError, LookupError, OSError, ArithmeticError, PIL.Image.DecompressionBombError)
@@ -100,57 +105,85 @@ def check_names(names: Any, argument: str, example: str) -> None:
         raise ArgumentError(f"{argument}={names!r}: give a tuple of names, such as {example}")
 
 
-class Decoding:
-    """Decodes the bytes of a record into a value, and transforms it.
+class Decoder:
+    """Decodes and transforms one field of samples, singly or in batches.
 
-    `decode` is "bytes", "text" (UTF-8), "npy" (a tensor), "image" (RGB, as a PIL image) or a function of the bytes,
-    which may be a memoryview. An image and a feedline transform are one step from the encoded bytes. `kind` names the
-    values of a decoder that is feedline's own.
+    A dataset has a decoder for each field. Subclasses say what their sources are, such as encoded bytes or parsed
+    features. They keep no reference to a source.
     """
 
-    def __init__(self, decode: Decode, transform: Transform | None = None, *, kind: str | None = None) -> None:
-        self.step = SampleTransform(transform)
-        self._plan = plan(transform) if decode == "image" else None
-        self._decode = _decoder(decode)
-        name = decode if isinstance(decode, str) else kind
-        self._what = name or getattr(decode, "__name__", type(decode).__name__)
-        self._foreign = name is None
-
-    @property
-    def _damage(self) -> tuple[type[Exception], ...]:
-        """Exceptions that mean bad data; libraries under feedline's decoders may raise any."""
-        return BAD_DATA if self._foreign else (Exception,)
-
-    @property
-    def is_ours(self) -> bool:
-        """True if no user function is involved."""
-        return self._decode in DECODERS.values() and self.step.transform is None
-
-    @property
-    def copies(self) -> bool:
-        """True if a value is nothing but a copy of the bytes."""
-        return self._decode is bytes and self.step.transform is None
+    step: SampleTransform
+    """The transform, which `__call__` applies."""
 
     @property
     def batchable(self) -> bool:
         """True if `batch` is supported."""
-        return self._plan is not None and self._plan.batchable
+        return False
 
     @property
     def draws(self) -> bool:
         """True if `batch` depends on keys."""
-        return self._plan is not None and self._plan.is_random
+        return False
+
+    @property
+    def is_ours(self) -> bool:
+        """True if no user function is involved."""
+        return False
+
+    @property
+    def copies(self) -> bool:
+        """True if a value is nothing but a copy of the bytes."""
+        return False
 
     def __call__(self, source: Any, row: int | None, where: Where) -> Any:
         """The value; SampleError if `where()` cannot be decoded.
 
-        feedline's decoders keep no reference to `source`.
+        `row` is its row in a batch that is read at once, or None.
         """
-        if self._plan is not None:
-            try:
-                return self._plan.run(source, sample_rng(row).key if self._plan.is_random else 0)
-            except ImageError as error:
-                raise SampleError(f"{where()}: {error}") from error
+        raise NotImplementedError
+
+    def batch(
+        self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, allocate: Allocator, where: Callable[[int], str]
+    ) -> torch.Tensor:
+        """The values as one tensor; `where(row)` describes an unreadable one."""
+        raise NotImplementedError
+
+
+def decoder_of(decode: Decode, transform: Transform | None = None, *, kind: str | None = None) -> Decoder:
+    """The decoder of encoded bytes, which may be memoryviews.
+
+    `decode` is "bytes", "text" (UTF-8), "npy" (a tensor), "image" (RGB, as a PIL image) or a function of the bytes. An
+    image and a feedline transform are one step from the encoded bytes. `kind` names the values of a function that is
+    feedline's own.
+    """
+    if decode == "image" and plan(transform) is not None:
+        return ImageDecoder(transform, image_of)
+    return ValueDecoder(decode, transform, kind=kind)
+
+
+class ValueDecoder(Decoder):
+    """Calls a function of the source, then the transform.
+
+    Arguments are those of `decoder_of`.
+    """
+
+    def __init__(self, decode: Decode, transform: Transform | None = None, *, kind: str | None = None) -> None:
+        self.step = SampleTransform(transform)
+        self._decode = decode if callable(decode) else _named_function(decode)
+        name = decode if isinstance(decode, str) else kind
+        self._what = name or getattr(decode, "__name__", type(decode).__name__)
+        # Libraries under feedline's decoders may raise anything for bad data.
+        self._damage: tuple[type[Exception], ...] = BAD_DATA if name is None else (Exception,)
+
+    @property
+    def is_ours(self) -> bool:
+        return self._decode in DECODERS.values() and self.step.transform is None
+
+    @property
+    def copies(self) -> bool:
+        return self._decode is bytes and self.step.transform is None
+
+    def __call__(self, source: Any, row: int | None, where: Where) -> Any:
         try:
             value = self._decode(source)
         except MemoryError:
@@ -158,16 +191,6 @@ class Decoding:
         except self._damage as error:
             raise undecodable(f"{where()} cannot be decoded as {self._what}", error, "rewrite it") from error
         return self.step(value, row)
-
-    def batch(
-        self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, allocate: Allocator, where: Callable[[int], str]
-    ) -> torch.Tensor:
-        """The values as one tensor; `where(row)` describes an unreadable one."""
-        assert self._plan is not None
-        try:
-            return self._plan.batch(sources, keys, allocate)
-        except ImageError as error:
-            raise SampleError(f"{where(error.row or 0)}: {error}") from error
 
 
 def undecodable(what: str, error: Exception, remedy: str) -> SampleError:
@@ -181,13 +204,11 @@ def undecodable(what: str, error: Exception, remedy: str) -> SampleError:
     return SampleError(f"{what} ({type(error).__name__}: {reason}); {remedy}, or pass on_error='skip' to the loader")
 
 
-def _decoder(decode: Decode) -> Callable[[Encoded], Any]:
-    if callable(decode):
-        return decode
+def _named_function(name: str) -> DecodeFunction:
     try:
-        return DECODERS[decode]
+        return DECODERS[name]
     except KeyError:
-        raise ArgumentError(f"decode={decode!r} is neither a function nor one of {', '.join(DECODERS)}") from None
+        raise ArgumentError(f"decode={name!r} is neither a function nor one of {', '.join(DECODERS)}") from None
 
 
 def text_of(source: Encoded) -> str:
@@ -209,7 +230,7 @@ def image_of(source: Encoded) -> PIL.Image.Image:
         return image.convert("RGB")
 
 
-DECODERS: dict[str, Callable[[Encoded], Any]] = {
+DECODERS: dict[str, DecodeFunction] = {
     "bytes": bytes,
     "text": text_of,
     "npy": npy_of,
@@ -221,11 +242,12 @@ DECODERS: dict[str, Callable[[Encoded], Any]] = {
 Grid = NDArray[np.uint16]
 
 
-class ImageDecoding:
+class ImageDecoder(Decoder):
     """Decodes and transforms images, singly or in batches.
 
     A source is a path, encoded bytes or decoded pixels. A feedline transform is fused with decoding; any other is
-    applied to `load(source)`. With `apply_exif_orientation` the transform sees the upright image.
+    applied to `load(source)`. With `apply_exif_orientation` the transform sees the upright
+    image. `value` and `decode_batch` leave it to the caller to describe an ImageError.
     """
 
     def __init__(
@@ -247,12 +269,11 @@ class ImageDecoding:
 
     @property
     def batchable(self) -> bool:
-        """True if `batch` is supported."""
         return self._plan is not None and self._plan.batchable
 
     @property
     def draws(self) -> bool:
-        """True if values depend on the sample's generator."""
+        """True if values, or batches, depend on the sample's generator."""
         return self.step.wants_rng if self._plan is None else self._plan.is_random
 
     @property
@@ -260,13 +281,27 @@ class ImageDecoding:
         """True if several threads can share the work on a batch."""
         return self._plan is not None and not self._turns and self._plan.supports_threads
 
+    def __call__(self, source: Any, row: int | None, where: Where) -> Any:
+        try:
+            return self.value(source, sample_rng(row) if self.draws else None)
+        except ImageError as error:
+            raise SampleError(f"{where()}: {error}") from error
+
+    def batch(
+        self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, allocate: Allocator, where: Callable[[int], str]
+    ) -> torch.Tensor:
+        try:
+            return self.decode_batch(sources, keys, allocate)
+        except ImageError as error:
+            raise SampleError(f"{where(error.row or 0)}: {error}") from error
+
     def value(self, source: Any, rng: SampleRng | None, grid: Grid | None = None) -> Any:
         """Decode and transform one image; `rng` is required if it `draws`."""
         if self._plan is None:
             return self.step.apply(self._load(source), rng)
         return self._plan.sample(self._turn(source), SampleRng(0) if rng is None else rng, grid)
 
-    def batch(
+    def decode_batch(
         self,
         sources: Sequence[Any],
         keys: NDArray[np.uint64] | None,
@@ -276,8 +311,8 @@ class ImageDecoding:
     ) -> torch.Tensor:
         """The images as one tensor; ImageError carries the first unreadable row."""
         assert self._plan is not None
-        if keys is None:
-            keys = np.zeros(len(sources), np.uint64)
+        if keys is None and not self.draws:
+            keys = np.zeros(len(sources), np.uint64)  # the plan would draw them from torch
         if self._turns:
             sources, grids = [self._turn(source, row) for row, source in enumerate(sources)], None
         return self._plan.batch(sources, keys, allocate, grids, threads)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from feedline.core.tensors import Allocator
 from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.decoding import Decode, Decoding, Where
+from feedline.datasets.decoding import Decode, Decoder, ImageDecoder, Where, decoder_of
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange, Store, open_store
 from feedline.stores.files import ObjectReader
@@ -104,14 +104,30 @@ class FileRoot:
         return [] if self._objects is None else self._objects.ranges(paths)
 
 
-class FileDecoding(Decoding):
-    """Decodes files, given their path below the root or fetched content."""
+class FileDecoder(Decoder):
+    """Decodes files, given their path below the root or fetched content.
+
+    Arguments are those of `decoder_of`.
+    """
 
     def __init__(self, root: FileRoot, decode: Decode, transform: Transform | None = None) -> None:
-        super().__init__(decode, transform)
         self.root = root
+        self._content = decoder_of(decode, transform)
+        self.step = self._content.step
         # The native decoder opens image files itself, so it gets their path.
-        self._source: Callable[[Any], Any] = root.local if root.is_local and self._plan is not None else root.whole
+        self._opens = root.store is None and isinstance(self._content, ImageDecoder)
+
+    @property
+    def batchable(self) -> bool:
+        return self._content.batchable
+
+    @property
+    def draws(self) -> bool:
+        return self._content.draws
+
+    @property
+    def is_ours(self) -> bool:
+        return self._content.is_ours
 
     def __call__(self, source: Any, row: int | None, where: Where) -> Any:
         """The value; errors describe the file as `where()`.
@@ -119,27 +135,29 @@ class FileDecoding(Decoding):
         FileNotFoundError if it does not exist, SampleError if its path or content is unusable.
         """
         with _naming(where):
-            read = self._source(source)
-            if self._plan is not None:  # it may open the file itself
-                return super().__call__(read, row, where)
-        return super().__call__(read, row, where)
+            read = self._read(source)
+            if self._opens:
+                return self._content(read, row, where)
+        return self._content(read, row, where)
 
     def batch(
         self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, allocate: Allocator, where: Callable[[int], str]
     ) -> torch.Tensor:
-        """The values of files as one tensor."""
         read = []
         with self.root.fetching(sources) as fetched:
             for row, each in enumerate(fetched):
                 with _naming(partial(where, row)):
-                    read.append(self._source(each))
+                    read.append(self._read(each))
         try:
-            return super().batch(read, keys, allocate, where)
+            return self._content.batch(read, keys, allocate, where)
         except OSError as error:
             if error.filename not in read:
                 raise
             with _naming(partial(where, read.index(error.filename))):
                 raise
+
+    def _read(self, source: Any) -> Any:
+        return self.root.local(source) if self._opens else self.root.whole(source)
 
 
 class _PathError(SampleError):

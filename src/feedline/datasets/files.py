@@ -18,7 +18,7 @@ from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import DecodedRecords
 from feedline.datasets.content_digest import digest_below
 from feedline.datasets.decoding import Decode
-from feedline.datasets.file_root import FileDecoding, FileRoot
+from feedline.datasets.file_root import FileDecoder, FileRoot
 from feedline.datasets.paths import listed, matching
 from feedline.datasets.strings import PackedStrings
 from feedline.errors import ArgumentError
@@ -51,7 +51,7 @@ class Files(DecodedRecords):
         self._sources = PackedStrings(inside)
         named = [unsigned(path) for path in inside]
         self.paths = self._sources if named == inside else PackedStrings(named)
-        self._decoding: FileDecoding = FileDecoding(FileRoot(root, cache=cache, options=options), decode, transform)
+        self._decoder: FileDecoder = FileDecoder(FileRoot(root, cache=cache, options=options), decode, transform)
 
     @property
     def listing_fingerprint(self) -> str:
@@ -64,27 +64,27 @@ class Files(DecodedRecords):
 
         It costs a `stat` of each file, or a listing of the store.
         """
-        return digest_below(self._decoding.root, list(self._sources))
+        return digest_below(self._decoder.root, list(self._sources))
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def _sample(self, at: int, row: int | None) -> Any:
-        return self._decoding(self._sources[at], row, partial(self._where, at))
+        return self._decoder(self._sources[at], row, partial(self._where, at))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices; objects are fetched concurrently."""
         places = within(as_indices(indices), len(self), "Files").tolist()
-        with self._decoding.root.fetching([self._sources[at] for at in places]) as fetched:
+        with self._decoder.root.fetching([self._sources[at] for at in places]) as fetched:
             return [
-                self._decoding(source, row, partial(self._where, at))
+                self._decoder(source, row, partial(self._where, at))
                 for row, (at, source) in enumerate(zip(places, fetched, strict=True))
             ]
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
         places = within(indices, len(self), "Files")
-        return self._decoding.root.ranges([self._sources[at] for at in places.tolist()])
+        return self._decoder.root.ranges([self._sources[at] for at in places.tolist()])
 
     def _where(self, at: int) -> str:
         return join(self.root, self.paths[at])
@@ -92,7 +92,7 @@ class Files(DecodedRecords):
     def _batch(self, places: NDArray[np.int64], allocate: Allocator, keys: Keys | None) -> torch.Tensor:
         listed = places.tolist()
         sources = [self._sources[at] for at in listed]
-        return self._decoding.batch(sources, keys, allocate, lambda row: self._where(listed[row]))
+        return self._decoder.batch(sources, keys, allocate, lambda row: self._where(listed[row]))
 
 
 def _locate(paths: Pathlike | Sequence[Pathlike], options: Mapping[str, Any] | None) -> tuple[str, list[str]]:

@@ -1,22 +1,20 @@
 """Index files: arrays computed once from a file or object, then mapped.
 
-`SideCar` is the index file of one file or object. `MetadataCache` keeps metadata of many files and objects by address
-and version. `indexes_of` finds or builds the side-cars of a set of files. All index files are array containers:
-`index_path` says where one lies on this machine, `store_or_warn` writes it, and `read_adjacent` reads one that lies
-next to an object.
+`IndexFile` is the one class of files that hold such arrays: it finds, checks and replaces them. `BuiltIndex` is the
+index file of one file or object, `MetadataCache` one with metadata of many. `indexes_of` finds or builds the indexes of
+a set of files. `index_path` says where an index lies on this machine, and `read_adjacent` reads one that lies next to
+an object. Formats only say what the arrays are.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -29,7 +27,6 @@ from feedline.datasets import array_container as files
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.errors import SampleError, StateError
 from feedline.stores import AccessDeniedError, ObjectInfo, ObjectNotFoundError
-from feedline.stores.base import FileVersion
 from feedline.stores.cache import without_cache
 from feedline.stores.files import Blob, FileSet, LocalFile, RemoteBlob
 from feedline.stores.urls import is_local, join
@@ -40,11 +37,65 @@ _log = logging.getLogger("feedline")
 Columns = Mapping[str, NDArray[np.integer[Any]]]
 
 
-State = list[int | str] | tuple[int | str, ...]
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of the arrays of an index."""
 
 
-class SideCarWarning(RuntimeWarning):
+T = TypeVar("T", files.ArrayTable, files.NamedArrays)
+
+
+class IndexFileWarning(RuntimeWarning):
     """An index could not be written, and is computed again each time."""
+
+
+class IndexFile:
+    """A file of arrays that can be built again at any time.
+
+    `about` says what the arrays describe, in which state. It is stored with them. A file that is missing, damaged or
+    about something else counts as absent. Writing replaces the file as a whole: who has mapped the older one keeps it.
+    """
+
+    def __init__(self, path: Pathlike, about: Mapping[str, Any]) -> None:
+        self.path = str(Path(path).absolute())
+        self._about = dict(about)
+
+    def find(self) -> files.NamedArrays | None:
+        """Map the arrays; None if the file is absent. Damage is logged."""
+        return self._find(files.open_mapped)
+
+    def find_table(self) -> files.ArrayTable | None:
+        """Read the table of the arrays; None if the file is absent."""
+        return self._find(files.read_table)
+
+    def write(self, arrays: Columns) -> bool:
+        """Replace the file; False, with an IndexFileWarning, if that is impossible."""
+        try:
+            files.write(self.path, self._about, arrays)
+        except OSError as error:
+            warnings.warn(
+                f"the index {self.path} could not be written ({error.strerror}), so it is computed again each time;"
+                " give index_dir=, a writable folder",
+                IndexFileWarning,
+                stacklevel=3,
+            )
+            return False
+        return True
+
+    def _find(self, read: Callable[[str], T]) -> T | None:
+        try:
+            stored = read(self.path)
+        except OSError:
+            return None
+        except SampleError as damage:
+            self._log_rebuild(damage)
+            return None
+        return stored if self._describes(stored) else None
+
+    def _describes(self, stored: files.ArrayTable | files.NamedArrays) -> bool:
+        return {name: stored.metadata.get(name) for name in self._about} == self._about
+
+    def _log_rebuild(self, damage: SampleError) -> None:
+        _log.warning("feedline: the index %s is built again (%s)", self.path, damage)
 
 
 def index_path(address: str, name: str, index_dir: Pathlike | None) -> str:
@@ -58,21 +109,6 @@ def index_path(address: str, name: str, index_dir: Pathlike | None) -> str:
     return str(Path(folder, f"{key}-{name.lstrip('.')}").absolute())
 
 
-def store_or_warn(path: str, metadata: Mapping[str, Any], arrays: Columns) -> bool:
-    """Write an index; False, with a SideCarWarning, if that is impossible."""
-    try:
-        files.write(path, metadata, arrays)
-    except OSError as error:
-        warnings.warn(
-            f"the index {path} could not be written ({error.strerror}), so it is computed again each time;"
-            " give index_dir=, a writable folder",
-            SideCarWarning,
-            stacklevel=3,
-        )
-        return False
-    return True
-
-
 def read_adjacent(blob: RemoteBlob, name: str) -> files.NamedArrays:
     """Read the index `name` next to an object; ObjectNotFoundError without one."""
     path = f"{blob.path.rpartition('/')[0]}/{name}".lstrip("/")
@@ -84,99 +120,80 @@ def read_adjacent(blob: RemoteBlob, name: str) -> files.NamedArrays:
     return files.parse(bytes(data), join(blob.store.url, path))
 
 
-class SideCar:
-    """Arrays that `build()` computes from a file or object, stored at `path`.
+class BuiltIndex(IndexFile):
+    """The index file of one file or object.
 
-    `source` is the file, or a state that changes with the object. A side-car that is missing, damaged or of another
-    state is rewritten atomically. If it cannot be written, a warning is issued and the arrays stay in memory. Pickles
-    as its path, without the ability to rebuild; as arrays where there is no file.
+    `build()` computes its arrays from the content, and `state` is the state of the file or object. An absent index is
+    built at once. If it cannot be written, the arrays stay in memory. Pickles as its path, without the ability to build
+    it again; as arrays where there is no file.
     """
 
-    def __init__(self, path: Pathlike, source: Pathlike | State, build: Callable[[], Columns]) -> None:
-        self._path = str(Path(path).absolute())
-        self._stamp = stamp(source) if isinstance(source, (str, os.PathLike)) else [*source]
+    def __init__(self, path: Pathlike, state: tuple[int, str], build: Callable[[], Columns]) -> None:
+        super().__init__(path, {"stamp": [*state]})
         self._build: Callable[[], Columns] | None = build
         self._in_memory: Columns | None = None
         self._arrays: Columns | None = None
-        shapes = _stored_shapes(self._path, self._stamp)
-        self.shapes = self._build_and_store(build) if shapes is None else shapes
+        table = self.find_table()
+        self.shapes: Shapes = self._build_and_store(build) if table is None else table.shapes
 
     @property
     def arrays(self) -> Columns:
-        """The arrays, mapped on first use; StateError if the side-car changed."""
+        """The arrays, mapped on first use; StateError if the file changed."""
         arrays = self._arrays
         if arrays is None:
             arrays = self._arrays = self.open_arrays()  # no lock: if two threads map it, either result serves
         return arrays
 
     def open_arrays(self) -> Columns:
-        """Map the arrays on each call, so that few side-cars stay open."""
+        """Map the arrays on each call, so that few files stay open."""
         if self._in_memory is not None:
             return self._in_memory
         try:
-            stored = files.open_mapped(self._path)
+            stored = files.open_mapped(self.path)
         except OSError as error:
             raise self._lost_error() from error
         except SampleError as error:
             return self._repair(error)
         # Another process may have replaced it: its rows would not be those that this dataset counted.
-        if stored.metadata.get("stamp") != self._stamp:
+        if not self._describes(stored):
             raise self._lost_error()
         return stored.arrays
 
     def renew(self) -> None:
-        """Compute the arrays again; only in the process that created the side-car."""
+        """Compute the arrays again; only in the process that created the index."""
         assert self._build is not None
         self.shapes, self._arrays = self._build_and_store(self._build), None
 
+    @property
+    def fingerprint(self) -> Any:
+        """The state of the file that the arrays describe."""
+        return self._about
+
     def _repair(self, damage: SampleError) -> Columns:
-        """Rebuild a damaged side-car; StateError without `build`."""
+        """Rebuild a damaged index; StateError without `build`."""
         if self._build is None:
             raise StateError(f"the index {damage}; remove it, and create the dataset again") from damage
-        _log_rebuild(self._path, damage)
+        self._log_rebuild(damage)
         before = self.shapes
         self.renew()
         if self.shapes != before:
             raise self._lost_error()
-        return files.open_mapped(self._path).arrays if self._in_memory is None else self._in_memory
+        return files.open_mapped(self.path).arrays if self._in_memory is None else self._in_memory
 
     def _lost_error(self) -> StateError:
         return StateError(
-            f"the index {self._path} was removed or replaced while a dataset used it; create the dataset again"
+            f"the index {self.path} was removed or replaced while a dataset used it; create the dataset again"
         )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_arrays": None, "_build": None}
 
-    def _build_and_store(self, build: Callable[[], Columns]) -> dict[str, tuple[int, ...]]:
+    def _build_and_store(self, build: Callable[[], Columns]) -> Shapes:
         """Compute and store the arrays; their shapes."""
         arrays = build()
-        if not store_or_warn(self._path, {"stamp": self._stamp}, arrays):
+        if not self.write(arrays):
             self._in_memory = arrays
         return {name: array.shape for name, array in arrays.items()}
-
-
-def stamp(source: Pathlike) -> list[int | str]:
-    """The size and version of a file."""
-    return [*FileVersion.of(os.stat(source))]  # noqa: PTH116 - called for every shard
-
-
-def _stored_shapes(path: str, wanted: list[int | str]) -> dict[str, tuple[int, ...]] | None:
-    """Shapes of the arrays in a matching side-car, else None."""
-    try:
-        table = files.read_table(path)
-    except OSError:
-        return None
-    except SampleError as error:
-        _log_rebuild(path, error)
-        return None
-    if table.metadata.get("stamp") != wanted:
-        return None
-    return {name: place.shape for name, place in table.arrays.items()}
-
-
-def _log_rebuild(path: str, damage: SampleError) -> None:
-    _log.warning("feedline: the index %s is built again (%s)", path, damage)
 
 
 _KEY_NBYTES = 16
@@ -209,9 +226,9 @@ _INDEXED_AT_ONCE = 8
 
 
 class MetadataCache:
-    """Bytes by key in one file, mapped on first use.
+    """Bytes by key in one index file, mapped on first use.
 
-    A missing or damaged file is an empty mapping. Other processes may replace the file at any time, so an entry may
+    An absent file is an empty mapping. Other processes may replace the file at any time, so an entry may
     disappear. Pickles as its path. If the file cannot be written, a warning is issued and this process keeps the
     entries in memory.
     """
@@ -237,7 +254,7 @@ class MetadataCache:
         bounds = np.cumsum([0, *map(len, data)]).astype("<u8")
         keys = np.frombuffer(b"".join(described), np.uint8)
         whole = np.concatenate(data) if data else np.empty(0, np.uint8)
-        if not store_or_warn(self.path, {}, {"keys": keys, "bounds": bounds, "data": whole}):
+        if not IndexFile(self.path, {}).write({"keys": keys, "bounds": bounds, "data": whole}):
             self._in_memory = described
         self._mapped().forget()
 
@@ -283,20 +300,15 @@ class _MappedMetadata:
 
 
 def _entries(path: str) -> dict[bytes, memoryview]:
-    with suppress(OSError, SampleError, KeyError):
-        arrays = files.open_mapped(path).arrays
-        keys, bounds, data = arrays["keys"].tobytes(), arrays["bounds"].tolist(), arrays["data"].data
-        if len(keys) == _KEY_NBYTES * (len(bounds) - 1) and bounds == sorted(bounds) and bounds[-1] <= len(data):
-            starts = range(0, len(keys), _KEY_NBYTES)
-            return {
-                keys[at : at + _KEY_NBYTES]: data[bounds[number] : bounds[number + 1]]
-                for number, at in enumerate(starts)
-            }
-    return {}
-
-
-Shapes = Mapping[str, tuple[int, ...]]
-"""The shapes of the arrays of an index."""
+    stored = IndexFile(path, {}).find()
+    if stored is None or not {"keys", "bounds", "data"} <= stored.arrays.keys():
+        return {}
+    arrays = stored.arrays
+    keys, bounds, data = arrays["keys"].tobytes(), arrays["bounds"].tolist(), arrays["data"].data
+    if len(keys) != _KEY_NBYTES * (len(bounds) - 1) or bounds != sorted(bounds) or bounds[-1] > len(data):
+        return {}
+    starts = range(0, len(keys), _KEY_NBYTES)
+    return {keys[at : at + _KEY_NBYTES]: data[bounds[number] : bounds[number + 1]] for number, at in enumerate(starts)}
 
 
 def _count_starts(shapes: Shapes) -> int:
@@ -314,7 +326,7 @@ class IndexRecipe(NamedTuple):
     """
 
     name: Callable[[str], str]
-    """Maps a file name to the name of its side-car."""
+    """Maps a file name to the name of its index."""
     scan: Callable[[Blob], Columns]
     """Computes the arrays from the content."""
     fits: Callable[[Blob, Columns], bool]
@@ -325,11 +337,11 @@ class IndexRecipe(NamedTuple):
     """The byte range of a record."""
 
 
-def indexes_of(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None) -> list[SideCar]:
-    """The side-car of each blob, built where none matches.
+def indexes_of(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None) -> list[BuiltIndex]:
+    """The index of each blob, built where none matches.
 
-    Side-cars of files lie next to them or in `index_dir`; those of objects in `index_dir` or the user's cache folder.
-    A matching side-car next to an object is copied.
+    Indexes of files lie next to them or in `index_dir`; those of objects in `index_dir` or the user's cache folder.
+    A matching index next to an object is copied.
     """
     index = partial(_index, blobs, kind, index_dir)
     if blobs.is_local:
@@ -338,7 +350,7 @@ def indexes_of(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None) ->
         return list(pool.map(index, range(len(blobs))))
 
 
-def _index(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None, number: int) -> SideCar:
+def _index(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None, number: int) -> BuiltIndex:
     info, address = blobs.info(number), blobs.name(number)
     name = kind.name(address.rpartition("/")[2])
     is_file = is_local(address)
@@ -348,8 +360,8 @@ def _index(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None, number
         place = Path(index_path(address, name, index_dir))
     work = partial(_of_file, info, kind) if is_file else partial(_of_object, blobs, kind, number)
     if key_of(address, info) is None:  # changes cannot be detected, so a stored index is never used
-        return SideCar(place, (info.size, uuid4().hex), work)
-    return SideCar(place, (info.size, info.version), work)
+        return BuiltIndex(place, (info.size, uuid4().hex), work)
+    return BuiltIndex(place, (info.size, info.version), work)
 
 
 def _of_file(info: ObjectInfo, kind: IndexRecipe) -> Columns:
@@ -373,7 +385,7 @@ def _of_object(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:
 
 
 def _adjacent_arrays(blob: RemoteBlob, name: str) -> Columns | None:
-    """The arrays in a side-car next to an object, or None."""
+    """The arrays in an index next to an object, or None."""
     try:
         stored = read_adjacent(blob, name)
     except (ObjectNotFoundError, SampleError):

@@ -120,6 +120,8 @@ class Iteration:
         self._window: deque[BatchFuture] = deque()
         self._staged: deque[_Entry | Exception] = deque()
         self._broken: Exception | None = None
+        # What is between two steps lies in attributes, never in local variables alone: after an interrupt, the next
+        # call finds it there.
         self._unsent: Any = None
         self._taken: Taken | None = None
         self._restart = restart
@@ -283,6 +285,7 @@ class Iteration:
                 " again; after load_state_dict(loader.state_dict()) it goes on here"
             )
             return iter(())
+        # The requests in flight are still due: the new generator begins behind them.
         cursor: Any = self._progress.cursor
         for future in self._window:
             cursor, _ = future.request.advance(cursor, None)

@@ -168,32 +168,6 @@ class BatchIndexSampler(Sampler[list[int]]):
         return self.length
 
 
-class RecentResults:
-    """A cache of the latest results of a pure function of integers.
-
-    Pickling leaves the results behind.
-    """
-
-    __slots__ = ("_keep", "_make", "_results")
-
-    def __init__(self, make: Callable[..., Any], keep: int = 2) -> None:
-        self._make = make
-        self._keep = keep
-        self._results: dict[tuple[int, ...], Any] = {}
-
-    def __call__(self, *key: int) -> Any:
-        """`make(*key)`, shared by all callers: never write to it."""
-        result = self._results.get(key)
-        if result is None:
-            result = self._make(*key)
-            # A new dict in one assignment: other threads read the old one meanwhile.
-            self._results = dict([*self._results.items(), (key, result)][-self._keep :])
-        return result
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RecentResults, (self._make, self._keep)
-
-
 def blockwise(block: Callable[[int], Indices], size: int, start: int, stop: int) -> Indices:
     """Elements [start, stop) of a sequence that is computed in blocks.
 

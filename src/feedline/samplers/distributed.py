@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from feedline.core.caches import RecentResults
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
-from feedline.samplers.base import BatchIndexSampler, IndexSampler, Indices, RecentResults, describe
+from feedline.samplers.base import BatchIndexSampler, IndexSampler, Indices, describe
 from feedline.samplers.basic import finite
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from torch.utils.data import Sampler
 
+from feedline.core.caches import RecentResults
 from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers._random import uniform
-from feedline.samplers.base import IndexSampler, Indices, RecentResults, blockwise
+from feedline.samplers.base import IndexSampler, Indices, blockwise
 from feedline.samplers.basic import Shuffled, endless, finite
 
 if TYPE_CHECKING:

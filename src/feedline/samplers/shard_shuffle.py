@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feedline.core.caches import RecentResults
 from feedline.core.rng import derive, permuted
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
-from feedline.samplers.base import IndexSampler, Indices, RecentResults
+from feedline.samplers.base import IndexSampler, Indices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

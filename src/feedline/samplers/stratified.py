@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from feedline.core.caches import RecentResults
 from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers._random import permutations
-from feedline.samplers.base import BatchIndexSampler, Indices, RecentResults
+from feedline.samplers.base import BatchIndexSampler, Indices
 from feedline.samplers.weighted import Classes
 
 _GOLDEN = 0.6180339887498949

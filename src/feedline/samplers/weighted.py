@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from feedline.core.caches import RecentResults
 from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers._random import exponential, permutations, reshuffled, uniform
-from feedline.samplers.base import IndexSampler, Indices, RecentResults, blockwise
+from feedline.samplers.base import IndexSampler, Indices, blockwise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -49,7 +49,7 @@ class ConcurrencyLimit:
     def run(self, request: Callable[[], T]) -> T:
         """Hold a slot while `request()` runs; its TransientError counts as a failure.
 
-        WaitCancelledError if the scope of the thread is cancelled while it waits for the slot.
+        WaitCancelledError if the scope of the thread is canceled while it waits for the slot.
         """
         generation = self._generation
         if self.is_lowered:

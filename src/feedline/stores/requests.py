@@ -341,7 +341,7 @@ class _SupervisedCall:
             self._send_slow_ones_again()
             return {}
         if arrival is None:
-            raise WaitCancelledError("the wait was cancelled: its result is no longer needed")
+            raise WaitCancelledError("the wait was canceled: its result is no longer needed")
         flight, hedge, data, error = arrival
         flight.copies -= 1
         if flight.number not in self._pending or (error is not None and flight.copies):

@@ -30,18 +30,18 @@ def check_transform(transform: Any) -> None:
     one, equals the single samples.
     """
     transform = transform if isinstance(transform, Transform) else Compose([transform])
-    pictures = [_picture(number, size) for number, size in enumerate(_SIZES)]
-    keys = derive_each((5,), np.arange(len(pictures)))
-    expected = _apply(transform, pictures, keys)
-    _check_input(transform, pictures, keys)
-    _check_pure(transform, pictures, keys, expected)
-    _check_sources(transform, pictures, keys, expected)
-    _check_pickle(transform, pictures, keys, expected)
-    _check_threads(transform, pictures, keys, expected)
-    _check_batch(transform, pictures, keys, expected)
+    images = [_image(number, size) for number, size in enumerate(_SIZES)]
+    keys = derive_each((5,), np.arange(len(images)))
+    expected = _apply(transform, images, keys)
+    _check_input(transform, images, keys)
+    _check_pure(transform, images, keys, expected)
+    _check_sources(transform, images, keys, expected)
+    _check_pickle(transform, images, keys, expected)
+    _check_threads(transform, images, keys, expected)
+    _check_batch(transform, images, keys, expected)
 
 
-def _picture(number: int, size: tuple[int, int]) -> Any:
+def _image(number: int, size: tuple[int, int]) -> Any:
     """Soft shapes with grain, as in a photograph."""
     rng = np.random.default_rng(number)
     height, width = size
@@ -50,9 +50,9 @@ def _picture(number: int, size: tuple[int, int]) -> Any:
     return (soft + rng.integers(-16, 17, soft.shape)).clip(0, 255).astype(np.uint8)
 
 
-def _png(picture: Any) -> bytes:
+def _png(image: Any) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, "PNG")
+    Image.fromarray(image).save(file, "PNG")
     return file.getvalue()
 
 
@@ -67,52 +67,52 @@ def _as_tensor(sample: Any) -> Any:
     return sample
 
 
-def _check_input(transform: Transform, pictures: list[Any], keys: Any) -> None:
-    for picture, key in zip(pictures, keys.tolist(), strict=True):
-        given = picture.copy()
+def _check_input(transform: Transform, images: list[Any], keys: Any) -> None:
+    for image, key in zip(images, keys.tolist(), strict=True):
+        given = image.copy()
         result = transform(given, SampleRng(key))
-        assert np.array_equal(given, picture), "the image that a transform gets must be left unchanged"
+        assert np.array_equal(given, image), "the image that a transform gets must be left unchanged"
         if isinstance(result, (np.ndarray, torch.Tensor)):
             shares = np.may_share_memory(given, np.asarray(result))
             assert not shares, "the result of a transform must not share memory with the image that it gets"
 
 
-def _check_pure(transform: Transform, pictures: list[Any], keys: Any, expected: list[Any]) -> None:
+def _check_pure(transform: Transform, images: list[Any], keys: Any, expected: list[Any]) -> None:
     torch.manual_seed(0)
-    backwards = _apply(transform, pictures[::-1], keys[::-1])[::-1]
+    backwards = _apply(transform, images[::-1], keys[::-1])[::-1]
     promise = "the same image and the same key must give the same sample (draw from the rng of the call)"
     check_same(expected, backwards, promise)
 
 
-def _check_sources(transform: Transform, pictures: list[Any], keys: Any, expected: list[Any]) -> None:
+def _check_sources(transform: Transform, images: list[Any], keys: Any, expected: list[Any]) -> None:
     sources = {
-        "PIL images": [Image.fromarray(picture) for picture in pictures],
-        "PNG files": [_png(picture) for picture in pictures],
+        "PIL images": [Image.fromarray(image) for image in images],
+        "PNG files": [_png(image) for image in images],
     }
     for name, each in sources.items():
         check_same(expected, _apply(transform, each, keys), f"{name} must give the same samples as arrays")
 
 
-def _check_pickle(transform: Transform, pictures: list[Any], keys: Any, expected: list[Any]) -> None:
+def _check_pickle(transform: Transform, images: list[Any], keys: Any, expected: list[Any]) -> None:
     try:
         copy = pickle.loads(pickle.dumps(transform))
     except Exception as error:
         raise AssertionError(f"the transform must survive pickling, to reach worker processes: {error!r}") from error
-    check_same(expected, _apply(copy, pictures, keys), "an unpickled transform must give the same samples")
-    check_same(expected, _apply(transform, pictures, keys), "pickling must leave the transform as it was")
+    check_same(expected, _apply(copy, images, keys), "an unpickled transform must give the same samples")
+    check_same(expected, _apply(transform, images, keys), "pickling must leave the transform as it was")
 
 
-def _check_threads(transform: Transform, pictures: list[Any], keys: Any, expected: list[Any]) -> None:
+def _check_threads(transform: Transform, images: list[Any], keys: Any, expected: list[Any]) -> None:
     with ThreadPoolExecutor(4) as threads:
-        for got in threads.map(lambda _: _apply(transform, pictures, keys), range(8)):
+        for got in threads.map(lambda _: _apply(transform, images, keys), range(8)):
             check_same(expected, got, "several threads must be able to use a transform at once")
 
 
-def _check_batch(transform: Transform, pictures: list[Any], keys: Any, expected: list[Any]) -> None:
+def _check_batch(transform: Transform, images: list[Any], keys: Any, expected: list[Any]) -> None:
     plan = transform.plan
     if not plan.batchable:
         return
     for threads in (1, 3):
-        batch = plan.batch([_png(picture) for picture in pictures], keys, allocate_tensor, threads=threads)
+        batch = plan.batch([_png(image) for image in images], keys, allocate_tensor, threads=threads)
         promise = f"a batch made by {threads} thread(s) must hold what the samples are one by one"
         check_same(expected, list(batch.unbind()), promise)

@@ -63,7 +63,7 @@ def blur(image: Pixels, kernel_x: NDArray[np.float32], kernel_y: NDArray[np.floa
     padded = np.pad(image, ((down, down), (across, across), (0, 0)), "reflect")
     if _native is not None:
         out = np.empty_like(image, order="C")
-        _native.blur_picture(np.ascontiguousarray(padded), kernel_x.tolist(), kernel_y.tolist(), out)
+        _native.blur_image(np.ascontiguousarray(padded), kernel_x.tolist(), kernel_y.tolist(), out)
         return out
     return _round(_convolve(_convolve(padded.astype(np.float32), kernel_x, 1), kernel_y, 0))
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
-from packing_cases import class_folders, feedline, packed
-from packing_cases import inspected as told
-from picture_cases import encoded, jpeg, photo
+from image_cases import encoded, jpeg, photo
+from packing_cases import class_folders, feedline, inspected, packed
 from PIL import Image
 from tar_cases import write_tar
 
@@ -28,55 +24,55 @@ from feedline.stores import statistics
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    folder = class_folders(tmp_path / "pictures")
+def images(tmp_path: Path) -> Path:
+    folder = class_folders(tmp_path / "images")
     (folder / "cat" / "p.jpg").write_bytes(jpeg(640, 300, progressive=True))
     (folder / "dog" / "q.png").write_bytes(encoded(photo(90, 70), "PNG"))
     return folder
 
 
-def test_a_folder_of_classes(pictures: Path) -> None:
-    found = told(pictures)
+def test_a_folder_of_classes(images: Path) -> None:
+    found = inspected(images)
     assert found["samples"] == found["looked_at"] == 14
     assert found["fields"] == {"jpg": 13, "png": 1}
     assert found["classes"] == {"cat": 7, "dog": 7}
-    assert found["nbytes"] == sum(path.stat().st_size for path in pictures.rglob("*.*"))
+    assert found["nbytes"] == sum(path.stat().st_size for path in images.rglob("*.*"))
     assert found["headers"]["formats"] == {"JPEG": 13, "PNG": 1}
     assert found["headers"]["progressive"] == 1
     assert found["headers"]["shorter_sides"] == {"64–127": 1, "128–223": 12, "224–255": 0, "256–383": 1}
     assert found["order"] is None
 
 
-def test_shards_tell_the_same_and_more(pictures: Path, tmp_path: Path) -> None:
-    packed(pictures, tmp_path / "shards", "--shard-size", 5)
-    found, folder = told(tmp_path / "shards"), told(pictures)
+def test_shards_tell_the_same_and_more(images: Path, tmp_path: Path) -> None:
+    packed(images, tmp_path / "shards", "--shard-size", 5)
+    found, folder = inspected(tmp_path / "shards"), inspected(images)
     assert found["shards"] == [5, 5, 4]
     assert found["fields"] == {"cls": 14, "jpg": 13, "png": 1}
     for same in ("classes", "headers", "samples", "image_nbytes"):
         assert found[same] == folder[same]
 
 
-def test_pictures_with_a_grid_are_counted(tmp_path: Path) -> None:
-    packed(class_folders(tmp_path / "pictures", size=400), tmp_path / "shards", "--grid")
-    assert told(tmp_path / "shards")["with_grid"] == 12
+def test_images_with_a_grid_are_counted(tmp_path: Path) -> None:
+    packed(class_folders(tmp_path / "images", size=400), tmp_path / "shards", "--grid")
+    assert inspected(tmp_path / "shards")["with_grid"] == 12
     result = feedline("inspect", tmp_path / "shards")
     assert "12 of 12 images" in result.output
 
 
 def test_labels_come_from_cls_or_json(tmp_path: Path) -> None:
     members = {"0.cls": b"3\n", "1.json": b'{"label": "dog"}', "2.json": b"[1]", "3.json": b"{", "4.txt": b"none"}
-    assert told(write_tar(tmp_path / "a.tar", members))["classes"] == {"3": 1, "dog": 1}
+    assert inspected(write_tar(tmp_path / "a.tar", members))["classes"] == {"3": 1, "dog": 1}
 
 
-def test_what_is_broken_is_named_and_fails(pictures: Path, tmp_path: Path) -> None:
-    bad = pictures / "cat" / "bad.jpg"
+def test_what_is_broken_is_named_and_fails(images: Path, tmp_path: Path) -> None:
+    bad = images / "cat" / "bad.jpg"
     bad.write_bytes(b"text")
-    found = told(pictures, code=1)
+    found = inspected(images, code=1)
     assert len(found["headers"]["broken"]) == 1
     assert str(bad) in found["headers"]["broken"][0]
     tar = write_tar(tmp_path / "a.tar", {"x.jpg": b"text", "y.jpg": jpeg(60, 40)})
     (tmp_path / "b.tar").write_bytes(b"no tar" * 500)
-    found = told(tar, tmp_path / "b.tar", code=1)
+    found = inspected(tar, tmp_path / "b.tar", code=1)
     assert f"{tar}: member 'x.jpg'" in found["headers"]["broken"][0]
     assert str(tmp_path / "b.tar") in found["unreadable"][0]
     assert found["samples"] == 2
@@ -84,18 +80,18 @@ def test_what_is_broken_is_named_and_fails(pictures: Path, tmp_path: Path) -> No
 
 def test_keys_of_several_shards_are_named(tmp_path: Path) -> None:
     tars = [write_tar(tmp_path / f"{i}.tar", {"same.txt": b"", f"{i}.txt": b""}) for i in range(2)]
-    assert told(*tars)["repeated_keys"] == ["same"]
+    assert inspected(*tars)["repeated_keys"] == ["same"]
 
 
 def test_large_headers_are_read_whole(tmp_path: Path) -> None:
     data = encoded(photo(60, 40), icc_profile=bytes(200_000))
-    assert told(write_tar(tmp_path / "a.tar", {"0.jpg": data}))["headers"]["formats"] == {"JPEG": 1}
+    assert inspected(write_tar(tmp_path / "a.tar", {"0.jpg": data}))["headers"]["formats"] == {"JPEG": 1}
 
 
-def test_only_some_samples_are_looked_into_when_told_so(pictures: Path) -> None:
-    found = told(pictures, "--limit", 4)
+def test_only_some_samples_are_looked_into_when_asked(images: Path) -> None:
+    found = inspected(images, "--limit", 4)
     assert (found["samples"], found["looked_at"], sum(found["headers"]["formats"].values())) == (14, 4, 4)
-    assert "4 samples, evenly spaced" in feedline("inspect", pictures, "--limit", 4).output
+    assert "4 samples, evenly spaced" in feedline("inspect", images, "--limit", 4).output
 
 
 def test_places_are_spread_evenly() -> None:
@@ -104,16 +100,16 @@ def test_places_are_spread_evenly() -> None:
     assert len(set(spread(1_000_003, 1000))) == 1000
 
 
-def test_inspecting_writes_nothing(pictures: Path, tmp_path: Path) -> None:
+def test_inspecting_writes_nothing(images: Path, tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "a.tar", {"0.txt": b""})
     before = sorted(tmp_path.rglob("*"))
-    told(tar)
-    told(pictures)
+    inspected(tar)
+    inspected(images)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_everything_fits_a_narrow_terminal(pictures: Path, tmp_path: Path) -> None:
-    packed(pictures, tmp_path / "shards", "--shard-size", 3)
+def test_everything_fits_a_narrow_terminal(images: Path, tmp_path: Path) -> None:
+    packed(images, tmp_path / "shards", "--shard-size", 3)
     (tmp_path / "shards" / "x.tar").write_bytes(b"no tar" * 500)
     result = feedline("inspect", tmp_path / "shards", "--order", "--window", 2, "--batch-size", 4)
     assert max(map(len, result.output.splitlines())) <= 60
@@ -121,17 +117,17 @@ def test_everything_fits_a_narrow_terminal(pictures: Path, tmp_path: Path) -> No
         assert word in result.output
 
 
-def test_a_contact_sheet_shows_the_pictures(pictures: Path, tmp_path: Path) -> None:
-    (pictures / "dog" / "bad.jpg").write_bytes(b"text")
+def test_a_contact_sheet_shows_the_images(images: Path, tmp_path: Path) -> None:
+    (images / "dog" / "bad.jpg").write_bytes(b"text")
     packed(class_folders(tmp_path / "other"), tmp_path / "decoded", "--decoded", "--shorter-side", 60)
-    for source, number in ((pictures, 15), (tmp_path / "decoded", 12)):
+    for source, number in ((images, 15), (tmp_path / "decoded", 12)):
         feedline("inspect", source, "--contact-sheet", tmp_path / "sheet.png")
         with Image.open(tmp_path / "sheet.png") as image:
             drawn = np.asarray(image.convert("L"))
             assert image.width == 8 + 6 * (176 + 8)
             assert image.height == 8 + -(-number // 6) * (176 + 34 + 8)
         first = drawn[8 : 8 + 176, 8 : 8 + 176]
-        assert first[-1].std() > 5, "the picture stands on its label"
+        assert first[-1].std() > 5, "the image stands on its label"
         assert drawn[8 + 176 : 8 + 176 + 34, 8 : 8 + 176].min() < 60, "dark letters"
 
 
@@ -162,31 +158,31 @@ def test_windows_are_judged_as_the_sampler_does() -> None:
     assert found.page_nbytes > 1000
 
 
-def test_what_has_no_shards_is_told_so_in_words(pictures: Path) -> None:
-    found = told(pictures, "--order")
+def test_what_has_no_shards_is_reported_so_in_words(images: Path) -> None:
+    found = inspected(images, "--order")
     assert found["order"] is None
     assert any("there are no shards here" in note for note in found["notes"])
 
 
-def test_one_of_something_is_told_in_the_singular(tmp_path: Path) -> None:
+def test_one_of_something_is_reported_in_the_singular(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {"0.cls": b"1", "0.jpg": jpeg(64, 64)})
     write_tar(tmp_path / "b.tar", {"0.cls": b"1", "0.jpg": jpeg(64, 64)})
     (tmp_path / "c.tar").write_bytes(b"no tar" * 500)
     output = " ".join(feedline("inspect", tmp_path, "--limit", 1).output.split())
-    for told_ in (
+    for words in (
         "2, of 1 sample",
         "1 sample, evenly spaced",
         "1 shard that cannot",
         "1 key that came more than",
         "1 class",
     ):
-        assert told_ in output
+        assert words in output
     for wrong in ("1 samples", "1 shards", "1 keys", "1 classes"):
         assert wrong not in output
 
 
 @pytest.mark.parametrize("special", [(), ("0",)])
-def test_classes_that_number_the_samples_are_told_in_one_line(tmp_path: Path, special: tuple[str, ...]) -> None:
+def test_classes_that_number_the_samples_are_reported_in_one_line(tmp_path: Path, special: tuple[str, ...]) -> None:
     labels = [*(str(i) for i in range(200)), *special]
     write_tar(tmp_path / "a.tar", {f"{i}.cls": label.encode() for i, label in enumerate(labels)})
     output = feedline("inspect", tmp_path / "a.tar").output
@@ -198,7 +194,7 @@ def test_classes_that_number_the_samples_are_told_in_one_line(tmp_path: Path, sp
 def test_a_tar_without_samples_does_not_end_the_survey(tmp_path: Path, members: dict[str, bytes]) -> None:
     write_tar(tmp_path / "a.tar", {"0.txt": b"x"})
     write_tar(tmp_path / "b.tar", members)
-    found = told(tmp_path, code=1)
+    found = inspected(tmp_path, code=1)
     assert found["samples"] == 1
     assert str(tmp_path / "b.tar") in found["unreadable"][0]
 
@@ -209,12 +205,12 @@ def test_a_header_with_a_size_of_many_digits_does_not_end_the_survey(tmp_path: P
         info = tarfile.TarInfo("1.txt")
         info.pax_headers = {"size": "9" * 5000}
         tar.addfile(info)
-    found = told(tmp_path, code=1)
+    found = inspected(tmp_path, code=1)
     assert found["samples"] == 1
     assert [line for line in found["unreadable"] if str(tmp_path / "b.tar") in line]
 
 
-def test_any_error_of_one_tar_is_told_and_the_others_are_surveyed(
+def test_any_error_of_one_tar_is_reported_and_the_others_are_surveyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "ab":
@@ -227,7 +223,7 @@ def test_any_error_of_one_tar_is_told_and_the_others_are_surveyed(
         return tars_listed(tars)
 
     monkeypatch.setattr("feedline.cli.inspect.survey.tars_listed", listed)
-    found = told(tmp_path, code=1)
+    found = inspected(tmp_path, code=1)
     assert found["unreadable"] == [f"{tmp_path / 'b.tar'}: OverflowError: too large"]
     assert found["classes"] == {"9" * 5000: 1}
 
@@ -259,24 +255,17 @@ def test_an_object_that_cannot_be_read_leaves_the_others_to_be_looked_at() -> No
 class TestFar:
     """Tars in stores."""
 
-    @pytest.fixture
-    def memory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-        yield fsspec.filesystem("memory")
-        MemoryFileSystem.store.clear()
-        MemoryFileSystem.pseudo_dirs[:] = [""]
-
     def put(self, memory: Any, folder: Path) -> str:
         for path in folder.iterdir():
             memory.pipe(f"/far/{path.name}", path.read_bytes())
         return "memory://far"
 
-    def test_they_tell_the_same_as_on_this_machine(self, memory: Any, pictures: Path, tmp_path: Path) -> None:
-        (pictures / "dog" / "profile.jpg").write_bytes(jpeg(64, 64, icc_profile=bytes(300_000)))
-        packed(pictures, tmp_path / "shards", "--shard-size", 5)
+    def test_they_tell_the_same_as_on_this_machine(self, memory: Any, images: Path, tmp_path: Path) -> None:
+        (images / "dog" / "profile.jpg").write_bytes(jpeg(64, 64, icc_profile=bytes(300_000)))
+        packed(images, tmp_path / "shards", "--shard-size", 5)
         write_tar(tmp_path / "shards" / "x.tar", {"broken.jpg": jpeg(64, 64)[:100], "broken.cls": b"1"})
-        near = told(tmp_path / "shards", "--order", code=1)
-        survey = told(self.put(memory, tmp_path / "shards"), "--order", code=1)
+        near = inspected(tmp_path / "shards", "--order", code=1)
+        survey = inspected(self.put(memory, tmp_path / "shards"), "--order", code=1)
         near["headers"]["broken"] = [
             each.replace(str(tmp_path / "shards"), "memory://far") for each in near["headers"]["broken"]
         ]
@@ -288,9 +277,9 @@ class TestFar:
             f"{at}.{name}": data for at in range(9) for name, data in (("jpg", jpeg(64, 64)), ("bin", bytes(300_000)))
         }
         memory.pipe("/far/x.tar", write_tar(tmp_path / "x.tar", members).read_bytes())
-        told("memory://far")
+        inspected("memory://far")
         before = statistics().nbytes
-        assert told("memory://far")["headers"]["formats"] == {"JPEG": 9}
+        assert inspected("memory://far")["headers"]["formats"] == {"JPEG": 9}
         assert statistics().nbytes - before < 150_000
 
     def test_shards_that_cannot_be_read_and_sheets(self, memory: Any, tmp_path: Path) -> None:
@@ -298,7 +287,7 @@ class TestFar:
         (tmp_path / "b.tar").write_bytes(b"junk" * 500)
         for name in ("a.tar", "b.tar"):
             memory.pipe(f"/far/{name}", (tmp_path / name).read_bytes())
-        found = told("memory://far", "--contact-sheet", tmp_path / "sheet.png", code=1)
+        found = inspected("memory://far", "--contact-sheet", tmp_path / "sheet.png", code=1)
         assert [line.partition(" is ")[0] for line in found["unreadable"]] == ["memory://far/b.tar"]
         with Image.open(tmp_path / "sheet.png") as image:
             assert len(image.getcolors(1 << 24)) > 500

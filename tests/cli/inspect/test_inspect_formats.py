@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import h5py
 import lmdb
 import numpy as np
@@ -16,9 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 from format_cases import hidden
-from fsspec.implementations.memory import MemoryFileSystem
-from packing_cases import class_folders, feedline
-from packing_cases import inspected as told
+from packing_cases import class_folders, feedline, inspected
 from peers import written
 from tar_cases import write_tar
 from typer.testing import CliRunner
@@ -94,7 +91,7 @@ def test_shards_of_a_folder_and_what_reading_them_brings(format_: str, folder: P
     write, number = WRITERS[format_]
     write(folder)
     before = sorted(folder.rglob("*"))
-    found = told(folder, "--order", "--window", 2, "--batch-size", 32)
+    found = inspected(folder, "--order", "--window", 2, "--batch-size", 32)
     assert sorted(folder.rglob("*")) == before, "inspecting writes nothing"
     assert (found["format"], found["samples"], len(found["shards"])) == (FORMATS[format_].label, 600, number)
     on_disk = sum(path.stat().st_size for path in before if path.is_file())
@@ -108,7 +105,7 @@ def test_shards_of_a_folder_and_what_reading_them_brings(format_: str, folder: P
 @pytest.mark.parametrize("format_", [*WRITERS])
 def test_stores_tell_the_same(format_: str, folder: Path, memory: Any) -> None:
     WRITERS[format_][0](folder)
-    near, far = told(folder, "--order"), told(put(memory, folder, format_), "--order")
+    near, far = inspected(folder, "--order"), inspected(put(memory, folder, format_), "--order")
     for same in ("format", "samples", "shards", "nbytes"):
         assert near[same] == far[same]
     for ours, theirs in zip(near["order"]["windows"], far["order"]["windows"], strict=True):
@@ -117,7 +114,7 @@ def test_stores_tell_the_same(format_: str, folder: Path, memory: Any) -> None:
 
 def test_parquet_in_folders_that_name_columns(folder: Path) -> None:
     hive(folder)
-    found = told(folder, "--order")
+    found = inspected(folder, "--order")
     assert found["format"] == FORMATS["parquet"].label
     assert found["shards"] == Parquet(str(folder)).shard_sizes.tolist()
 
@@ -125,7 +122,7 @@ def test_parquet_in_folders_that_name_columns(folder: Path) -> None:
 @pytest.mark.parametrize(("name", "is_whole"), [("plain", False), ("zstd", True)])
 def test_mds(name: str, is_whole: bool) -> None:
     folder = written("mds") / name
-    found = told(folder, "--order")
+    found = inspected(folder, "--order")
     assert (found["format"], found["samples"]) == (FORMATS["mds"].label, 20)
     assert (found["order"]["kept_nbytes"] is not None) == is_whole
     stored = sum(path.stat().st_size for path in folder.iterdir() if ".mds" in path.name)
@@ -136,20 +133,20 @@ def test_mds(name: str, is_whole: bool) -> None:
 @pytest.mark.parametrize("name", ["leaves", "chunk", "batch", "sample", "rows", "tokens"])
 def test_litdata(name: str) -> None:
     folder = written("litdata_chunks") / name
-    found = told(folder, "--order")
+    found = inspected(folder, "--order")
     assert found["format"] == FORMATS["litdata"].label
     assert len(found["shards"]) > 1
     assert (found["order"]["kept_nbytes"] is not None) == (name == "chunk")
 
 
 def test_tfrecord() -> None:
-    found = told(written("examples"), "--order")
+    found = inspected(written("examples"), "--order")
     assert found["format"] == FORMATS["tfrecord"].label
     assert len(found["shards"]) == 2
 
 
 @pytest.mark.parametrize("suffix", ["npy", "h5", "lmdb", "bin"])
-def test_what_has_no_shards_is_told_so_in_words(folder: Path, suffix: str) -> None:
+def test_what_has_no_shards_is_reported_so_in_words(folder: Path, suffix: str) -> None:
     path = folder / f"a.{suffix}"
     if suffix == "npy":
         np.save(path, np.zeros((600, 3)))
@@ -160,7 +157,7 @@ def test_what_has_no_shards_is_told_so_in_words(folder: Path, suffix: str) -> No
         lmdb.open(str(path), map_size=1 << 20).close()
     else:
         path.write_bytes(bytes(6000))
-    found = told(path, "--order")
+    found = inspected(path, "--order")
     assert found["order"] is None
     assert "there are no shards here" in found["notes"][0]
     assert found["samples"] in (600, None)
@@ -180,19 +177,19 @@ def test_row_groups_that_are_not_kept_are_read_again() -> None:
 
 @pytest.mark.parametrize("kept", [1, 3, 6])
 @pytest.mark.parametrize("window", [3, 6, 12])
-def test_row_groups_are_read_as_often_as_told(folder: Path, window: int, kept: int) -> None:
+def test_row_groups_are_read_as_often_as_announced(folder: Path, window: int, kept: int) -> None:
     pq.write_table(TABLE.select(["x"]), folder / "a.parquet", row_group_size=50)  # all of one size
-    order, told_reads, read = ShardShuffled([50] * 12, 0, window), 0.0, 0
+    order, announced_reads, read = ShardShuffled([50] * 12, 0, window), 0.0, 0
     for epoch in range(20):
         rows = Parquet(str(folder), cache_nbytes=50 * 8 * kept)
         for start in range(0, 600, 20):
             rows.__getitems__(order.take(epoch, start, min(start + 20, 600)).tolist())
         read += rows.decoded.loads
-        told_reads += order.nbytes_per_sample([1] * 12, 20, epoch, kept_shards=kept) * 600
-    assert told_reads == pytest.approx(read, rel=0.15)
+        announced_reads += order.nbytes_per_sample([1] * 12, 20, epoch, kept_shards=kept) * 600
+    assert announced_reads == pytest.approx(read, rel=0.15)
 
 
-def test_formats_are_told_apart_by_what_lies_there(folder: Path, tmp_path: Path) -> None:
+def test_formats_are_distinguished_by_what_lies_there(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"has no files of a known format: .*\*\.parquet.*LitData.*MDS"):
         feedline("inspect", folder)
     (folder / "labels.csv").write_text("x\n1\n")
@@ -241,13 +238,6 @@ def put(memory: Any, folder: Path, format_: str) -> str:
         if path.is_file():
             memory.pipe(f"{root}/{path.relative_to(folder).as_posix()}", path.read_bytes())
     return f"memory:/{root}"
-
-
-@pytest.fixture
-def memory() -> Iterator[Any]:
-    yield fsspec.filesystem("memory")
-    MemoryFileSystem.store.clear()
-    MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
 def test_each_node_reads_its_share_of_the_shards() -> None:

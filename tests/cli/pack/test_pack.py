@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import webdataset
+from image_cases import encoded, photo
 from packing_cases import class_folders, contents, feedline, members, packed
-from picture_cases import encoded, photo
 from PIL import Image
 from tar_cases import write_tar
 
@@ -32,8 +32,8 @@ from feedline.errors import ArgumentError, SampleError, StateError
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    return class_folders(tmp_path / "pictures")
+def images(tmp_path: Path) -> Path:
+    return class_folders(tmp_path / "images")
 
 
 @pytest.fixture
@@ -41,31 +41,31 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def expected(pictures: Path) -> dict[str, bytes]:
+def expected(images: Path) -> dict[str, bytes]:
     """The members of a folder of classes, with torchvision's labels."""
     found = {}
-    for label, folder in enumerate(sorted(pictures.iterdir())):
+    for label, folder in enumerate(sorted(images.iterdir())):
         for file in folder.iterdir():
             found[f"{folder.name}/{file.stem}.jpg"] = file.read_bytes()
             found[f"{folder.name}/{file.stem}.cls"] = str(label).encode()
     return found
 
 
-def test_every_file_of_a_folder_of_classes_is_there_with_its_label(pictures: Path, out: Path) -> None:
-    told = packed(pictures, out, "--shard-size", 5)
-    assert [shard["samples"] for shard in told["shards"]] == [5, 5, 2]
-    assert members(out) == expected(pictures)
+def test_every_file_of_a_folder_of_classes_is_there_with_its_label(images: Path, out: Path) -> None:
+    reported = packed(images, out, "--shard-size", 5)
+    assert [shard["samples"] for shard in reported["shards"]] == [5, 5, 2]
+    assert members(out) == expected(images)
     assert json.loads((out / "classes.json").read_text()) == ["cat", "dog"]
 
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
-def test_webdataset_reads_what_was_packed(pictures: Path, out: Path) -> None:
-    packed(pictures, out, "--shard-size", 5, "--grid")
+def test_webdataset_reads_what_was_packed(images: Path, out: Path) -> None:
+    packed(images, out, "--shard-size", 5, "--grid")
     urls = [str(shard) for shard in sorted(out.glob("*.tar"))]
     pipeline = webdataset.WebDataset(urls, shardshuffle=False).decode("pil").to_tuple("__key__", "jpg", "cls")
     labels = Counter()
     for key, image, label in pipeline:
-        with Image.open(pictures / f"{key}.jpg") as original:
+        with Image.open(images / f"{key}.jpg") as original:
             assert np.array_equal(np.asarray(image), np.asarray(original))
         assert label == ["cat", "dog"].index(key.partition("/")[0])
         labels[label] += 1
@@ -75,34 +75,34 @@ def test_webdataset_reads_what_was_packed(pictures: Path, out: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--grid",), ("--quality", 80, "--grid"), ("--decoded", "--shorter-side", 64)])
-def test_the_bytes_do_not_depend_on_the_number_of_workers(pictures: Path, tmp_path: Path, options: Any) -> None:
+def test_the_bytes_do_not_depend_on_the_number_of_workers(images: Path, tmp_path: Path, options: Any) -> None:
     for workers in (1, 3):
-        packed(pictures, tmp_path / str(workers), "--shard-size", "128KiB", "--workers", workers, *options)
+        packed(images, tmp_path / str(workers), "--shard-size", "128KiB", "--workers", workers, *options)
     assert contents(tmp_path / "1") == contents(tmp_path / "3")
 
 
-def test_members_have_neither_owner_nor_time(pictures: Path, out: Path) -> None:
-    packed(pictures, out)
+def test_members_have_neither_owner_nor_time(images: Path, out: Path) -> None:
+    packed(images, out)
     with tarfile.open(out / "shard-000000.tar") as tar:
         assert {(m.uid, m.gid, m.uname, m.gname, m.mode, m.mtime) for m in tar} == {(0, 0, "", "", 0o644, 946_684_800)}
 
 
-def test_classes_are_shuffled_and_files_are_not_unless_asked(pictures: Path, tmp_path: Path) -> None:
-    packed(pictures, tmp_path / "a")
+def test_classes_are_shuffled_and_files_are_not_unless_asked(images: Path, tmp_path: Path) -> None:
+    packed(images, tmp_path / "a")
     keys = list(open_index(tmp_path / "a" / "shard-000000.tar").keys)
     assert keys != sorted(keys)
-    packed(pictures, tmp_path / "b", "--seed", 1)
+    packed(images, tmp_path / "b", "--seed", 1)
     assert list(open_index(tmp_path / "b" / "shard-000000.tar").keys) != keys
-    packed(pictures, tmp_path / "c", "--no-shuffle")
+    packed(images, tmp_path / "c", "--no-shuffle")
     assert list(open_index(tmp_path / "c" / "shard-000000.tar").keys) == sorted(keys)
-    packed(pictures / "cat", tmp_path / "d")
+    packed(images / "cat", tmp_path / "d")
     assert list(open_index(tmp_path / "d" / "shard-000000.tar").keys) == [f"{i:03}" for i in range(6)]
 
 
-def test_shards_stay_below_the_size_in_bytes(pictures: Path, out: Path) -> None:
-    told = packed(pictures, out, "--shard-size", "64KiB")
-    assert len(told["shards"]) > 2
-    for shard in told["shards"]:
+def test_shards_stay_below_the_size_in_bytes(images: Path, out: Path) -> None:
+    reported = packed(images, out, "--shard-size", "64KiB")
+    assert len(reported["shards"]) > 2
+    for shard in reported["shards"]:
         assert shard["nbytes"] == (out / shard["name"]).stat().st_size
         assert shard["nbytes"] <= 64 * 1024 or shard["samples"] == 1
 
@@ -126,7 +126,7 @@ def test_a_size_that_is_none_is_refused(text: str) -> None:
         ShardSize.parse(text)
 
 
-def test_files_that_belong_to_a_picture_come_with_it_and_others_are_named(tmp_path: Path, out: Path) -> None:
+def test_files_that_belong_to_an_image_come_with_it_and_others_are_named(tmp_path: Path, out: Path) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
     for name, data in {
@@ -135,36 +135,36 @@ def test_files_that_belong_to_a_picture_come_with_it_and_others_are_named(tmp_pa
         "c.png": encoded(photo(60, 50), "PNG"),
         "c.txt": b"caption",
         "c.cls": b"7",
-        "alone.txt": b"no picture",
+        "alone.txt": b"no image",
         "notes.md": b"",
         ".hidden.jpg": b"",
     }.items():
         (folder / name).write_bytes(data)
-    told = packed(folder, out)
+    reported = packed(folder, out)
     assert list(members(out)) == ["a_b.jpg", "a_b.json", "c.png", "c.txt", "c.cls"]
-    assert sum("left out" in note for note in told["notes"]) == 3
-    assert any(".md" in note for note in told["notes"])
+    assert sum("left out" in note for note in reported["notes"]) == 3
+    assert any(".md" in note for note in reported["notes"])
     assert not (out / "classes.json").exists()
 
 
-def test_existing_shards_are_packed_anew_with_all_their_fields(pictures: Path, tmp_path: Path, out: Path) -> None:
+def test_existing_shards_are_packed_again_with_all_their_fields(images: Path, tmp_path: Path, out: Path) -> None:
     first = tmp_path / "first"
-    packed(pictures, first, "--shard-size", 4)
-    told = packed(first, out, "--shard-size", 7, "--grid")
-    assert [shard["samples"] for shard in told["shards"]] == [7, 5]
-    assert set(members(out)) == set(expected(pictures))
+    packed(images, first, "--shard-size", 4)
+    reported = packed(first, out, "--shard-size", 7, "--grid")
+    assert [shard["samples"] for shard in reported["shards"]] == [7, 5]
+    assert set(members(out)) == set(expected(images))
     assert (out / "classes.json").read_bytes() == (first / "classes.json").read_bytes()
     one_by_one = packed(*sorted(first.glob("*.tar")), tmp_path / "again", "--shard-size", 7, "--grid")
-    assert one_by_one["shards"] == told["shards"]
+    assert one_by_one["shards"] == reported["shards"]
 
 
 def test_keys_that_come_again_get_a_number(tmp_path: Path, out: Path) -> None:
     tars = [write_tar(tmp_path / f"{i}.tar", {"0.txt": b"%d" % i, "0-2.txt": b"x"}) for i in range(3)]
-    told = packed(*tars, out)
+    reported = packed(*tars, out)
     found = members(out)
     assert len(found) == 6
     assert [found[f"{key}.txt"] for key in ("0", "0-3", "0-4")] == [b"0", b"1", b"2"]
-    assert "renamed: 4 samples" in told["notes"][0]
+    assert "renamed: 4 samples" in reported["notes"][0]
 
 
 def test_unique_keys_stay_as_they_are() -> None:
@@ -182,8 +182,8 @@ def test_names_that_no_ustar_header_holds_survive(tmp_path: Path, out: Path) -> 
     assert list(open_index(out / "shard-000000.tar").keys) == [key]
 
 
-def test_the_index_is_there_with_grids_and_a_checksum(pictures: Path, out: Path) -> None:
-    packed(pictures, out, "--grid")
+def test_the_index_is_there_with_grids_and_a_checksum(images: Path, out: Path) -> None:
+    packed(images, out, "--grid")
     index = open_index(out / "shard-000000.tar", out / "shard-000000.tar.index")
     index.verify()
     column = index.column("jpg")
@@ -191,17 +191,17 @@ def test_the_index_is_there_with_grids_and_a_checksum(pictures: Path, out: Path)
     assert all(index.grid(row, column) is not None for row in range(len(index)))
 
 
-def test_a_finished_folder_is_checked_and_left_alone(pictures: Path, out: Path) -> None:
-    packed(pictures, out, "--shard-size", 5)
+def test_a_finished_folder_is_checked_and_left_alone(images: Path, out: Path) -> None:
+    packed(images, out, "--shard-size", 5)
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.name != "manifest.json"}
-    told = packed(pictures, out, "--shard-size", 5)
-    assert told["kept_shards"] == 3
+    reported = packed(images, out, "--shard-size", 5)
+    assert reported["kept_shards"] == 3
     assert {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.name in before} == before
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "index"])
-def test_what_was_damaged_since_is_made_again(pictures: Path, out: Path, damage: str) -> None:
-    packed(pictures, out, "--shard-size", 3, "--grid")
+def test_what_was_damaged_since_is_made_again(images: Path, out: Path, damage: str) -> None:
+    packed(images, out, "--shard-size", 3, "--grid")
     whole = contents(out)
     shard = out / "shard-000002.tar"
     if damage == "flip":
@@ -214,16 +214,16 @@ def test_what_was_damaged_since_is_made_again(pictures: Path, out: Path, damage:
         shard.unlink()
     else:
         (out / "shard-000002.tar.index").unlink()
-    told = packed(pictures, out, "--shard-size", 3, "--grid")
-    assert told["kept_shards"] == (4 if damage == "index" else 2)
+    reported = packed(images, out, "--shard-size", 3, "--grid")
+    assert reported["kept_shards"] == (4 if damage == "index" else 2)
     assert contents(out) == whole
     index = open_index(shard, out / "shard-000002.tar.index")
     assert index.has_grids
     index.verify()
 
 
-def test_what_an_interrupted_run_leaves_is_cleared(pictures: Path, out: Path) -> None:
-    packed(pictures, out, "--shard-size", 3)
+def test_what_an_interrupted_run_leaves_is_cleared(images: Path, out: Path) -> None:
+    packed(images, out, "--shard-size", 3)
     whole = contents(out)
     manifest = pack.Manifest.load(out)
     assert manifest is not None
@@ -231,63 +231,63 @@ def test_what_an_interrupted_run_leaves_is_cleared(pictures: Path, out: Path) ->
     (out / ".shard-000001.tar.part").write_bytes(b"half")
     (out / "shard-000007.tar").write_bytes(b"of a run that came further")
     (out / "shard-000001.tar.index.partial-77").write_bytes(b"half")
-    assert packed(pictures, out, "--shard-size", 3)["kept_shards"] == 1
+    assert packed(images, out, "--shard-size", 3)["kept_shards"] == 1
     assert contents(out) == whole
 
 
-def test_other_options_are_named(pictures: Path, out: Path) -> None:
-    packed(pictures, out, "--shorter-side", 100)
+def test_other_options_are_named(images: Path, out: Path) -> None:
+    packed(images, out, "--shorter-side", 100)
     with pytest.raises(StateError, match=r"shorter_side was 100 and is 90; .*quality was None and is 80"):
-        feedline("pack", pictures, out, "--shorter-side", 90, "--quality", 80)
+        feedline("pack", images, out, "--shorter-side", 90, "--quality", 80)
 
 
-def test_other_sources_are_refused(pictures: Path, out: Path) -> None:
-    packed(pictures, out)
-    (pictures / "cat" / "000.jpg").unlink()
+def test_other_sources_are_refused(images: Path, out: Path) -> None:
+    packed(images, out)
+    (images / "cat" / "000.jpg").unlink()
     with pytest.raises(StateError, match="started from other files: 12 samples then, 11 now"):
-        feedline("pack", pictures, out)
+        feedline("pack", images, out)
 
 
-def test_a_folder_with_other_things_in_it_is_refused(pictures: Path, out: Path) -> None:
+def test_a_folder_with_other_things_in_it_is_refused(images: Path, out: Path) -> None:
     out.mkdir()
     (out / "thesis.tex").touch()
     with pytest.raises(ArgumentError, match=r"contains thesis\.tex"):
-        feedline("pack", pictures, out)
+        feedline("pack", images, out)
     assert (out / "thesis.tex").exists()
 
 
-def test_a_manifest_that_cannot_be_read_is_named(pictures: Path, out: Path) -> None:
-    packed(pictures, out)
+def test_a_manifest_that_cannot_be_read_is_named(images: Path, out: Path) -> None:
+    packed(images, out)
     (out / "manifest.json").write_text("{")
     with pytest.raises(StateError, match=r"manifest\.json cannot be read"):
-        feedline("pack", pictures, out)
+        feedline("pack", images, out)
 
 
-def test_the_folder_of_the_sources_is_no_place_for_shards(pictures: Path) -> None:
-    for inside in (pictures, pictures / "shards"):
+def test_the_folder_of_the_sources_is_no_place_for_shards(images: Path) -> None:
+    for inside in (images, images / "shards"):
         with pytest.raises(ArgumentError, match=r"is inside the source .*; choose a folder elsewhere"):
-            feedline("pack", pictures, inside)
+            feedline("pack", images, inside)
 
 
-def test_two_runs_at_once_are_refused(pictures: Path, out: Path) -> None:
+def test_two_runs_at_once_are_refused(images: Path, out: Path) -> None:
     with lock_folder(out), pytest.raises(ArgumentError, match="another feedline pack is writing into"):
-        feedline("pack", pictures, out)
-    packed(pictures, out)
+        feedline("pack", images, out)
+    packed(images, out)
 
 
 BROKEN = {
     "nothing.jpg": b"",
-    "text.jpg": b"not a picture at all",
+    "text.jpg": b"not an image at all",
     "short.png": encoded(photo(40, 30), "PNG")[:20],
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_bad_file_is_named_with_what_to_do(pictures: Path, out: Path, name: str) -> None:
-    bad = pictures / "cat" / name
+def test_a_bad_file_is_named_with_what_to_do(images: Path, out: Path, name: str) -> None:
+    bad = images / "cat" / name
     bad.write_bytes(BROKEN[name])
     with pytest.raises(SampleError) as error:
-        feedline("pack", pictures, out)
+        feedline("pack", images, out)
     assert str(error.value).startswith(f"{bad} could not be packed: ")
     assert str(error.value).endswith("Replace or remove it, or pass --on-error skip to leave it out.")
     assert "on_error=" not in str(error.value)
@@ -295,20 +295,20 @@ def test_a_bad_file_is_named_with_what_to_do(pictures: Path, out: Path, name: st
     assert not list(out.glob(".*.part"))
 
 
-def test_bad_files_are_left_out_and_listed(pictures: Path, out: Path) -> None:
-    whole = expected(pictures)
+def test_bad_files_are_left_out_and_listed(images: Path, out: Path) -> None:
+    whole = expected(images)
     for name, data in BROKEN.items():
-        (pictures / "dog" / name).write_bytes(data)
-    result = feedline("pack", pictures, out, "--on-error", "skip", "--shard-size", 4)
+        (images / "dog" / name).write_bytes(data)
+    result = feedline("pack", images, out, "--on-error", "skip", "--shard-size", 4)
     assert result.exit_code == 0
     assert "3 samples were left out" in result.output
     assert members(out) == whole
-    told = packed(pictures, out, "--on-error", "skip", "--shard-size", 4)
-    assert {Path(skip["file"]).name for skip in told["skipped"]} == set(BROKEN)
+    reported = packed(images, out, "--on-error", "skip", "--shard-size", 4)
+    assert {Path(skip["file"]).name for skip in reported["skipped"]} == set(BROKEN)
 
 
-def test_a_file_that_shrinks_meanwhile_is_named(pictures: Path, out: Path) -> None:
-    listing = pack.list_samples([str(pictures)])
+def test_a_file_that_shrinks_meanwhile_is_named(images: Path, out: Path) -> None:
+    listing = pack.list_samples([str(images)])
     part = listing.samples[0].parts[0]
     os.truncate(part.path, 10)
     with pytest.raises(SampleError, match=r"000\.jpg became shorter while it was packed"):
@@ -354,12 +354,12 @@ def test_sources_that_cannot_be_are_explained(tmp_path: Path, out: Path, make: A
         feedline("pack", make(tmp_path), out)
 
 
-def test_sources_of_two_kinds_are_refused(pictures: Path, tmp_path: Path, out: Path) -> None:
+def test_sources_of_two_kinds_are_refused(images: Path, tmp_path: Path, out: Path) -> None:
     tar = write_tar(tmp_path / "a.tar", {"0.txt": b""})
     with pytest.raises(ArgumentError, match="some sources are tar shards, others folders of files"):
-        feedline("pack", pictures, tar, out)
+        feedline("pack", images, tar, out)
     with pytest.raises(ArgumentError, match=r"SOURCE\.\.\. DEST"):
-        feedline("pack", pictures)
+        feedline("pack", images)
 
 
 @pytest.mark.parametrize(
@@ -370,17 +370,17 @@ def test_options_that_exclude_each_other_are_refused(options: dict[str, Any]) ->
         PackOptions(**options)
 
 
-def test_the_summary_fits_a_narrow_terminal(pictures: Path, out: Path) -> None:
-    (pictures / "cat" / "x.png").write_bytes(encoded(photo(40, 30), "PNG"))
-    (pictures / "cat" / "README.rst").touch()
-    output = feedline("pack", pictures, out, "--grid").output
+def test_the_summary_fits_a_narrow_terminal(images: Path, out: Path) -> None:
+    (images / "cat" / "x.png").write_bytes(encoded(photo(40, 30), "PNG"))
+    (images / "cat" / "README.rst").touch()
+    output = feedline("pack", images, out, "--grid").output
     assert max(map(len, output.splitlines())) <= 60
     assert "PNG, not JPEG" in output
     assert "…" not in output
 
 
 def test_a_full_disk_leaves_what_is_finished_and_says_how_to_go_on(
-    pictures: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, fsync = iter([True, True, True, False]), os.fsync
 
@@ -391,23 +391,23 @@ def test_a_full_disk_leaves_what_is_finished_and_says_how_to_go_on(
 
     monkeypatch.setattr(os, "fsync", full)  # of the manifest, of a shard, of the manifest; of the second shard
     with pytest.raises(OSError, match="No space left") as error:
-        feedline("pack", pictures, out, "--shard-size", 5)
+        feedline("pack", images, out, "--shard-size", 5)
     assert "the same command continues there" in error.value.__notes__[0]
     assert [path.name for path in out.glob("*.tar")] == ["shard-000000.tar"]
     assert not list(out.glob(".*.part"))
-    assert packed(pictures, out, "--shard-size", 5)["kept_shards"] == 1
-    assert members(out) == expected(pictures)
+    assert packed(images, out, "--shard-size", 5)["kept_shards"] == 1
+    assert members(out) == expected(images)
 
 
-def test_grids_need_the_native_kernels(pictures: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grids_need_the_native_kernels(images: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "native", None)
     with pytest.raises(ImportError, match="libjpeg62-turbo-dev"):
-        feedline("pack", pictures, out, "--grid")
+        feedline("pack", images, out, "--grid")
     assert not out.exists()
 
 
-def test_pixels_lie_aligned_in_the_tar(pictures: Path, out: Path) -> None:
-    packed(pictures, out, "--decoded", "--shorter-side", 64)
+def test_pixels_lie_aligned_in_the_tar(images: Path, out: Path) -> None:
+    packed(images, out, "--decoded", "--shorter-side", 64)
     index = open_index(out / "shard-000000.tar")
     column = index.column("npy")
     assert column is not None
@@ -417,6 +417,6 @@ def test_pixels_lie_aligned_in_the_tar(pictures: Path, out: Path) -> None:
         array = np.load(io.BytesIO(tar[start : start + int(index.sizes[row, column])]), allow_pickle=False)
         assert (array.dtype, array.ndim, min(array.shape[:2])) == (np.uint8, 3, 64)
         assert (start + int(index.sizes[row, column]) - array.nbytes) % 64 == 0
-        with Image.open(pictures / f"{index.key(row)}.jpg") as image:
+        with Image.open(images / f"{index.key(row)}.jpg") as image:
             wanted = np.asarray(image.resize(array.shape[1::-1], Image.Resampling.BICUBIC))
         assert np.array_equal(array, wanted)

@@ -1,4 +1,4 @@
-"""What `feedline pack` does to a picture."""
+"""What `feedline pack` does to an image."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from image_cases import apart, encoded, jpeg, photo
 from packing_cases import feedline, members, packed
-from picture_cases import apart, encoded, jpeg, photo
 from PIL import Image
 from tar_cases import write_tar
 
@@ -24,8 +24,8 @@ def opened(data: bytes) -> Image.Image:
 
 
 def made(data: bytes, field: str = "jpg", **options: Any) -> tuple[str, Image.Image]:
-    picture = encode_image(data, field, PackOptions(**options))
-    return picture.field, opened(picture.data)
+    image = encode_image(data, field, PackOptions(**options))
+    return image.field, opened(image.data)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_shorter_side_is_bounded_and_the_shape_stays(size: tuple[int, int], 
     assert (field, image.size, image.format) == ("jpg", bounded, "JPEG")
 
 
-def test_pictures_that_are_small_enough_stay_as_they_are() -> None:
+def test_images_that_are_small_enough_stay_as_they_are() -> None:
     data = jpeg(120, 100)
     assert encode_image(data, "jpg", PackOptions(shorter_side=100)).data == data
 
@@ -48,7 +48,7 @@ def test_resizing_is_pillows_antialiased_bicubic() -> None:
     assert np.array_equal(np.asarray(image), np.asarray(original.resize((85, 64), Image.Resampling.BICUBIC)))
 
 
-def test_quality_makes_every_picture_a_jpeg() -> None:
+def test_quality_makes_every_image_a_jpeg() -> None:
     small, large = (encode_image(encoded(photo(200, 150), "PNG"), "png", PackOptions(quality=q)) for q in (30, 95))
     assert small.field == large.field == "jpg"
     assert opened(small.data).format == "JPEG"
@@ -91,9 +91,9 @@ def test_orientation_and_color_profile_stay_and_thumbnails_go() -> None:
 
 def test_pixels_are_those_of_the_decoder() -> None:
     data = jpeg(150, 100)
-    picture = encode_image(data, "jpg", PackOptions(decoded=True))
-    assert picture.field == "npy"
-    assert np.array_equal(np.load(io.BytesIO(picture.data), allow_pickle=False), images.decode(data))
+    image = encode_image(data, "jpg", PackOptions(decoded=True))
+    assert image.field == "npy"
+    assert np.array_equal(np.load(io.BytesIO(image.data), allow_pickle=False), images.decode(data))
 
 
 def test_a_grid_comes_with_its_lengths_or_with_a_reason() -> None:
@@ -107,10 +107,10 @@ def test_a_grid_comes_with_its_lengths_or_with_a_reason() -> None:
 
 def test_a_grid_can_be_had_of_what_was_encoded_again() -> None:
     data = jpeg(800, 600, quality=98)
-    picture = encode_image(data, "jpg", PackOptions(grid=True, shorter_side=300, quality=90))
-    assert picture.lengths is not None
+    image = encode_image(data, "jpg", PackOptions(grid=True, shorter_side=300, quality=90))
+    assert image.lengths is not None
     plain = encode_image(data, "jpg", PackOptions(shorter_side=300, quality=90))
-    assert apart(opened(picture.data), opened(plain.data)) == 0
+    assert apart(opened(image.data), opened(plain.data)) == 0
 
 
 MASKED = {"0.jpg": jpeg(200, 150, quality=95), "0.seg.png": encoded(photo(200, 150).convert("L"), "PNG")}
@@ -149,10 +149,10 @@ def test_a_decompression_bomb_is_a_bad_file(tmp_path: Path, monkeypatch: pytest.
             feedline("pack", tar, tmp_path / options[0], *options)
 
 
-def test_a_truncated_picture_is_kept_by_a_grid_and_refused_by_resizing(tmp_path: Path) -> None:
+def test_a_truncated_image_is_kept_by_a_grid_and_refused_by_resizing(tmp_path: Path) -> None:
     whole = jpeg(400, 300, quality=95)
     tar = write_tar(tmp_path / "a.tar", {"0.jpg": whole[: len(whole) // 2], "1.jpg": whole})
-    told = packed(tar, tmp_path / "out", "--grid")
-    assert told["without_grid"] == {"Premature end of JPEG file": 1}
+    reported = packed(tar, tmp_path / "out", "--grid")
+    assert reported["without_grid"] == {"Premature end of JPEG file": 1}
     with pytest.raises(SampleError, match=r"a\.tar: member '0\.jpg' could not be packed: .*truncated"):
         feedline("pack", tar, tmp_path / "other", "--shorter-side", 50)

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+from image_cases import jpeg
 from packing_cases import feedline, members, packed
-from picture_cases import jpeg
 
 from feedline.datasets import TarShards
 

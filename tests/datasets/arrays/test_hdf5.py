@@ -233,10 +233,10 @@ class TestOtherFiles:
     def test_a_source_that_is_gone_is_no_fill_value(self, folder: Path, file: str, name: str) -> None:
         data = pickle.dumps(HDF5(folder / f"{file}.h5", name))
         (folder / "b.h5").rename(folder / "away.h5")
-        told = rf"data of /{name} in .*/{file}.h5 are in a file that does not exist: .*/b.h5 "
-        with pytest.raises(FileNotFoundError, match=told):
+        reported = rf"data of /{name} in .*/{file}.h5 are in a file that does not exist: .*/b.h5 "
+        with pytest.raises(FileNotFoundError, match=reported):
             HDF5(folder / f"{file}.h5", name)
-        with pytest.raises(FileNotFoundError, match=told):
+        with pytest.raises(FileNotFoundError, match=reported):
             pickle.loads(data)[0]
         (folder / "b.h5").write_bytes((folder / "away.h5").read_bytes()[:1500])
         with pytest.raises(SampleError, match=r"b.h5 cannot be opened as an HDF5 file"):

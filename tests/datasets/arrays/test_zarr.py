@@ -115,12 +115,12 @@ class TestDamage:
     @pytest.mark.filterwarnings("ignore")  # zarr's, of codecs without a specification
     def test_an_array_that_cannot_be_opened_is_named(self, store: Path) -> None:
         if (store / "x/.zarray").exists():
-            told = store / "labels/.zarray"
-            found = json.loads(told.read_text()) | {"dtype": "|O", "filters": [{"id": "pickle"}]}
+            reported = store / "labels/.zarray"
+            found = json.loads(reported.read_text()) | {"dtype": "|O", "filters": [{"id": "pickle"}]}
         else:
-            told = store / "labels/zarr.json"
-            found = json.loads(told.read_text()) | {"codecs": [{"name": "numcodecs.pickle", "configuration": {}}]}
-        told.write_text(json.dumps(found))
+            reported = store / "labels/zarr.json"
+            found = json.loads(reported.read_text()) | {"codecs": [{"name": "numcodecs.pickle", "configuration": {}}]}
+        reported.write_text(json.dumps(found))
         with pytest.raises(
             SampleError, match=r"'labels' in .*a.zarr cannot be opened \(.*pickle.* Otherwise name other"
         ):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from picture_cases import encoded, jpeg, photo, rgb
+from image_cases import encoded, jpeg, photo, rgb
 from PIL import Image
 from recorder import Recorder
 from torch.utils.data import DataLoader, default_collate
@@ -32,8 +32,8 @@ CENTER = T.Compose([T.Resize(40), T.CenterCrop(32)])
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Ten pictures of three classes."""
-    root = tmp_path / "pictures"
+    """Ten images of three classes."""
+    root = tmp_path / "images"
     for number in range(10):
         put(root / f"class {number % 3}" / f"{number}.jpg", jpeg(100 + number, 80, number))
     return root
@@ -103,8 +103,8 @@ class TestListing:
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(root.parent)
-        data = ImageFolder("pictures")
-        assert data.samples[0] == ("pictures/class 0/0.jpg", 0)
+        data = ImageFolder("images")
+        assert data.samples[0] == ("images/class 0/0.jpg", 0)
         monkeypatch.chdir("/")
         assert data[0][0].size == (100, 80)
 
@@ -117,7 +117,7 @@ class TestListing:
         assert os.fsencode(data.samples[0][0]) == name
         assert data[0][0].shape == (32, 32, 3)
 
-    def test_what_is_a_picture_can_be_told(self, root: Path) -> None:
+    def test_what_is_an_image_can_be_chosen(self, root: Path) -> None:
         put(root / "class 0" / "x.raw", jpeg(64, 64))
         assert len(ImageFolder(root, extensions=(".raw",), allow_empty=True)) == 1
         assert len(ImageFolder(root, is_valid_file=lambda path: path.endswith(("0.jpg", "1.jpg", "2.jpg")))) == 3
@@ -171,7 +171,7 @@ class TestKeptListing:
         assert again[3][0].shape == (3, 32, 32)
 
     @pytest.mark.parametrize("change", ["added", "removed", "folder", "class", "extensions"])
-    def test_is_made_anew_when_a_folder_has_changed(self, root: Path, tmp_path: Path, change: str) -> None:
+    def test_is_made_again_when_a_folder_has_changed(self, root: Path, tmp_path: Path, change: str) -> None:
         kept = tmp_path / "listings"
         before = list(ImageFolder(root, index_dir=kept).samples)
         extensions: tuple[str, ...] = (".jpg",)
@@ -208,18 +208,18 @@ class TestKeptListing:
 
 
 class TestSamples:
-    def test_pictures_are_torchvisions(self, root: Path) -> None:
-        picture, target = ImageFolder(root)[5]
+    def test_images_are_torchvisions(self, root: Path) -> None:
+        image, target = ImageFolder(root)[5]
         path, wanted = ImageFolder(root).samples[5]
         assert target == wanted
-        assert isinstance(picture, Image.Image)
-        assert np.array_equal(np.asarray(picture), np.asarray(rgb(Path(path).read_bytes())))
+        assert isinstance(image, Image.Image)
+        assert np.array_equal(np.asarray(image), np.asarray(rgb(Path(path).read_bytes())))
 
     def test_foreign_transforms_get_them(self, root: Path) -> None:
-        data = ImageFolder(root, lambda picture: picture.size, lambda target: -target)
+        data = ImageFolder(root, lambda image: image.size, lambda target: -target)
         assert data[9] == ((108, 80), -2)
         assert data.__getitems__([9, -1]) == [data[9], data[9]]
-        with_rng = ImageFolder(root, lambda picture, rng: (picture.size, rng.integers(1 << 60)))
+        with_rng = ImageFolder(root, lambda image, rng: (image.size, rng.integers(1 << 60)))
         rows = [list(fl.DataLoader(with_rng, batch_size=5, seed=1, num_workers=n, collate_fn=list)) for n in (0, 2)]
         assert rows[0] == rows[1]
 
@@ -263,7 +263,7 @@ class TestSamples:
         batch = read(BatchRead(np.array([3, 1, 1, -1]), recorder))
         torch.manual_seed(7)
         wanted = default_collate(
-            [(torch.as_tensor(picture), target) for picture, target in map(data.__getitem__, [3, 1, 1, -1])]
+            [(torch.as_tensor(image), target) for image, target in map(data.__getitem__, [3, 1, 1, -1])]
         )
         assert isinstance(batch, list)
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(batch, wanted, strict=True))
@@ -296,7 +296,7 @@ class TestSamples:
 
     def test_torchs_own_loader(self, root: Path) -> None:
         batches = list(DataLoader(ImageFolder(root, CROP), batch_size=4, num_workers=1, multiprocessing_context="fork"))
-        assert [tuple(pictures.shape) for pictures, _ in batches] == [(4, 3, 32, 32), (4, 3, 32, 32), (2, 3, 32, 32)]
+        assert [tuple(images.shape) for images, _ in batches] == [(4, 3, 32, 32), (4, 3, 32, 32), (2, 3, 32, 32)]
         assert torch.cat([labels for _, labels in batches]).tolist() == ImageFolder(root).targets
 
     def test_repr(self, root: Path) -> None:
@@ -335,7 +335,7 @@ class TestBadInput:
 
     def test_links_without_end(self, root: Path) -> None:
         (root / "class 0/loop").symlink_to(root)
-        with pytest.raises(ArgumentError, match=r"class 0/loop is a link to its own parent folder .*pictures: remove"):
+        with pytest.raises(ArgumentError, match=r"class 0/loop is a link to its own parent folder .*images: remove"):
             ImageFolder(root)
 
     def test_a_link_to_itself_is_a_file_that_cannot_be_read(self, root: Path) -> None:
@@ -345,8 +345,8 @@ class TestBadInput:
         with pytest.raises(OSError, match=r"self.jpg"):
             data[4]
 
-    @pytest.mark.parametrize("data", [b"hello, no picture", b"", jpeg(64, 64)[:20]], ids=["text", "empty", "cut"])
-    def test_files_that_are_no_pictures(self, root: Path, data: bytes) -> None:
+    @pytest.mark.parametrize("data", [b"hello, no image", b"", jpeg(64, 64)[:20]], ids=["text", "empty", "cut"])
+    def test_files_that_are_no_images(self, root: Path, data: bytes) -> None:
         put(root / "class 1/1.jpg", data)
         for transform in (CENTER, CROP):
             folder = ImageFolder(root, transform)
@@ -375,9 +375,9 @@ class TestBadInput:
         assert [data[at][0].size for at in (1, 2)] == [(70, 60), (70, 60)]
         assert [ImageFolder(root, CENTER)[at][0].shape for at in (1, 2)] == [(32, 32, 3)] * 2
 
-    @pytest.mark.parametrize("transform", [CROP, lambda picture, rng: rng.random()], ids=["fused", "foreign"])
-    def test_bad_pictures_can_be_left_out(self, root: Path, transform: Any) -> None:
-        put(root / "class 1/1.jpg", b"no picture")
+    @pytest.mark.parametrize("transform", [CROP, lambda image, rng: rng.random()], ids=["fused", "foreign"])
+    def test_bad_images_can_be_left_out(self, root: Path, transform: Any) -> None:
+        put(root / "class 1/1.jpg", b"no image")
         (root / "class 1/4.jpg").unlink()
         (root / "class 1/4.jpg").symlink_to(root / "nowhere.jpg")
         data = ImageFolder(root, transform)

@@ -19,12 +19,12 @@ import torch
 from format_cases import all_ways_agree, equal, hidden
 from record_files import filled
 from torch.utils.data import DataLoader
-from writers.values import jpeg, picture
+from writers.values import jpeg, random_image
 
 import feedline as fl
 from feedline.core.dataset import BatchRead
 from feedline.datasets import LMDB
-from feedline.datasets.indexes import SideCarWarning
+from feedline.datasets.indexes import IndexFileWarning
 from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
 from feedline.transforms import Compose, RandomResizedCrop, ToTensor
 
@@ -93,15 +93,15 @@ class TestKeys:
             with pytest.raises(ArgumentError, match=r"no named database .*; it has none: leave out database="):
                 LMDB(texts, database=name)
 
-    @pytest.mark.parametrize("beside", [{}, {b"a": b"plain"}, {b"%04d" % i: bytes(48) for i in range(30)}])
-    def test_records_of_named_databases_are_no_samples(self, tmp_path: Path, beside: dict[bytes, bytes]) -> None:
-        path = filled(filled(tmp_path / "named", {b"k": b"v"}, database=b"train"), beside)
+    @pytest.mark.parametrize("others", [{}, {b"a": b"plain"}, {b"%04d" % i: bytes(48) for i in range(30)}])
+    def test_records_of_named_databases_are_no_samples(self, tmp_path: Path, others: dict[bytes, bytes]) -> None:
+        path = filled(filled(tmp_path / "named", {b"k": b"v"}, database=b"train"), others)
         filled(path, {b"k": b"v"}, database=b"val")
         message = r"named holds named databases, .*: pass database=, one of train, val; or pass keys="
-        for keys in (None, ["train"], ["val", *beside]):
+        for keys in (None, ["train"], ["val", *others]):
             with pytest.raises(ArgumentError, match=message):
                 LMDB(path, keys)
-        assert len(LMDB(path, list(beside))) == len(beside)
+        assert len(LMDB(path, list(others))) == len(others)
         assert LMDB(path, database="train")[0] == LMDB(path, database="val")[0] == b"v"
 
     def test_values_as_long_as_the_record_of_a_database(self, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ class TestKeys:
             LMDB(texts, keys)
 
     @pytest.mark.parametrize("keys", ["{}", ["0001", "gone"], "uint32"])
-    def test_keys_that_do_not_fit_are_told_at_once(self, texts: Path, keys: Any) -> None:
+    def test_keys_that_do_not_fit_are_reported_at_once(self, texts: Path, keys: Any) -> None:
         with pytest.raises(SampleError, match=r"texts has no key b'.*correct keys=, or pass on_error='skip'"):
             LMDB(texts, keys)
 
@@ -172,7 +172,7 @@ class TestKeys:
             assert list(loader) == [[b"text 1", b"text 2"]]
 
 
-class TestSideCar:
+class TestIndexFile:
     def test_it_is_made_once(self, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(LMDB(texts)) == COUNT
         assert (texts / "data.mdb.main.keys").exists()
@@ -192,9 +192,9 @@ class TestSideCar:
         assert len(LMDB(texts)) == COUNT
         assert place.stat().st_size > rest
 
-    def test_one_that_cannot_be_written_is_told(self, texts: Path, tmp_path: Path) -> None:
+    def test_one_that_cannot_be_written_is_reported(self, texts: Path, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("in the way")
-        with pytest.warns(SideCarWarning, match=r"file/.*keys could not be written .* give index_dir="):
+        with pytest.warns(IndexFileWarning, match=r"file/.*keys could not be written .* give index_dir="):
             dataset = LMDB(texts, index_dir=tmp_path / "file")
         assert pickle.loads(pickle.dumps(dataset))[1] == b"text 1"
 
@@ -212,11 +212,11 @@ class TestValues:
         assert equal(LMDB(path, decode="npy").__getitems__([2, 0]), [torch.arange(3.0), torch.arange(1.0)])
         assert LMDB(path, decode=len)[0] == len(npy(arrays[0]))
 
-    def test_pictures_without_a_transform_are_pils(self, tmp_path: Path) -> None:
+    def test_images_without_a_transform_are_pils(self, tmp_path: Path) -> None:
         path = filled(tmp_path / "jpegs", {b"0": jpeg(1)})
-        assert LMDB(path, decode="image")[0].size == picture(1).size
+        assert LMDB(path, decode="image")[0].size == random_image(1).size
 
-    def test_transforms_of_pictures_see_no_pil(self, tmp_path: Path) -> None:
+    def test_transforms_of_images_see_no_pil(self, tmp_path: Path) -> None:
         path = filled(tmp_path / "jpegs", {b"%02d" % i: jpeg(i, (40, 30)) for i in range(COUNT)})
         transform = Compose([RandomResizedCrop(16), ToTensor()])
         dataset = LMDB(path, decode="image", transform=transform)
@@ -252,11 +252,11 @@ class TestValues:
 
 
 class MyLMDB(LMDB):
-    """What a subclass does, nobody knows."""
+    """A subclass may do anything."""
 
 
 class TestSeeds:
-    """Seeding costs as much as reading: where nothing can draw, nobody seeds."""
+    """Seeding costs as much as reading: where nothing can draw, nothing is seeded."""
 
     def drawn(self, dataset: Any, collate_fn: Any) -> bool:
         """Whether the generators were seeded for a batch, as one sees from what is drawn while it is fetched."""
@@ -348,7 +348,7 @@ def grown(path: Path) -> None:
 
 
 class TestGrowth:
-    def test_what_was_open_is_mapped_anew(self, texts: Path) -> None:
+    def test_what_was_open_is_mapped_again(self, texts: Path) -> None:
         dataset = LMDB(texts, decode="text")
         assert dataset[0] == "text 0"
         grown(texts)
@@ -376,7 +376,7 @@ class TestGrowth:
             assert held.result() == b"text 1"
             assert [other.result() for other in others] == [b"text %d" % i for i in range(4)]
 
-    def test_a_transaction_that_does_not_end_is_told(self, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_transaction_that_does_not_end_is_reported(self, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("feedline.datasets.lmdb.environment._REMAP_TIMEOUT_S", 0.0)
         dataset = LMDB(texts)
 
@@ -389,7 +389,7 @@ class TestGrowth:
         assert LMDB(texts, decode=reading)[1] == b"text 1"
         assert dataset[0] == b"text 0"
 
-    def test_one_that_was_replaced_is_opened_anew(self, texts: Path, tmp_path: Path) -> None:
+    def test_one_that_was_replaced_is_opened_again(self, texts: Path, tmp_path: Path) -> None:
         old = LMDB(texts)
         texts.rename(tmp_path / "old")
         filled(tmp_path / "texts", {b"k": b"new"})

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from picture_cases import jpeg, photo
+from image_cases import jpeg, photo
 from PIL import ExifTags, Image
 from vision_cases import PIPELINES, assert_same, seeded, states, v1
 

@@ -19,10 +19,10 @@ from peers import written
 from tar_cases import npy, write_tar
 
 from feedline.datasets import MDS, Files, ImageFolder, LitData, LitDataTokens, TarShards
-from feedline.datasets.decoding import Decoding
+from feedline.datasets.decoding import ValueDecoder
 from feedline.datasets.shards.compression import inflate
-from feedline.datasets.shards.litdata_types import decoder as leaf_decoder
-from feedline.datasets.shards.mds import decoder as mds_decoder
+from feedline.datasets.shards.litdata_types import decode_function as leaf_function
+from feedline.datasets.shards.mds import decode_function as mds_function
 from feedline.datasets.webdataset.columns import arrays
 from feedline.errors import ArgumentError, SampleError
 
@@ -30,7 +30,7 @@ DEEP = b"[" * 100_000
 
 
 def png(broken: bool) -> bytes:
-    """A picture of several chunks, in which the name of the second one lost a bit."""
+    """An image of several chunks, in which the name of the second one lost a bit."""
     file = io.BytesIO()
     noise = np.random.default_rng(0).integers(0, 255, (300, 300, 3)).astype(np.uint8)
     PIL.Image.fromarray(noise).save(file, "PNG")
@@ -41,7 +41,7 @@ def png(broken: bool) -> bytes:
 
 
 def avif() -> bytes:
-    """Two thirds of a picture."""
+    """Two thirds of an image."""
     file = io.BytesIO()
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3)).astype(np.uint8)
     PIL.Image.fromarray(noise).save(file, "AVIF")
@@ -49,7 +49,7 @@ def avif() -> bytes:
 
 
 def dds() -> bytes:
-    """A picture in a format that Pillow does not know yet."""
+    """An image in a format that Pillow does not know yet."""
     head = bytearray(128)
     head[:8] = b"DDS " + struct.pack("<I", 124)
     head[12:20] = struct.pack("<II", 4, 4)
@@ -79,32 +79,30 @@ def claims(data: bytes, nbytes: int) -> bytes:
     return data[:at] + struct.pack("<I", nbytes) + data[at + 4 :]
 
 
-class TestPictures:
-    @pytest.mark.parametrize(
-        "data", [png(broken=True), avif(), dds(), b"no picture"], ids=["png", "avif", "dds", "none"]
-    )
-    def test_whatever_pillow_raises_is_told_with_the_name(self, tmp_path: Path, data: bytes) -> None:
+class TestImages:
+    @pytest.mark.parametrize("data", [png(broken=True), avif(), dds(), b"no image"], ids=["png", "avif", "dds", "none"])
+    def test_whatever_pillow_raises_is_reported_with_the_name(self, tmp_path: Path, data: bytes) -> None:
         (tmp_path / "a.png").write_bytes(data)
         message = r"a.png cannot be decoded as image \(\w+: .*\); rewrite it, or pass on_error='skip' to the loader"
         with pytest.raises(SampleError, match=message) as caught:
             Files(tmp_path / "a.png", decode="image")[0]
         assert "object at 0x" not in str(caught.value)
 
-    @pytest.mark.parametrize("decoder", [mds_decoder("png"), leaf_decoder("jpeg")])
-    def test_so_is_it_in_records(self, decoder: Callable[[memoryview], Any]) -> None:
-        decoding = Decoding(decoder, kind="png")
-        assert decoding(memoryview(png(broken=False)), None, lambda: "here").size == (300, 300)
+    @pytest.mark.parametrize("function", [mds_function("png"), leaf_function("jpeg")])
+    def test_so_is_it_in_records(self, function: Callable[[memoryview], Any]) -> None:
+        decoder = ValueDecoder(function, kind="png")
+        assert decoder(memoryview(png(broken=False)), None, lambda: "here").size == (300, 300)
         with pytest.raises(SampleError, match=r"here cannot be decoded as png \(SyntaxError: "):
-            decoding(memoryview(png(broken=True)), None, lambda: "here")
+            decoder(memoryview(png(broken=True)), None, lambda: "here")
 
-    def test_pictures_that_pillow_finds_too_large(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_images_that_pillow_finds_too_large(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "a.png").write_bytes(png(broken=False))
         monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
         with pytest.raises(SampleError, match=r"; raise PIL.Image.MAX_IMAGE_PIXELS to read such large images.*skip"):
             Files(tmp_path / "a.png", decode="image")[0]
 
     def test_so_it_is_in_folders_and_tars(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        tar = TarShards(write_tar(tmp_path / "a.tar", {"a.png": png(broken=False), "b.jpg": b"no picture"}))
+        tar = TarShards(write_tar(tmp_path / "a.tar", {"a.png": png(broken=False), "b.jpg": b"no image"}))
         (tmp_path / "folder").mkdir()
         (tmp_path / "folder/a.png").write_bytes(png(broken=True))
         with pytest.raises(SampleError, match=r"a.png cannot be read as an image \(SyntaxError: .*; replace or remove"):
@@ -184,12 +182,12 @@ def test_values_that_are_nested_too_deep(tmp_path: Path) -> None:
     with pytest.raises(SampleError, match=r"member 'a.json' cannot be decoded as json \(RecursionError"):
         TarShards(write_tar(tmp_path / "a.tar", {"a.json": DEEP}))[0]
     with pytest.raises(SampleError, match=r"here cannot be decoded as json \(RecursionError"):
-        Decoding(leaf_decoder("json"), kind="json")(memoryview(DEEP), None, lambda: "here")
+        ValueDecoder(leaf_function("json"), kind="json")(memoryview(DEEP), None, lambda: "here")
 
 
 def test_a_leaf_that_is_cut_off() -> None:
     with pytest.raises(SampleError, match=r"here cannot be decoded as tensor \(error: unpack_from requires"):
-        Decoding(leaf_decoder("tensor"), kind="tensor")(memoryview(struct.pack(">II", 0, 9)), None, lambda: "here")
+        ValueDecoder(leaf_function("tensor"), kind="tensor")(memoryview(struct.pack(">II", 0, 9)), None, lambda: "here")
 
 
 @pytest.mark.parametrize("kind", ["mds", "litdata_chunks"])
@@ -261,7 +259,7 @@ class TestPromises:
     @pytest.mark.parametrize("kind", ["no_header_tensor", "no_header_numpy"])
     def test_of_leaves(self, tmp_path: Path, kind: str, number: str) -> None:
         with pytest.raises(ArgumentError, match=f"'{kind}:{number}', which is not known"):
-            leaf_decoder(f"{kind}:{number}")
+            leaf_function(f"{kind}:{number}")
         copy = Path(shutil.copytree(written("litdata_chunks") / "tokens", tmp_path / "copy"))
         index = json.loads((copy / "index.json").read_text())
         index["config"]["data_format"] = [f"{kind}:{number}"]

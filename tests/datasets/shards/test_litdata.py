@@ -25,7 +25,7 @@ from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import BatchRead
 from feedline.datasets import LitData, LitDataTokens
 from feedline.datasets.shards.litdata import LeafTree
-from feedline.datasets.shards.litdata_types import decode_nested, decoder
+from feedline.datasets.shards.litdata_types import decode_function, decode_nested
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
 from feedline.stores import ObjectNotFoundError
 
@@ -53,7 +53,7 @@ def tree_of(sample: Any) -> LeafTree:
     return LeafTree("" if kind is int else f"{kind.__module__}.{kind.__name__}", keys, children)
 
 
-def told(folder: Path, change: Any) -> None:
+def edit_index(folder: Path, change: Any) -> None:
     """Change what the index says."""
     index = json.loads((folder / "index.json").read_text())
     change(index)
@@ -73,18 +73,18 @@ class TestSamples:
         dataset[3].fill_(99)
         assert dataset[3].tolist() == [[3, 3], [3, 3]]
 
-    def test_pictures(self, folder: Path) -> None:
-        assert LitData(folder / "pictures")[2]["image"].size == (24, 18)
+    def test_images(self, folder: Path) -> None:
+        assert LitData(folder / "images")[2]["image"].size == (24, 18)
         small = fl.transforms.Compose([fl.transforms.Resize((6, 5)), fl.transforms.ToTensor()])
-        dataset = LitData(folder / "pictures", transform={"image": small})
+        dataset = LitData(folder / "images", transform={"image": small})
         with fl.DataLoader(dataset, 4, num_workers=2) as loader:
             batch = next(iter(loader))
         assert batch["image"].shape == (4, 3, 6, 5)
         assert batch["label"].tolist() == [0, 1, 2, 3]
 
-    def test_batches_of_pictures_are_made_in_place(self, folder: Path) -> None:
+    def test_batches_of_images_are_made_in_place(self, folder: Path) -> None:
         crop = fl.transforms.Compose([fl.transforms.RandomResizedCrop(6), fl.transforms.ToTensor()])
-        dataset = LitData(folder / "pictures", transform={"image": crop})
+        dataset = LitData(folder / "images", transform={"image": crop})
         torch.manual_seed(1)
         theirs = default_collate([dataset[i] for i in (3, -1, 2)])
         torch.manual_seed(1)
@@ -92,7 +92,7 @@ class TestSamples:
         with fl.DataLoader(dataset, 4, seed=4) as loader, fl.DataLoader(dataset, 4, seed=4, on_error="skip") as slow:
             assert equal(list(loader), list(slow))
         for other in ({}, {"transform": {"image": lambda image: image.size}}, {"transform": str}):
-            assert reader_of(LitData(folder / "pictures", **other)) is None
+            assert reader_of(LitData(folder / "images", **other)) is None
 
     @pytest.mark.parametrize(
         "sample",
@@ -134,7 +134,7 @@ class TestSamples:
                 ["more.list", "id"],
                 lambda sample: {"id": sample["id"], "more": {"list": sample["more"]["list"]}},
             ),
-            ("mixed", ["told.deep"], lambda sample: {"told": {"deep": sample["told"]["deep"]}}),
+            ("mixed", ["mapping.deep"], lambda sample: {"mapping": {"deep": sample["mapping"]["deep"]}}),
             *((kind, ["id"], lambda sample: {"id": sample["id"]}) for kind in ("batch", "chunk", "sample")),
         ],
     )
@@ -153,9 +153,9 @@ class TestSamples:
         rows = LitData(folder / "rows", columns=("more.flag", "id"), transform={"id": str})
         assert rows[2] == {"id": "2", "more": {"flag": True}}
         small = fl.transforms.Compose([fl.transforms.Resize((6, 5)), fl.transforms.ToTensor()])
-        pictures = LitData(folder / "pictures", columns=["image"], transform={"image": small})
-        batch = pictures.read_batch(BatchRead(np.array([3, 1]), fl.core.tensors.allocate_tensor))
-        assert equal(batch, default_collate([pictures[3], pictures[1]]))
+        images = LitData(folder / "images", columns=["image"], transform={"image": small})
+        batch = images.read_batch(BatchRead(np.array([3, 1]), fl.core.tensors.allocate_tensor))
+        assert equal(batch, default_collate([images[3], images[1]]))
 
     def test_leaves_that_are_not_there(self, folder: Path) -> None:
         with pytest.raises(ArgumentError, match=r"the samples of .*batch have no leaf 'y'; they have x, id"):
@@ -167,9 +167,10 @@ class TestSamples:
                 LitData(folder / "batch", columns=leaves)
 
     def test_files_come_as_bytes(self) -> None:
-        assert decoder("file:wav")(memoryview(b"RIFF")) == decoder("audio")(memoryview(b"RIFF")) == b"RIFF"
+        for name in ("file:wav", "audio"):
+            assert decode_function(name)(memoryview(b"RIFF")) == b"RIFF"
         with pytest.raises(ArgumentError, match=r"'hologram', which is not known"):
-            decoder("hologram")
+            decode_function("hologram")
 
 
 class TestTokens:
@@ -205,7 +206,7 @@ class TestTokens:
 
     def test_a_chunk_with_other_tokens(self, folder: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(folder / "tokens", tmp_path / "copy"))
-        told(copy, lambda index: index["chunks"][0].update(dim=30))
+        edit_index(copy, lambda index: index["chunks"][0].update(dim=30))
         with pytest.raises(SampleError, match=r"chunk-0-0.bin holds \d+ bytes of tokens, its index says 30 tokens of"):
             LitDataTokens(copy, 5)[0]
 
@@ -270,7 +271,7 @@ class TestDamage:
         ],
     )
     def test_an_index_of_something_else(self, copy: Path, change: Any) -> None:
-        told(copy, change)
+        edit_index(copy, change)
         with pytest.raises(SampleError, match=r"copy/index.json is not an index of LitData chunks"):
             LitData(copy)
 
@@ -289,7 +290,7 @@ class TestDamage:
         ],
     )
     def test_what_is_not_read(self, copy: Path, change: dict[str, Any], message: str) -> None:
-        told(copy, lambda index: index["config"].update(change))
+        edit_index(copy, lambda index: index["config"].update(change))
         with pytest.raises(ArgumentError, match=message):
             LitData(copy)
 
@@ -356,7 +357,7 @@ class TestLeaves:
     def test_ordered_dicts(self, copy: Path) -> None:
         leaf = {"type": None, "context": None, "children_spec": []}
         spec = {"type": "collections.OrderedDict", "context": '["b", "a", "c"]', "children_spec": [leaf] * 3}
-        told(copy, lambda index: index["config"].update(data_spec=json.dumps([1, spec])))
+        edit_index(copy, lambda index: index["config"].update(data_spec=json.dumps([1, spec])))
         sample = LitData(copy)[2]
         assert type(sample) is OrderedDict
         assert list(sample) == ["b", "a", "c"]
@@ -375,7 +376,7 @@ class TestLeaves:
     )
     def test_damaged_leaves_are_refused(self, name: str, data: bytes) -> None:
         with pytest.raises((ValueError, LookupError, struct.error)):
-            decoder(name)(memoryview(data))
+            decode_function(name)(memoryview(data))
 
     @pytest.mark.parametrize(
         ("data", "value"),
@@ -406,4 +407,4 @@ class TestLeaves:
             decode_nested(memoryview(deep))
 
     def test_numpy_values(self) -> None:
-        assert equal(decoder("no_header_numpy:13")(memoryview(b"\1\0")), np.array([True, False]))
+        assert equal(decode_function("no_header_numpy:13")(memoryview(b"\1\0")), np.array([True, False]))

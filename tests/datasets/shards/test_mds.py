@@ -22,7 +22,7 @@ import feedline as fl
 from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import BatchRead
 from feedline.datasets import JSONL, MDS
-from feedline.datasets.shards.mds import decoder
+from feedline.datasets.shards.mds import decode_function
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
 from feedline.stores import ObjectNotFoundError
 
@@ -38,7 +38,7 @@ def copy(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder / "plain", tmp_path / "copy"))
 
 
-def told(folder: Path, change: Any) -> None:
+def edit_index(folder: Path, change: Any) -> None:
     """Change what the index says."""
     index = json.loads((folder / "index.json").read_text())
     change(index)
@@ -109,7 +109,7 @@ class TestValues:
         ],
     )
     def test_encodings_that_the_samples_lack(self, encoding: str, data: bytes, value: Any) -> None:
-        assert equal(decoder(encoding)(memoryview(data)), value)
+        assert equal(decode_function(encoding)(memoryview(data)), value)
 
     @pytest.mark.parametrize(
         ("encoding", "data"),
@@ -127,11 +127,11 @@ class TestValues:
     )
     def test_damaged_values_are_refused(self, encoding: str, data: bytes) -> None:
         with pytest.raises((ValueError, LookupError, struct.error)):
-            decoder(encoding)(memoryview(data))
+            decode_function(encoding)(memoryview(data))
 
 
-class TestPictures:
-    def test_batches_of_pictures_are_made_in_place(self, folder: Path) -> None:
+class TestImages:
+    def test_batches_of_images_are_made_in_place(self, folder: Path) -> None:
         crop = fl.transforms.Compose([fl.transforms.RandomResizedCrop(6), fl.transforms.ToTensor()])
         dataset = MDS(folder / "plain", columns=["jpeg", "int", "str"], transform={"jpeg": crop})
         with (
@@ -154,7 +154,7 @@ class TestPictures:
         assert dataset[3] == {"png": (9, 7), "int": "3"}
         assert reader_of(dataset) is None
 
-    def test_a_damaged_picture_is_named(self, copy: Path) -> None:
+    def test_a_damaged_image_is_named(self, copy: Path) -> None:
         shard = copy / "shard.00000.mds"
         data = bytearray(shard.read_bytes())
         at = data.index(b"\xff\xd8\xff")
@@ -208,13 +208,13 @@ class TestShards:
 
     def test_a_bomb_is_not_blown_up(self, folder: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(folder / "gz", tmp_path / "copy"))
-        told(copy, lambda index: index["shards"][0]["raw_data"].update(bytes=1000))
+        edit_index(copy, lambda index: index["shards"][0]["raw_data"].update(bytes=1000))
         with pytest.raises(SampleError, match=r"shard.00000.mds.gz cannot be decompressed to 1000 bytes"):
             MDS(copy, columns=["int"], cache=tmp_path / "cache")[0]
 
     def test_hashes_of_what_was_decompressed(self, folder: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(folder / "zstd", tmp_path / "copy"))
-        told(copy, lambda index: index["shards"][0]["raw_data"]["hashes"].update(sha1="0" * 40))
+        edit_index(copy, lambda index: index["shards"][0]["raw_data"]["hashes"].update(sha1="0" * 40))
         with pytest.raises(SampleError, match=r"shard.00000.mds.zstd is damaged: its sha1 is \w+, its index says 000"):
             MDS(copy, columns=["int"], cache=tmp_path / "cache")[0]
 
@@ -269,7 +269,7 @@ class TestDamage:
         root = tmp_path / "root"
         shutil.copytree(copy, root / "part")
         (root / "part/index.json").rename(root / "index.json")
-        told(root, lambda index: [_in_part(shard) for shard in index["shards"]])
+        edit_index(root, lambda index: [_in_part(shard) for shard in index["shards"]])
         assert MDS(root, columns=["int"])[0] == {"int": 0}
         shutil.rmtree(root / "part")
         with pytest.raises(
@@ -293,7 +293,7 @@ class TestDamage:
         ],
     )
     def test_an_index_of_something_else(self, copy: Path, change: Any) -> None:
-        told(copy, change)
+        edit_index(copy, change)
         with pytest.raises(SampleError, match=r"copy/index.json is not an index of MDS shards"):
             MDS(copy)
 
@@ -305,7 +305,7 @@ class TestDamage:
             assert list(JSONL(f"{folder}/{name}/shard.*.{ending}", index_dir=tmp_path / "index")) == samples
 
     def test_formats_that_are_not_read(self, copy: Path) -> None:
-        told(copy, lambda index: index["shards"][0].update(format="csv"))
+        edit_index(copy, lambda index: index["shards"][0].update(format="csv"))
         with pytest.raises(ArgumentError, match=r"index.json: shards of format csv version 2; MDS reads mds version 2"):
             MDS(copy)
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from peers import written
 from record_files import masked, records
 from torch.utils.data import default_collate
-from writers.values import COUNT, examples, jpeg, picture
+from writers.values import COUNT, examples, jpeg, random_image
 
 import feedline as fl
 from feedline.collate.batch_reads import reader_of
@@ -41,7 +41,7 @@ def folder() -> Path:
 
 @pytest.fixture
 def files(folder: Path, tmp_path: Path) -> list[Path]:
-    """Copies, without side-cars."""
+    """Copies, without index files."""
     found = []
     for name in ("one.tfrecord", "two.tfrecord"):
         found.append(tmp_path / name)
@@ -232,7 +232,7 @@ class TestExamples:
         assert equal(sample["box"], torch.tensor([[5.0, 0], [-1.5, float(np.float32(1e30))]], dtype=torch.float64))
         assert sample["many"].tolist() == list(range(-10, 400, 7))
         assert sample["name"] == "größe 10"
-        assert sample["image"].size == picture(10, (24, 18)).size
+        assert sample["image"].size == random_image(10, (24, 18)).size
         assert equal(sample["raw"], torch.full((2, 3), 10, dtype=torch.uint8))
 
     def test_transforms_by_feature_and_of_the_whole(self, files: list[Path]) -> None:
@@ -244,7 +244,7 @@ class TestExamples:
         assert dataset[4]["label"].item() == 4
         assert TFRecord(files, {"label": "int64"}, transform=lambda s: int(s["label"]))[4] == 1
 
-    def test_batches_of_pictures_are_made_in_place(self, files: list[Path], tmp_path: Path) -> None:
+    def test_batches_of_images_are_made_in_place(self, files: list[Path], tmp_path: Path) -> None:
         crop = fl.transforms.Compose([fl.transforms.RandomResizedCrop(6), fl.transforms.ToTensor()])
         features = {"image": "image", "label": "int64", "name": "text"}
         dataset = TFRecord(files, features, transform={"image": crop})
@@ -261,7 +261,7 @@ class TestExamples:
                 assert equal(list(loader), list(slow))
         for other in ({}, {"transform": str}, {"transform": {"image": crop, "label": abs}}):
             assert reader_of(TFRecord(files, features, **other)) is None
-        (tmp_path / "bad.tfrecord").write_bytes(records(jpeg(0), b"no picture"))
+        (tmp_path / "bad.tfrecord").write_bytes(records(jpeg(0), b"no image"))
         bad = TFRecord(tmp_path / "bad.tfrecord", decode="image", transform=crop)
         with pytest.raises(SampleError, match=r"record 1 of .*bad.tfrecord: .*could not be read"):
             bad.read_batch(BatchRead(np.array([0, 1]), fl.core.tensors.allocate_tensor, None))
@@ -357,7 +357,7 @@ class TestFeatures:
 
 class TestFiles:
     def test_patterns_and_folders(self, files: list[Path]) -> None:
-        for _ in range(2):  # side-cars are no records
+        for _ in range(2):  # index files are no records
             assert len(TFRecord(files[0].parent)) == COUNT
         assert len(TFRecord(str(files[0].parent / "{one,two}.tfrecord"))) == COUNT
 
@@ -392,7 +392,7 @@ class TestFiles:
         ):
             dataset[10]
 
-    def test_an_index_that_is_gone_is_told(self, files: list[Path]) -> None:
+    def test_an_index_that_is_gone_is_reported(self, files: list[Path]) -> None:
         dataset = TFRecord(files)
         (files[0].parent / ".one.tfrecord.index").unlink()
         with pytest.raises(StateError, match=r"the index .*.one.tfrecord.index was removed or replaced"):

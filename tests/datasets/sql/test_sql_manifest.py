@@ -166,7 +166,7 @@ class TestRows:
         with pytest.raises(ArgumentError, match=r"transform= names 'image'; known fields .* id, path, .* data"):
             manifest(database, transform={"image": str})
 
-    def test_pictures_are_batched(self, database: Path) -> None:
+    def test_images_are_batched(self, database: Path) -> None:
         files = database.parent / "files"
         for i in range(COUNT):
             (files / f"{i:02}.txt").write_bytes(jpeg(i, (24, 18)))

@@ -92,7 +92,7 @@ def test_works_in_both_loaders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int64", "float32", "bool"])
-def test_rows_beside_a_null_can_be_read(kind: str) -> None:
+def test_rows_next_to_a_null_can_be_read(kind: str) -> None:
     dataset = Arrow(pa.table({"x": pa.array([1, None, 0]).cast(kind)}))
     assert [dataset[0]["x"].item(), dataset[2]["x"].item()] == [1, 0]
     with pytest.raises(SampleError, match="column 'x' is null"):

@@ -82,12 +82,12 @@ class TestDictionaries:
 
     @staticmethod
     def batches() -> list[Any]:
-        """Whose dictionaries change or grow from one to the next, beside one that is large and stays."""
+        """Whose dictionaries change or grow from one to the next, and one that is large and stays."""
         texts = [["a", "b", "a"], ["b", "c", "d"], ["e", "e", "f"]]
         large = pa.array([f"{row:05}" * 200 for row in range(100)])
-        beside = pa.DictionaryArray.from_arrays(pa.array([5, 6, 7], pa.int8()), large)
+        plain = pa.DictionaryArray.from_arrays(pa.array([5, 6, 7], pa.int8()), large)
         return [
-            pa.record_batch({"beside": beside, "t": pa.array(each).dictionary_encode(), "x": pa.array([1, 2, 3])})
+            pa.record_batch({"plain": plain, "t": pa.array(each).dictionary_encode(), "x": pa.array([1, 2, 3])})
             for each in texts
         ]
 
@@ -104,7 +104,7 @@ class TestDictionaries:
         samples, asked = bucket.asked_by(lambda: dataset.__getitems__(range(9)))
         assert "".join(sample["t"] for sample in samples) == "ababcdeef"
         assert nbytes(asked) < 5000  # the other dictionary has 100,000
-        assert Arrow(bucket.address, ["beside"])[8]["beside"] == "00007" * 200
+        assert Arrow(bucket.address, ["plain"])[8]["plain"] == "00007" * 200
 
     def test_within_lists_and_within_each_other(self, bucket: Bucket) -> None:
         inner = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1, 0], pa.int8()), ["one", "two"])

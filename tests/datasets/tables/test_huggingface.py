@@ -175,8 +175,8 @@ def test_missing_values_are_what_datasets_makes_of_them(kind: str) -> None:
 def test_transforms_images_and_odd_formats_go_through_datasets(tmp_path: Path) -> None:
     numbers = datasets.Dataset.from_dict({"x": [1, 2, 3], "y": [1.0, 2.0, 3.0]})
     doubled = numbers.with_transform(lambda batch: {"x": [value * 2 for value in batch["x"]]})
-    pictures = [PIL.Image.new("RGB", (4, 3), (i, 0, 0)) for i in range(3)]
-    images = datasets.Dataset.from_dict({"image": pictures}, features=Features({"image": Image()}))
+    blank = [PIL.Image.new("RGB", (4, 3), (i, 0, 0)) for i in range(3)]
+    images = datasets.Dataset.from_dict({"image": blank}, features=Features({"image": Image()}))
     others = [
         doubled,
         images.with_format("torch"),
@@ -215,9 +215,9 @@ def test_a_bare_dataset_is_recognized() -> None:
     assert adapted([1]) == [1]
 
 
-class TestPictures:
+class TestImages:
     @pytest.fixture
-    def pictures(self, tmp_path: Path) -> Any:
+    def images(self, tmp_path: Path) -> Any:
         rng = np.random.default_rng(0)
         paths = []
         for i in range(12):
@@ -228,13 +228,13 @@ class TestPictures:
         return datasets.Dataset.from_dict(columns, features=features)
 
     @pytest.mark.parametrize("stored", ["path", "bytes"])
-    def test_a_transform_of_our_own_works_on_the_stored_bytes(self, pictures: Any, tmp_path: Path, stored: str) -> None:
+    def test_a_transform_of_our_own_works_on_the_stored_bytes(self, images: Any, tmp_path: Path, stored: str) -> None:
         if stored == "bytes":
-            pictures.save_to_disk(tmp_path / "saved")
-            pictures = datasets.load_from_disk(tmp_path / "saved")
+            images.save_to_disk(tmp_path / "saved")
+            images = datasets.load_from_disk(tmp_path / "saved")
         transform = fl.transforms.imagenet_eval(16)
-        dataset, empty = HuggingFace(pictures.shuffle(seed=0), {"image": transform}), Recorder()
-        expected = [transform(sample["image"]) for sample in pictures.shuffle(seed=0)]
+        dataset, empty = HuggingFace(images.shuffle(seed=0), {"image": transform}), Recorder()
+        expected = [transform(sample["image"]) for sample in images.shuffle(seed=0)]
         assert list(dataset[3]) == ["name", "image", "label"]
         assert torch.equal(dataset[3]["image"], expected[3])
         read = reader_of(dataset)
@@ -243,8 +243,8 @@ class TestPictures:
         assert torch.equal(batch["image"], torch.stack([expected[i] for i in (5, 0, -1)]))
         assert same(batch, default_collate(dataset.__getitems__([5, 0, -1])))
 
-    def test_random_crops_follow_the_seed(self, pictures: Any) -> None:
-        dataset = HuggingFace(pictures, {"image": fl.transforms.imagenet_train(8)})
+    def test_random_crops_follow_the_seed(self, images: Any) -> None:
+        dataset = HuggingFace(images, {"image": fl.transforms.imagenet_train(8)})
         found = []
         for arguments in ({}, {"num_workers": 2}, {"num_workers": 2, "worker_method": "process"}, {"on_error": "skip"}):
             with fl.DataLoader(dataset, 5, seed=1, shuffle=True, **arguments) as loader:
@@ -252,22 +252,22 @@ class TestPictures:
         for other in found[1:]:
             assert all(same(a, b) for a, b in zip(found[0], other, strict=True))
 
-    def test_pictures_alone(self, pictures: Any) -> None:
-        dataset = HuggingFace(pictures.select_columns(["image"]), {"image": fl.transforms.imagenet_eval(16)})
+    def test_images_alone(self, images: Any) -> None:
+        dataset = HuggingFace(images.select_columns(["image"]), {"image": fl.transforms.imagenet_eval(16)})
         assert next(iter(fl.DataLoader(dataset, 4)))["image"].shape == (4, 3, 16, 16)
 
-    def test_foreign_transforms_get_what_datasets_gives(self, pictures: Any) -> None:
-        by_column = HuggingFace(pictures, {"image": lambda image: image.size, "label": lambda label: -label})
+    def test_foreign_transforms_get_what_datasets_gives(self, images: Any) -> None:
+        by_column = HuggingFace(images, {"image": lambda image: image.size, "label": lambda label: -label})
         assert (by_column[2]["image"], by_column[2]["label"]) == ((30, 22), -2)
         assert reader_of(by_column) is None
-        whole = HuggingFace(pictures, lambda sample: sample["label"])
+        whole = HuggingFace(images, lambda sample: sample["label"])
         assert whole.__getitems__([3, 4]) == [3, 4]
-        with pytest.raises(ArgumentError, match=r"transform= names 'picture'; known fields .* name, image, label"):
-            HuggingFace(pictures, {"picture": len})
+        with pytest.raises(ArgumentError, match=r"transform= names 'photo'; known fields .* name, image, label"):
+            HuggingFace(images, {"photo": len})
 
-    def test_bad_pictures_are_named(self, pictures: Any, tmp_path: Path) -> None:
-        (tmp_path / "3.png").write_bytes(b"no picture")
-        dataset = HuggingFace(pictures, {"image": fl.transforms.imagenet_eval(16)})
+    def test_bad_images_are_named(self, images: Any, tmp_path: Path) -> None:
+        (tmp_path / "3.png").write_bytes(b"no image")
+        dataset = HuggingFace(images, {"image": fl.transforms.imagenet_eval(16)})
         for fetch in (dataset.__getitem__, lambda i: dataset.read_batch(BatchRead(np.array([0, i]), Recorder()))):
             with pytest.raises(SampleError, match="sample 3 of the Hugging Face dataset, column 'image'"):
                 fetch(3)

@@ -83,7 +83,7 @@ def test_a_stream_is_pointed_to_ours_once_where_workers_are_not_forked(monkeypat
     assert "Give feedline.datasets.HuggingFaceStream(dataset)" in str(warning.message)
 
 
-def test_ranks_that_will_have_unequal_numbers_of_batches_are_told() -> None:
+def test_ranks_that_will_have_unequal_numbers_of_batches_are_reported() -> None:
     stream = fl.datasets.HuggingFaceStream(table().to_iterable_dataset(num_shards=5))
     with pytest.warns(
         UserWarning, match="HuggingFaceStream has 5 partitions, which 2 ranks cannot share equally"

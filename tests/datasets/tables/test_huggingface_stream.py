@@ -102,7 +102,7 @@ def test_workers_change_nothing(workers: int) -> None:
         assert values(loader) == values(fl.DataLoader(stream, 4))
 
 
-def test_each_epoch_mixes_anew_and_the_seed_decides() -> None:
+def test_each_epoch_mixes_again_and_the_seed_decides() -> None:
     loader = fl.DataLoader(HuggingFaceStream(plain(), 8), 4)
     first, second = flat(values(loader)), flat(values(loader))
     assert first != second
@@ -142,13 +142,13 @@ class TestInTorchsLoader:
         assert flat(values(TorchDataLoader(HuggingFaceStream(plain(), 8), 4, num_workers=workers))) == first
 
     @pytest.mark.parametrize(("persistent", "start"), [(False, "fork"), (True, "fork"), (True, "spawn")])
-    def test_workers_are_told_the_epoch(self, persistent: bool, start: str) -> None:
-        def epochs(told: list[int]) -> list[list[int]]:
+    def test_workers_get_the_epoch(self, persistent: bool, start: str) -> None:
+        def epochs(reported: list[int]) -> list[list[int]]:
             stream, seen = HuggingFaceStream(plain(), 8), []
             loader = TorchDataLoader(
                 stream, 4, num_workers=2, persistent_workers=persistent, multiprocessing_context=start
             )
-            for epoch in told:
+            for epoch in reported:
                 stream.set_epoch(epoch)
                 seen.append(flat(values(loader)))
             return seen

@@ -85,7 +85,7 @@ def test_batches_are_the_same_with_every_kind_of_worker(photos: list[Path], tmp_
         assert torch.equal(mine["image"], other["image"])
 
 
-def test_the_pictures_of_any_other_transform_are_pils(photos: list[Path], kind: Any, tmp_path: Path) -> None:
+def test_the_images_of_any_other_transform_are_pils(photos: list[Path], kind: Any, tmp_path: Path) -> None:
     """The script with torch's loader and a dataset of one's own, and the same with a column."""
 
     class Own(torch.utils.data.Dataset[Any]):

@@ -88,11 +88,11 @@ class TestFilesTogether:
         assert [value if isinstance(value, str) else value.tolist() for value in found] == read
 
 
-PICTURE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-PICTURES = pa.table(
+IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+IMAGES = pa.table(
     {
-        "image": pa.array([{"bytes": b"one", "path": None}, {"bytes": b"two", "path": "b.png"}], PICTURE),
-        "images": pa.array([[{"bytes": b"x", "path": None}], []], pa.list_(PICTURE)),
+        "image": pa.array([{"bytes": b"one", "path": None}, {"bytes": b"two", "path": "b.png"}], IMAGE),
+        "images": pa.array([[{"bytes": b"x", "path": None}], []], pa.list_(IMAGE)),
         "label": [3, 4],
     }
 )
@@ -109,32 +109,32 @@ def noted(table: Any, features: Any) -> Any:
 
 class TestMembers:
     @pytest.fixture(params=["parquet", "arrow", "far"])
-    def pictures(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def images(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         """What makes a dataset of chosen columns."""
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
         if request.param == "far":
             file = io.BytesIO()
-            with pa.ipc.new_file(file, PICTURES.schema) as writer:
-                writer.write_table(PICTURES)
+            with pa.ipc.new_file(file, IMAGES.schema) as writer:
+                writer.write_table(IMAGES)
             address = f"memory://kinds/{tmp_path.name}.arrow"
             fsspec.filesystem("memory").pipe(address.removeprefix("memory:/"), file.getvalue())
             return lambda columns: Arrow(address, columns)
         path = tmp_path / f"t.{request.param}"
-        write(path, PICTURES)
+        write(path, IMAGES)
         return lambda columns: (Parquet if request.param == "parquet" else Arrow)(path, columns)
 
-    def test_are_chosen_by_path(self, pictures: Any) -> None:
-        dataset = pictures(["images.bytes", "label", "image.bytes"])
+    def test_are_chosen_by_path(self, images: Any) -> None:
+        dataset = images(["images.bytes", "label", "image.bytes"])
         first = {"images": [{"bytes": b"x"}], "label": 3, "image": {"bytes": b"one"}}
         sample = dataset[0]
         assert list(sample) == list(first)
         assert {**sample, "label": sample["label"].item()} == first
-        batch = pictures(["image.bytes"]).read_batch(BatchRead(np.array([0, 1]), allocate_tensor))
+        batch = images(["image.bytes"]).read_batch(BatchRead(np.array([0, 1]), allocate_tensor))
         assert batch == {"image": {"bytes": [b"one", b"two"]}}
 
-    def test_of_one_column_and_the_column_itself_make_one(self, pictures: Any) -> None:
-        assert pictures(["image.bytes", "image.path"])[1] == {"image": {"bytes": b"two", "path": "b.png"}}
-        assert pictures(["image.bytes", "image"])[1] == {"image": {"bytes": b"two", "path": "b.png"}}
+    def test_of_one_column_and_the_column_itself_make_one(self, images: Any) -> None:
+        assert images(["image.bytes", "image.path"])[1] == {"image": {"bytes": b"two", "path": "b.png"}}
+        assert images(["image.bytes", "image"])[1] == {"image": {"bytes": b"two", "path": "b.png"}}
 
     @pytest.mark.parametrize(
         ("column", "there"),
@@ -144,9 +144,9 @@ class TestMembers:
             ("other.size", "image, images, label"),
         ],
     )
-    def test_that_are_not_there_are_named_with_those_that_are(self, pictures: Any, column: str, there: str) -> None:
+    def test_that_are_not_there_are_named_with_those_that_are(self, images: Any, column: str, there: str) -> None:
         with pytest.raises(ArgumentError, match=rf"column '{column}' is not in .*; there are {there}$"):
-            pictures([column])
+            images([column])
 
     def test_are_not_taken_for_columns_whose_names_have_dots(self) -> None:
         table = pa.table({"a": [{"b": 1}], "a.b": [2], "c.d": [{"e.f": 3, "e": 4}]})
@@ -156,14 +156,14 @@ class TestMembers:
         assert dict(kind.fields)["c.d"].left_out == {"e"}  # type: ignore[union-attr]
 
     def test_cannot_be_compared_by_filters(self, tmp_path: Path) -> None:
-        write(tmp_path / "t.parquet", PICTURES)
+        write(tmp_path / "t.parquet", IMAGES)
         with pytest.raises(ArgumentError, match=r"filters: 'image\.path' is a member of a column; only whole columns"):
             Parquet(tmp_path, ["label"], filters=[("image.path", "==", "b.png")])
 
 
-class TestPicturesOfHuggingFace:
+class TestImagesOfHuggingFace:
     def rows(self, features: Any = FEATURES, **options: Any) -> Any:
-        return Arrow(noted(PICTURES, features), **options)
+        return Arrow(noted(IMAGES, features), **options)
 
     def test_have_an_empty_path_if_it_is_null(self) -> None:
         sample = self.rows()[0]
@@ -171,7 +171,7 @@ class TestPicturesOfHuggingFace:
         assert self.rows()[1]["image"]["path"] == "b.png"
 
     def test_have_one_in_parquet_too(self, tmp_path: Path) -> None:
-        pq.write_table(noted(PICTURES, FEATURES), tmp_path / "a.parquet")
+        pq.write_table(noted(IMAGES, FEATURES), tmp_path / "a.parquet")
         assert Parquet(tmp_path / "a.parquet")[0]["image"] == {"bytes": b"one", "path": ""}
 
     def test_may_be_read_without_it(self) -> None:
@@ -194,19 +194,19 @@ class TestPicturesOfHuggingFace:
             self.rows(features)[0]
 
     def test_may_lie_in_structs_and_in_lists_of_either_notation(self) -> None:
-        columns = {"s": pa.array([{"p": PICTURES["images"][0].as_py()}], pa.struct({"p": pa.list_(PICTURE)}))}
+        columns = {"s": pa.array([{"p": IMAGES["images"][0].as_py()}], pa.struct({"p": pa.list_(IMAGE)}))}
         for feature in ({"p": [{"_type": "Image"}]}, {"feature": {"p": {"_type": "Image"}}, "_type": "Sequence"}):
             sample = Arrow(noted(pa.table(columns), {"s": feature}))[0]
             assert sample == {"s": {"p": [{"bytes": b"x", "path": ""}]}}
 
     def test_without_bytes_are_named(self) -> None:
-        table = pa.table({"image": pa.array([None], PICTURE)})
+        table = pa.table({"image": pa.array([None], IMAGE)})
         with pytest.raises(SampleError, match=r"column 'image\.bytes' is null; pass nulls=\{'image\.bytes': b''\}"):
             Arrow(noted(table, FEATURES))[0]
 
     def test_are_noted_in_what_is_kept_of_a_schema(self) -> None:
-        schema = noted(PICTURES, FEATURES).schema
+        schema = noted(IMAGES, FEATURES).schema
         pandas = schema.with_metadata({**schema.metadata, "pandas": "{}"})
         assert kinds_of(strip_metadata(pandas), None, "t").fields[0][1].fields[1][1].absent == ""  # type: ignore[union-attr]
         assert strip_metadata(pandas).metadata == strip_metadata(schema).metadata
-        assert not strip_metadata(PICTURES.schema).metadata
+        assert not strip_metadata(IMAGES.schema).metadata

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import feedline as fl
 from feedline.datasets import CSV, JSONL, Lines, file_objects
-from feedline.datasets.indexes import SideCarWarning
+from feedline.datasets.indexes import IndexFileWarning
 from feedline.datasets.text import line_index
 from feedline.errors import ArgumentError, SampleError, SampleIndexError, StateError
 from feedline.stores.base import FileVersion
@@ -63,7 +63,7 @@ class TestLines:
         with pytest.raises(SampleError, match=r"t\.txt, line 3, is not UTF-8"):
             dataset[2]
 
-    def test_the_index_is_written_once_and_anew_when_the_file_changes(self, tmp_path: Path) -> None:
+    def test_the_index_is_written_once_and_again_when_the_file_changes(self, tmp_path: Path) -> None:
         path = written(tmp_path / "t.txt", "a\nb\n")
         Lines(path)
         (index,) = tmp_path.glob("*-index")
@@ -87,7 +87,7 @@ class TestLines:
 
     def test_a_folder_that_cannot_be_written_costs_only_time(self, tmp_path: Path) -> None:
         path, index = written(tmp_path / "t.txt", "a\nb\n"), written(tmp_path / "file", "")
-        with pytest.warns(SideCarWarning, match="could not be written"):
+        with pytest.warns(IndexFileWarning, match="could not be written"):
             dataset = Lines(path, index_dir=index / "in a file")
         assert pickle.loads(pickle.dumps(dataset))[1] == "b"
 

@@ -17,8 +17,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from picture_cases import encoded, intervals, jpeg, photo
-from tar_cases import entry, npy, pictures, write_tar
+from image_cases import encoded, intervals, jpeg, photo
+from tar_cases import entry, image_members, npy, write_tar
 
 from feedline.datasets import array_container
 from feedline.datasets.paths import find
@@ -78,7 +78,7 @@ def blob_at(address: str) -> RemoteBlob:
     return blob
 
 
-def told(index: TarIndex) -> Any:
+def reported(index: TarIndex) -> Any:
     dims = [found.tolist() for field in index.fields if (found := index.dimensions(field)) is not None]
     places = index.blocks.tolist(), index.sizes.tolist()
     return list(index.keys), index.fields, *places, dims, index.head.fingerprint, index.head.cut
@@ -110,7 +110,7 @@ def test_an_index_is_that_of_the_file_however_it_is_divided(
 def outcome(make: Callable[[], TarIndex]) -> Any:
     """What an index tells, or why there is none."""
     try:
-        return told(make())
+        return reported(make())
     except ShardError as error:
         return str(error)
 
@@ -119,10 +119,10 @@ class TestKept:
     def test_is_made_once_and_mapped_from_then_on(
         self, tmp_path: Path, memory: Any, kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        path = write_tar(tmp_path / "x.tar", pictures(3))
+        path = write_tar(tmp_path / "x.tar", image_members(3))
         address = put(memory, path)
         with caplog.at_level(logging.WARNING, "feedline"):
-            assert told(opened(address)) == told(build_index(path))
+            assert reported(opened(address)) == reported(build_index(path))
         size = path.stat().st_size
         assert f"all {size:,} bytes of 1 tars ({address}, ...) are read once to index them" in caplog.text
         assert f"feedline index {address} --into FOLDER" in caplog.text
@@ -131,7 +131,7 @@ class TestKept:
         before = statistics().nbytes
         with monkeypatch.context() as patched:
             patched.setattr(index_files, "build_index", None)
-            assert told(opened(address)) == told(build_index(path))
+            assert reported(opened(address)) == reported(build_index(path))
         assert statistics().nbytes == before
 
     def test_many_are_made_at_once_and_one_line_tells(
@@ -146,7 +146,7 @@ class TestKept:
         assert "of 20 tars (memory://b/00.tar, ...)" in caplog.text
 
     def test_in_a_folder_of_ones_own_by_address(self, tmp_path: Path, memory: Any, kept: Path) -> None:
-        path = write_tar(tmp_path / "x.tar", pictures(2))
+        path = write_tar(tmp_path / "x.tar", image_members(2))
         for name in ("x.tar", "deep/x.tar"):
             opened(put(memory, path, name), index_dir=tmp_path / "indexes")
             assert (tmp_path / f"indexes/b/{name}.index").exists()
@@ -162,18 +162,18 @@ class TestKept:
             places(name, tmp_path)
         assert mirrored("s3://b/a/x.tar") == "b/a/x.tar.index"
 
-    def test_another_version_is_indexed_anew(
+    def test_another_version_is_indexed_again(
         self, tmp_path: Path, memory: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
-        opened(put(memory, write_tar(tmp_path / "x.tar", pictures(2))))
-        address = put(memory, write_tar(tmp_path / "x.tar", pictures(3, 5)))
+        opened(put(memory, write_tar(tmp_path / "x.tar", image_members(2))))
+        address = put(memory, write_tar(tmp_path / "x.tar", image_members(3, 5)))
         assert list(opened(address).keys) == ["0005", "0006", "0007"]
         assert "is built again (the tar has changed)" in caplog.text
 
     def test_the_same_content_in_another_version_is_known_again(
         self, tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        path = write_tar(tmp_path / "x.tar", pictures(40))
+        path = write_tar(tmp_path / "x.tar", image_members(40))
         opened(put(memory, path))
         address = put(memory, path)
         monkeypatch.setattr(index_files, "build_index", None)
@@ -191,14 +191,14 @@ class TestKept:
             raise OSError(30, "Read-only file system", path)
 
         monkeypatch.setattr(array_container, "write", refusing)
-        tars = tars_at(put(memory, write_tar(tmp_path / "x.tar", pictures(2))))
+        tars = tars_at(put(memory, write_tar(tmp_path / "x.tar", image_members(2))))
         tars.heads()
         assert "the index of memory://b/x.tar stays in memory" in caplog.text
         monkeypatch.setattr(index_files, "build_index", None)
         copy = pickle.loads(pickle.dumps(tars))
-        assert told(copy.index(0)) == told(tars.index(0))
+        assert reported(copy.index(0)) == reported(tars.index(0))
 
-    def test_truncated_ones_are_told_from_the_index_too(self, tmp_path: Path, memory: Any) -> None:
+    def test_truncated_ones_are_reported_from_the_index_too(self, tmp_path: Path, memory: Any) -> None:
         path = write_tar(tmp_path / "x.tar", {"a.txt": b"1", "b.txt": bytes(3000)})
         path.write_bytes(path.read_bytes()[:3000])
         address = put(memory, path)
@@ -227,21 +227,21 @@ class TestBeside:
         assert statistics().nbytes == before
 
     @pytest.mark.parametrize("what", ["another tar's", "damaged", "cut"])
-    def test_one_that_does_not_fit_is_told_and_not_used(
+    def test_one_that_does_not_fit_is_reported_and_not_used(
         self, tmp_path: Path, memory: Any, caplog: pytest.LogCaptureFixture, what: str
     ) -> None:
-        path = write_tar(tmp_path / "x.tar", pictures(3))
-        other = write_tar(tmp_path / "y.tar", {f"other-{name}": data for name, data in pictures(3).items()})
+        path = write_tar(tmp_path / "x.tar", image_members(3))
+        other = write_tar(tmp_path / "y.tar", {f"other-{name}": data for name, data in image_members(3).items()})
         assert other.stat().st_size == path.stat().st_size
         index = write_index(other if what == "another tar's" else path).read_bytes()
         memory.pipe("/b/x.tar.index", {"damaged": b"x" * 5000, "cut": index[:-100]}.get(what, index))
-        assert told(opened(put(memory, path))) == told(build_index(path))
+        assert reported(opened(put(memory, path))) == reported(build_index(path))
         assert "the index memory://b/x.tar.index is built again (" in caplog.text
 
     def test_a_store_that_fails_is_not_taken_for_one_without_an_index(
         self, tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        address = put(memory, write_tar(tmp_path / "x.tar", pictures(2)))
+        address = put(memory, write_tar(tmp_path / "x.tar", image_members(2)))
 
         def failing(*_: Any, **__: Any) -> None:
             raise StoreUnavailableError("down")
@@ -259,7 +259,7 @@ class TestReading:
         monkeypatch.setattr(sources, "_PART_NBYTES", 10_000)
         path = write_tar(tmp_path / "x.tar", {f"{at}.mp4": bytes(1_000_000) for at in range(5)})
         blob, before = blob_at(put(memory, path)), statistics().nbytes
-        assert told(build_index(sources.ObjectSource(blob))) == told(build_index(path))
+        assert reported(build_index(sources.ObjectSource(blob))) == reported(build_index(path))
         assert statistics().nbytes - before < 400_000
 
     def test_what_is_behind_is_forgotten(self, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,19 +275,19 @@ class TestReading:
             assert source.read_spans([(5, 9), (100_499, 100_600), (300_000, 300_001)]) == [data[5:9], data[-1:], b""]
 
     def test_checksums(self, tmp_path: Path, memory: Any) -> None:
-        path = write_tar(tmp_path / "x.tar", pictures(2))
+        path = write_tar(tmp_path / "x.tar", image_members(2))
         blob = blob_at(put(memory, path))
         index = build_index(sources.ObjectSource(blob), checksum=True)
         assert index.head.blake2b == build_index(path, checksum=True).head.blake2b
         index.verify(sources.ObjectSource(blob))
-        other = blob_at(put(memory, write_tar(tmp_path / "x.tar", pictures(2, 5))))
+        other = blob_at(put(memory, write_tar(tmp_path / "x.tar", image_members(2, 5))))
         with pytest.raises(ShardError, match=r"memory://b/x.tar is not the indexed tar: its checksum"):
             index.verify(sources.ObjectSource(other))
 
     def test_an_object_that_changes_or_goes_while_it_is_read(self, tmp_path: Path, memory: Any) -> None:
-        address = put(memory, write_tar(tmp_path / "x.tar", pictures(2)))
+        address = put(memory, write_tar(tmp_path / "x.tar", image_members(2)))
         tars = tars_at(address)
-        put(memory, write_tar(tmp_path / "x.tar", pictures(2, 5)))
+        put(memory, write_tar(tmp_path / "x.tar", image_members(2, 5)))
         with pytest.raises(ObjectChangedError, match=rf"{address} changed: version"):
             tars.heads()
         memory.rm("/b/x.tar")

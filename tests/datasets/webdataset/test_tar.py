@@ -183,7 +183,7 @@ class TestRefusing:
 
     @settings(deadline=None, max_examples=150)
     @given(st.integers(0, 4095), st.binary(min_size=1, max_size=30))
-    def test_any_damage_is_told_or_harmless(
+    def test_any_damage_is_reported_or_harmless(
         self, tmp_path_factory: pytest.TempPathFactory, at: int, garbage: bytes
     ) -> None:
         path = write_tar(

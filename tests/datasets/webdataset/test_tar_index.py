@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from picture_cases import encoded, jpeg, photo
-from tar_cases import npy, pictures, write_tar
+from image_cases import encoded, jpeg, photo
+from tar_cases import image_members, npy, write_tar
 
 from feedline.datasets import array_container
 from feedline.datasets.paths import find
@@ -49,7 +49,7 @@ def age(path: Path) -> None:
     os.utime(path, ns=(0, path.stat().st_mtime_ns - 10**9))
 
 
-def told(index: TarIndex) -> Any:
+def reported(index: TarIndex) -> Any:
     return list(index.keys), index.fields, index.blocks.tolist(), index.sizes.tolist()
 
 
@@ -84,10 +84,10 @@ class TestGrouping:
         with pytest.raises(ShardError, match=r"'img.01024.jpg' would be field .* first dot of the base name. Rename"):
             build_index(path)
 
-    def test_pictures_of_all_kinds_have_dimensions(self, tmp_path: Path) -> None:
+    def test_images_of_all_kinds_have_dimensions(self, tmp_path: Path) -> None:
         held = {
             "a.png": encoded(photo(30, 20), "PNG"),
-            "b.png": b"no picture",
+            "b.png": b"no image",
             "c.npy": npy(np.zeros((5, 6, 3), np.uint8)),
             "d.npy": npy(np.zeros(7)),
             "e.npy": b"",
@@ -119,18 +119,18 @@ class TestGrouping:
         assert glance(str(path), allow_truncated=True) is not None
 
 
-class TestSideCar:
+class TestIndexFile:
     def test_is_built_once_and_mapped_from_then_on(self, tar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         first = open_index(tar)
         assert first.path == f"{tar}.index"
         monkeypatch.setattr(index_files.table, "compute_index", None)
         again = open_index(tar)
-        assert told(again) == told(first) == told(open_index(tar, f"{tar}.index"))
+        assert reported(again) == reported(first) == reported(open_index(tar, f"{tar}.index"))
         head = glance(str(tar))
         assert head is not None
         assert (head.samples, head.fields) == (2, ("jpg", "cls"))
 
-    def test_a_changed_tar_is_indexed_anew(self, tar: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_changed_tar_is_indexed_again(self, tar: Path, caplog: pytest.LogCaptureFixture) -> None:
         open_index(tar)
         write_tar(tar, {"c.jpg": jpeg(8, 8)})
         assert glance(str(tar)) is None
@@ -141,22 +141,22 @@ class TestSideCar:
 
     def test_a_change_of_equal_size_is_seen(self, tar: Path) -> None:
         open_index(tar)
-        before = told(open_index(tar))
+        before = reported(open_index(tar))
         data = tar.read_bytes().replace(b"a.cls", b"z.cls")
         write_tar(tar, {"b.jpg": jpeg(64, 48), "b.cls": b"1", "z.cls": b"22", "z.JPG": jpeg(40, 80)})
         assert len(data) == tar.stat().st_size
-        assert told(open_index(tar)) != before
+        assert reported(open_index(tar)) != before
 
     def test_a_copy_with_another_time_fits(self, tar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        before = told(open_index(tar))
+        before = reported(open_index(tar))
         age(tar)
         monkeypatch.setattr(index_files.table, "compute_index", None)
         assert glance(str(tar)) is None
-        assert told(open_index(tar)) == before
+        assert reported(open_index(tar)) == before
 
     def test_an_index_that_was_asked_for_must_fit(self, tar: Path, tmp_path: Path) -> None:
         elsewhere = write_index(tar, tmp_path / "elsewhere.index")
-        assert told(open_index(tar, elsewhere)) == told(build_index(tar))
+        assert reported(open_index(tar, elsewhere)) == reported(build_index(tar))
         write_tar(tar, {"c.jpg": jpeg(8, 8)})
         with pytest.raises(ShardError, match=r"elsewhere.index does not match its tar .*x.tar.*Delete the index"):
             open_index(tar, elsewhere)
@@ -176,7 +176,7 @@ class TestSideCar:
             lambda data: data[:16] + b"\x09" + data[17:],
         ],
     )
-    def test_a_damaged_one_is_made_anew(
+    def test_a_damaged_one_is_made_again(
         self, tar: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
     ) -> None:
         place = write_index(tar)
@@ -190,7 +190,7 @@ class TestSideCar:
         assert "is built again" in caplog.text
         assert place.read_bytes() == good
 
-    def test_lost_grids_are_told(self, tar: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_lost_grids_are_reported(self, tar: Path, caplog: pytest.LogCaptureFixture) -> None:
         write_index(tar, grids={"a.JPG": np.array([1, 2], np.uint16)})
         write_tar(tar, {"c.jpg": jpeg(8, 8)})
         with caplog.at_level(logging.WARNING, "feedline"):
@@ -255,7 +255,7 @@ class TestSideCar:
 
     @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.integers(0, 1200), st.binary(min_size=1, max_size=12))
-    def test_any_damage_to_an_index_is_told_or_harmless(self, tar: Path, at: int, garbage: bytes) -> None:
+    def test_any_damage_to_an_index_is_reported_or_harmless(self, tar: Path, at: int, garbage: bytes) -> None:
         place = Path(f"{tar}.hurt")
         if not place.exists():
             write_index(tar, place)
@@ -378,7 +378,7 @@ class TestOpenShards:
 def test_an_index_that_is_kept_in_memory_is_built_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tars = [str(write_tar(tmp_path / f"{n}.tar", pictures(2, 2 * n))) for n in range(3)]
+    tars = [str(write_tar(tmp_path / f"{n}.tar", image_members(2, 2 * n))) for n in range(3)]
     prints = [build_index(tar).head.fingerprint for tar in tars]
 
     def refusing(path: str, *_: Any) -> None:

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from picture_cases import encoded, intervals, jpeg, photo, rgb
+from image_cases import encoded, intervals, jpeg, photo, rgb
 from PIL import Image
 from recorder import Recorder
-from tar_cases import npy, picture_shards, pictures, write_tar
+from tar_cases import image_members, image_shards, npy, write_tar
 from torch.utils.data import DataLoader, default_collate
 
 import feedline as fl
@@ -44,7 +44,7 @@ PAIR = ("jpg;png;jpeg", "cls")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten samples in shards of 4, 1 and 5."""
     folder = tmp_path_factory.mktemp("shards")
-    picture_shards(folder, [4, 1, 5])
+    image_shards(folder, [4, 1, 5])
     return folder
 
 
@@ -151,21 +151,21 @@ class TestTransforms:
         assert TarShards(kinds, transform=lambda sample: sample["txt"])[0] == "größe"
 
     def test_of_fields(self, kinds: Path) -> None:
-        by_field = {"jpg": lambda picture: picture.size, "cls": lambda number, rng: (number, rng.key)}
+        by_field = {"jpg": lambda image: image.size, "cls": lambda number, rng: (number, rng.key)}
         for data in (TarShards(kinds, ("png;jpg", "cls"), by_field), TarShards(kinds, transform=by_field)):
             [[sample]] = fl.DataLoader(data, batch_size=1, seed=5, collate_fn=list)
             size, (number, key) = sample if isinstance(sample, tuple) else (sample["jpg"], sample["cls"])
             assert (size, number) == ((64, 48), 17)
             assert key == keys_of(5)[0]
 
-    def test_ours_alone_is_for_all_pictures_and_they_share_their_draws(self, kinds: Path) -> None:
+    def test_ours_alone_is_for_all_images_and_they_share_their_draws(self, kinds: Path) -> None:
         sample = TarShards(kinds, transform=T.RandomResizedCrop(24))[0]
         assert sample["jpg"].shape == sample["seg.png"].shape == (24, 24, 3)
         assert abs(sample["jpg"].astype(int) - sample["seg.png"].astype(int)).mean() < 8  # one box, but for the JPEG
         assert sample["npy"].shape == (2, 3)
         assert sample["cls"] == 17
 
-    def test_fused_is_what_the_transform_makes_of_the_picture(self, folder: Path) -> None:
+    def test_fused_is_what_the_transform_makes_of_the_image(self, folder: Path) -> None:
         data = TarShards(folder, PAIR, CENTER)
         assert np.array_equal(data[3][0], CENTER(jpeg(96, 72, 3, quality=85)))
 
@@ -178,7 +178,7 @@ class TestTransforms:
         batch = read(BatchRead(np.array([9, 3, 4, 3, -1]), recorder))
         torch.manual_seed(7)
         samples = [data[at] for at in (9, 3, 4, 3, -1)]
-        wanted = default_collate([(torch.as_tensor(picture), number) for picture, number in samples])
+        wanted = default_collate([(torch.as_tensor(image), number) for image, number in samples])
         assert isinstance(batch, list)
         assert same(batch, wanted)
         assert recorder.holds(batch)
@@ -225,7 +225,7 @@ class TestTransforms:
             assert np.array_equal(plain[at][0], CENTER(pixels))
         assert TarShards(tmp_path / "x.tar", transform=CENTER)[1]["npy"].shape == (32, 32, 3)
 
-    def test_pictures_are_read_where_they_lie_in_the_tar(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_images_are_read_where_they_lie_in_the_tar(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = write_tar(tmp_path / "x.tar", {"0.npy": npy(np.asarray(photo(640, 480))), "0.jpg": jpeg(640, 480)})
         data = TarShards(path, ("npy", "jpg"), {"npy": CENTER, "jpg": CENTER})
         sources: list[Any] = []
@@ -245,7 +245,7 @@ class TestTransforms:
         write_index(path)
         [plain] = fl.DataLoader(TarShards(path, ("jpg", "cls"), CROP), batch_size=2, seed=3)
         assert same(batch, plain)
-        alone = [picture for picture, _ in fl.DataLoader(gridded, batch_size=None, seed=3)]
+        alone = [image for image, _ in fl.DataLoader(gridded, batch_size=None, seed=3)]
         assert same(list(batch[0]), alone)
 
     def test_orientation(self, tmp_path: Path) -> None:
@@ -417,7 +417,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("name", "data", "what"),
         [
-            ("3.jpg", b"no picture", "could not be read"),
+            ("3.jpg", b"no image", "could not be read"),
             ("3.jpg", b"", "could not be read"),
             ("3.npy", npy(np.zeros((4, 4, 3), np.float32)), r"float32 of shape \(4, 4, 3\) is not an image"),
             ("3.npy", npy(np.zeros((4, 4), np.uint8)), r"uint8 of shape \(4, 4\) is not an image"),
@@ -426,10 +426,10 @@ class TestBadInput:
         ],
     )
     @pytest.mark.parametrize("transform", [CROP, T.Compose([CROP, T.RandomErasing()])], ids=["fused", "stages"])
-    def test_pictures_that_cannot_be_read(
+    def test_images_that_cannot_be_read(
         self, tmp_path: Path, name: str, data: bytes, what: str, transform: Any
     ) -> None:
-        path = write_tar(tmp_path / "x.tar", {**pictures(3), name: data})
+        path = write_tar(tmp_path / "x.tar", {**image_members(3), name: data})
         shards = TarShards(path, ("jpg;npy",), transform)
         with pytest.raises(SampleError, match=rf"x.tar: member '{name}': .*{what}"):
             shards[3]
@@ -437,7 +437,7 @@ class TestBadInput:
             shards.read_batch(BatchRead(np.array([0, 2, 3]), allocate_tensor))
 
     def test_missing_halves(self, tmp_path: Path) -> None:
-        members = pictures(4)
+        members = image_members(4)
         del members["0002.cls"]
         data = TarShards(write_tar(tmp_path / "x.tar", members), PAIR, CENTER)
         message = r"x.tar: sample '0002' has no cls; it has jpg. Repack the sample .*on_error='skip'"
@@ -451,7 +451,7 @@ class TestBadInput:
             assert loader.stats().skipped == 1
 
     def test_truncated_shards(self, tmp_path: Path) -> None:
-        path = picture_shards(tmp_path, [3])[0]
+        path = image_shards(tmp_path, [3])[0]
         path.write_bytes(path.read_bytes()[:-11_000])
         with pytest.raises(ShardError, match=r"train-000.tar is truncated: member .*allow_truncated=True"):
             TarShards(path)
@@ -460,10 +460,10 @@ class TestBadInput:
         assert same(pickle.loads(pickle.dumps(data))[0], data[0])
 
     def test_a_shard_that_is_replaced_while_it_is_used(self, tmp_path: Path) -> None:
-        paths = picture_shards(tmp_path, [3, 3])
+        paths = image_shards(tmp_path, [3, 3])
         data = TarShards(paths, PAIR, CENTER)
         data[0]
-        write_tar(paths[0], pictures(3, 7))
+        write_tar(paths[0], image_members(3, 7))
         with pytest.raises(ShardError, match=r"train-000.tar does not match: the tar was changed or replaced"):
             data.read_batch(BatchRead(np.array([3, 0]), allocate_tensor))
         with pytest.raises(
@@ -493,7 +493,7 @@ class TestCompressed:
     def test_a_compressed_tar_is_read_like_the_plain_one(
         self, tmp_path: Path, ending: str, request: pytest.FixtureRequest
     ) -> None:
-        plain = write_tar(tmp_path / "x.tar", pictures(6))
+        plain = write_tar(tmp_path / "x.tar", image_members(6))
         packed = tmp_path / f"x.{ending}"
         packed.write_bytes(PACKED[ending](plain.read_bytes()))
         system = fsspec.filesystem("memory")

@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
     for kind in LITDATA_KINDS:
         write(folder / kind, litdata_samples(kind), **SETTINGS.get(kind, {}))
     write(folder / "pickled", [{"id": 7, "any": {1}}])
-    write(folder / "pictures", [{"image": Jpeg(bytes=jpeg(i, (24, 18))), "label": i} for i in range(8)])
+    write(folder / "images", [{"image": Jpeg(bytes=jpeg(i, (24, 18))), "label": i} for i in range(8)])
 
 
 main(Path(sys.argv[1]))

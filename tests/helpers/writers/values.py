@@ -1,4 +1,4 @@
-"""The samples that the peers write and the tests expect, made anew wherever they are needed."""
+"""The samples that the peers write and the tests expect, created wherever they are needed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MDS_COLUMNS = {
 }
 
 
-def picture(seed: int, size: tuple[int, int] = (9, 7)) -> Image.Image:
+def random_image(seed: int, size: tuple[int, int] = (9, 7)) -> Image.Image:
     """Noise, of a width and a height."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
     return Image.fromarray(pixels)
@@ -40,7 +40,7 @@ def picture(seed: int, size: tuple[int, int] = (9, 7)) -> Image.Image:
 def jpeg(seed: int, size: tuple[int, int] = (9, 7)) -> bytes:
     """The bytes of a JPEG file."""
     file = io.BytesIO()
-    picture(seed, size).save(file, "JPEG", quality=95)
+    random_image(seed, size).save(file, "JPEG", quality=95)
     return file.getvalue()
 
 
@@ -60,8 +60,8 @@ def mds_samples() -> Iterator[dict[str, Any]]:
             "int16_array": np.full((2, i + 1), -i, np.int16),
             "wide_array": np.full((1, 300), i, np.uint8),
             "fixed_array": np.full((2, 3), i / 3, np.float32),
-            **{name: picture(i) for name in ("jpeg", "png", "pil")},
-            "pngs": [picture(i), picture(i + 1, (3, 4))][: i % 3],
+            **{name: random_image(i) for name in ("jpeg", "png", "pil")},
+            "pngs": [random_image(i), random_image(i + 1, (3, 4))][: i % 3],
             "jpegs": [jpeg(i), jpeg(i + 1)],
         }
 
@@ -84,7 +84,7 @@ def _leaves(i: int) -> dict[str, Any]:
         "vector": np.arange(i, dtype=np.uint16),
         "matrix": np.full((2, 3), i / 3),
         "flags": torch.tensor([[True, i % 2 == 0]]),
-        "pil": picture(i),
+        "pil": random_image(i),
     }
 
 
@@ -95,7 +95,7 @@ _LITDATA = {
     "rows": lambda i: {"id": i, "text": None if i % 3 == 0 else "ü" * i, "more": {"list": [i] * (i % 3), "flag": True}},
     "mixed": lambda i: {
         "x": torch.full((2, 2), i),
-        "told": {"words": ["a", "b"] * (i % 2), "deep": [{"k": i, "v": None}]},
+        "mapping": {"words": ["a", "b"] * (i % 2), "deep": [{"k": i, "v": None}]},
     },
     "batch": lambda i: {"x": torch.arange(40), "id": i},
     "chunk": lambda i: {"x": torch.arange(40), "id": i},

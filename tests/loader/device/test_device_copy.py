@@ -1,4 +1,4 @@
-"""Copies ahead of delivery, on a fake accelerator that runs its streams only when told to.
+"""Copies ahead of delivery, on a fake accelerator that runs its streams only on request.
 
 The fake is as lazy and as greedy as a real one may be: a copy from page-locked memory reads it when its stream is
 advanced, not before, and memory of a dead tensor is handed out again at once. So every missing wait shows as a
@@ -176,7 +176,7 @@ def _memory_of(host: torch.Tensor) -> torch.Tensor:
 
 
 class Slots:
-    """Registered transport memory: a slot is written again as soon as nobody holds a view of it."""
+    """Registered transport memory: a slot is written again as soon as no view of it is left."""
 
     def __init__(self, stage: DeviceStage, rows: int = 4) -> None:
         self._stage, self._rows = stage, rows
@@ -292,7 +292,7 @@ def test_an_empty_tensor_is_not_staged(accelerator: FakeAccelerator) -> None:
 
 
 class OnItsOwn:
-    """A batch type with `to`: its memory cannot be told which stream uses it."""
+    """A batch type with `to`: its memory cannot be registered for the stream that uses it."""
 
     def __init__(self, accelerator: FakeAccelerator) -> None:
         self.accelerator, self.stream = accelerator, None

@@ -1,4 +1,4 @@
-"""CPU time, waiting and sampler time of real loops: what computes and what waits is told apart."""
+"""CPU time, waiting and sampler time of real loops: computing is distinguished from waiting."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SlowOrder(torch.utils.data.Sampler[int]):
 
 @pytest.mark.parametrize(("workers", "method"), [(0, "auto"), (2, "process"), (2, "thread")])
 @pytest.mark.parametrize(("dataset", "computes"), [(Sleeping(), False), (Computing(), True)])
-def test_a_fetch_that_sleeps_is_told_from_one_that_computes(
+def test_a_fetch_that_sleeps_is_distinguished_from_one_that_computes(
     workers: int, method: str, dataset: Dataset[Any], computes: bool
 ) -> None:
     with fl.DataLoader(dataset, batch_size=4, num_workers=workers, worker_method=method) as loader:

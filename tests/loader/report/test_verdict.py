@@ -222,7 +222,7 @@ def test_built_inline_and_cheap() -> None:
     assert verdict.advice == ("Larger batches would share what each costs.",)
 
 
-def test_threads_are_told_of_the_lock() -> None:
+def test_threads_are_warned_of_the_lock() -> None:
     verdict = Run(replace(FOUR, pool=THREADS)).batches(50, fetch=320, step=80, wait=80).verdict()
     assert any("Python's lock" in hint for hint in verdict.advice)
 
@@ -245,7 +245,7 @@ def test_few_batches_are_said_to_be_few() -> None:
     assert run.verdict().explanation.startswith("Only 3 batches seen: take this as a first impression. ")
 
 
-def test_deaths_and_skips_are_told_in_any_case() -> None:
+def test_deaths_and_skips_are_reported_in_any_case() -> None:
     verdict = Run().batches(50, fetch=100, step=80, wait=1).verdict(restarts=1, skipped=1200)
     assert "1 worker died and was replaced" in verdict.advice[-2]
     assert "1,200 samples could not be read and were skipped" in verdict.advice[-1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from picture_cases import jpeg
+from image_cases import jpeg
 from PIL import Image
 from vision_cases import PIPELINES
 

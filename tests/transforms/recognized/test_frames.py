@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from picture_cases import jpeg, photo
+from image_cases import jpeg, photo
 from PIL import Image
 
 from feedline.images.placed import PLACEMENT, PlacedReader

@@ -274,7 +274,7 @@ def test_handlers_of_signals(fork_load: Callable[..., list[Any]]) -> None:
 
 
 def _on_signal(*_: object) -> None:
-    raise AssertionError("nobody sends it")
+    raise AssertionError("it is never sent")
 
 
 class Subclass(torch.Tensor):

@@ -180,24 +180,6 @@ def test_out_of_memory_is_said() -> None:
     assert "Something outside" in deaths.remedy(-signal.SIGKILL, out_of_memory=False)
 
 
-@pytest.mark.parametrize(
-    ("membership", "file", "text", "kills"),
-    [
-        ("0::/job", "job/memory.events", "low 0\noom 3\noom_kill 2\n", 2),
-        ("0::/job", "memory.events", "oom_kill 5\n", 5),
-        ("3:cpu:/x\n9:memory:/job\n0::/", "memory/job/memory.oom_control", "under_oom 0\noom_kill 4\n", 4),
-        ("9:memory:/job", "memory/memory.oom_control", "oom_kill 1\n", 1),
-        ("0::/job", "elsewhere/memory.events", "oom_kill 5\n", 0),
-        ("", "memory.events", "oom_kill 5\n", 0),
-    ],
-)
-def test_the_count_of_out_of_memory_kills(tmp_path: Path, membership: str, file: str, text: str, kills: int) -> None:
-    (tmp_path / "membership").write_text(membership)
-    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / file).write_text(text)
-    assert deaths.oom_kills(tmp_path, tmp_path / "membership") == kills
-
-
 STACKS = """Fatal Python error: Segmentation fault
 
 Thread 0x01 (most recent call first):
@@ -224,7 +206,7 @@ def test_stacks_show_the_users_frames() -> None:
     assert deaths.strip_own_frames("") == ""
 
 
-def test_requests_are_told_by_their_samples() -> None:
+def test_requests_are_named_by_their_samples() -> None:
     batch = request(2, 10)
     assert "at sample 23 (epoch 0, position 23)" in deaths.describe_work(batch, 3)
     assert "samples 20, 21, 22, 23, 24, 25, 26, 27, ... (10 in all)" in deaths.describe_work(batch, -1)
@@ -340,13 +322,13 @@ def test_environments_come_as_they_are(tmp_path: Path, monkeypatch: Any) -> None
     finally:
         os.umask(before)
         torch.set_default_dtype(torch.float32)
-    told = _in_another_process(taken)
-    assert told["environment"] == "there"
-    assert told["stale"] is None
-    assert (told["directory"], told["arguments"]) == (str(tmp_path), ["train.py", "--fast"])
-    assert "/some/where" in told["path"]
-    assert (told["umask"], told["dtype"], told["cpus"]) == (0o027, torch.float64, os.sched_getaffinity(0))
-    assert told["filter"][0] == "ignore"
+    reported = _in_another_process(taken)
+    assert reported["environment"] == "there"
+    assert reported["stale"] is None
+    assert (reported["directory"], reported["arguments"]) == (str(tmp_path), ["train.py", "--fast"])
+    assert "/some/where" in reported["path"]
+    assert (reported["umask"], reported["dtype"], reported["cpus"]) == (0o027, torch.float64, os.sched_getaffinity(0))
+    assert reported["filter"][0] == "ignore"
 
 
 def _in_another_process(taken: ProcessEnvironment) -> Any:
@@ -357,7 +339,7 @@ def _in_another_process(taken: ProcessEnvironment) -> Any:
         os.environ["FEEDLINE_STALE"] = "1"
         taken.apply()
         umask = os.umask(0)
-        told = {
+        reported = {
             "environment": os.environ.get("FEEDLINE_TEST"),
             "stale": os.environ.get("FEEDLINE_STALE"),
             "directory": str(Path.cwd()),
@@ -368,13 +350,13 @@ def _in_another_process(taken: ProcessEnvironment) -> Any:
             "cpus": os.sched_getaffinity(0),
             "filter": warnings.filters[0],
         }
-        os.write(sink, pickle.dumps(told))
+        os.write(sink, pickle.dumps(reported))
         os._exit(0)
     os.close(sink)
     with open(source, "rb") as file:
-        told = pickle.load(file)
+        reported = pickle.load(file)
     os.waitpid(pid, 0)
-    return told
+    return reported
 
 
 def test_environments_without_a_directory(tmp_path: Path, monkeypatch: Any) -> None:

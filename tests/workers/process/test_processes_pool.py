@@ -136,7 +136,7 @@ def test_more_requests_than_the_socket_holds(open_pool: OpenPool, tmp_path: Path
     assert pool.statistics().in_flight < 1500
 
 
-def test_cancelled_requests_are_not_built(open_pool: OpenPool, tmp_path: Path) -> None:
+def test_canceled_requests_are_not_built(open_pool: OpenPool, tmp_path: Path) -> None:
     gate, mark = Gate(tmp_path), tmp_path / "built"
     pool = open_pool(squares({0: gate, 12: Call(mark.touch)}), 1)
     futures = [pool.submit(request(number)) for number in range(4)]
@@ -148,11 +148,11 @@ def test_cancelled_requests_are_not_built(open_pool: OpenPool, tmp_path: Path) -
     assert squares_of(last.result().batch)[0] == 5 * BATCH_SIZE
     assert not mark.exists()
     assert pool.statistics().in_flight == 0
-    with pytest.raises(WorkerError, match="cancelled"):
+    with pytest.raises(WorkerError, match="canceled"):
         futures[0].result()
 
 
-def test_a_cancelled_result_frees_its_memory(open_pool: OpenPool) -> None:
+def test_a_canceled_result_frees_its_memory(open_pool: OpenPool) -> None:
     class Wide(Squares):
         def __getitem__(self, index: int) -> Any:
             return torch.full((1 << 16,), index)
@@ -428,7 +428,7 @@ def test_a_forked_child_of_the_users_gets_workers_of_its_own(open_pool: OpenPool
     launcher.close()
 
 
-def test_a_pool_that_nobody_closes_lets_its_workers_go(open_pool: OpenPool) -> None:
+def test_a_pool_that_is_never_closed_lets_its_workers_go(open_pool: OpenPool) -> None:
     launcher = launcher_of("zygote", squares())
     pool = ProcessPool(launcher, 1)
     pool.submit(request(0)).result()

@@ -227,7 +227,7 @@ def test_bad_luck_counts(open_pool: OpenPool, tmp_path: Path) -> None:
         pool.submit(request(0)).result()
 
 
-def test_a_cancelled_request_is_not_taken_apart(open_pool: OpenPool, tmp_path: Path) -> None:
+def test_a_canceled_request_is_not_taken_apart(open_pool: OpenPool, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
     pool = open_pool(squares({5: Call(_log_and_die, str(log))}), 1)

@@ -111,7 +111,7 @@ def test_writes_are_seen_on_both_sides_and_again_further_on() -> None:
         assert tensor.tolist() == [0, 1, 2, 3, *[0] * 6]
 
 
-def test_beside_arrays_that_are_not_shared() -> None:
+def test_next_to_arrays_that_are_not_shared() -> None:
     dataset = {"own": np.arange(50_000), "small": np.arange(3), "shared": [fl.share(np.ones(i)) for i in (7, 9000)]}
     with dump_builder(dataset) as frozen:
         assert len(frozen.fds) == 3
@@ -159,7 +159,7 @@ def test_descriptors_and_memory_go_with_the_last_array() -> None:
     assert (descriptors(), sharing.file_at(address)) == (before, None)
 
 
-def test_nobody_can_change_the_size_of_the_file() -> None:
+def test_no_one_can_change_the_size_of_the_file() -> None:
     shared = fl.share(np.ones(50_000))
     with dump_builder(shared) as frozen:
         (fd,) = frozen.fds

@@ -1,4 +1,4 @@
-"""Large batches of the training process lie in memory that is used again, never while anybody looks at it."""
+"""Large batches of the training process lie in memory that is used again, never while a view of it exists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feedline.workers.transport.slots import IDLE_BATCHES, LARGE_NBYTES
 LARGE = (LARGE_NBYTES // 1024, 1024)
 
 
-def test_memory_that_nobody_looks_at_is_used_again() -> None:
+def test_memory_without_views_is_used_again() -> None:
     empty = BufferPool()
     first = empty(LARGE, torch.uint8)
     place = first.data_ptr()
@@ -41,7 +41,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_memory_that_somebody_looks_at_is_left_alone(look: str) -> None:
+def test_memory_with_views_is_left_alone(look: str) -> None:
     empty = BufferPool()
     first = empty(LARGE, torch.uint8)
     place, kept = first.data_ptr(), LOOKS[look](first)

@@ -45,9 +45,9 @@ def _wide_rows(trials: Sequence[Trial], chosen: Trial | None, step_s: float, wid
         if trial.error:
             yield f"{trial.label:<{longest}} {trial.error}"[:width]
             continue
-        bar = bars(trial.samples_per_s / best, room, marks)
+        column = bar(trial.samples_per_s / best, room, marks)
         mark = ENOUGH_MARK if trial is chosen else ""
-        yield f"{trial.label:<{longest}} {_rate(trial):>16} {bar}{_tail(trial, step_s)}{mark}"
+        yield f"{trial.label:<{longest}} {_rate(trial):>16} {column}{_tail(trial, step_s)}{mark}"
 
 
 def _bar_columns(trials: Sequence[Trial], step_s: float, width: int) -> int:
@@ -72,7 +72,7 @@ def _rate(trial: Trial) -> str:
     return f"{trial.samples_per_s:,.0f} ± {trial.spread:,.0f}"
 
 
-def bars(part: float, columns: int, marks: Marks) -> str:
+def bar(part: float, columns: int, marks: Marks) -> str:
     """A bar for a share of the columns, padded."""
     sign = "█" if marks is Marks.UNICODE else "#"
     return f"{sign * max(1, round(part * columns)) if columns else '':<{columns}}"

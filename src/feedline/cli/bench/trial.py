@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.cli.bench import processes
 from feedline.cli.target import as_feedline, as_torch
+from feedline.core import tree
 
 
 class Setting(NamedTuple):
@@ -151,12 +152,12 @@ def measure(loader: TorchDataLoader[Any], seconds: float, step_s: float) -> Roun
         delivered += rows
         if number == 0:
             first_s = now - began
-        if number < cluster:
-            memory = processes.memory_nbytes(pid)
+        if number == cluster - 1:
+            memory = processes.memory_nbytes(pid)  # once all workers have built a batch
             now = start = perf_counter()  # reading the memory of many processes takes a while
-        else:
+        elif number >= cluster:
             waits.append(now - wait_from)
-            samples, nbytes = samples + rows, nbytes + _nbytes(batch)
+            samples, nbytes = samples + rows, nbytes + sum(array.nbytes for array in tree.arrays(batch))
         if waits and now - start >= seconds and len(waits) % cluster == 0:
             break
         sleep(step_s)
@@ -185,14 +186,6 @@ def _rows(batch: Any) -> int:
     if isinstance(batch, (list, tuple)) and batch:
         return len(batch) if isinstance(batch[0], (str, bytes, int, float)) else _rows(batch[0])
     return 1
-
-
-def _nbytes(batch: Any) -> int:
-    if isinstance(batch, (torch.Tensor, np.ndarray)):
-        return int(batch.nbytes)
-    if isinstance(batch, Mapping):
-        return sum(map(_nbytes, batch.values()))
-    return sum(map(_nbytes, batch)) if isinstance(batch, (list, tuple)) else 0
 
 
 def _close(loader: TorchDataLoader[Any]) -> None:

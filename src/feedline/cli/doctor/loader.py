@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset, RandomSampler, Subset
 from feedline.cli.doctor.findings import Finding, Severity
 from feedline.cli.progress import format_bytes
 from feedline.cli.target import as_feedline
+from feedline.core import tree
 from feedline.core.cgroups import Cgroup
 from feedline.core.dataset import has_traits
 from feedline.core.rng_globals import restored_globals
@@ -114,8 +115,8 @@ class SampleProbe(NamedTuple):
                 result.indices.append(index)
                 result.wall_s.append(perf_counter() - began)
                 result.cpu_s.append(thread_time() - cpu)
-                largest = max(largest, sum(array.nbytes for array in _arrays(value)))
-                shapes.add(tuple(tuple(array.shape) for array in _arrays(value)))
+                largest = max(largest, sum(array.nbytes for array in tree.arrays(value)))
+                shapes.add(tuple(tuple(array.shape) for array in tree.arrays(value)))
         return result._replace(nbytes=largest, differing=len(shapes) > 1)
 
 
@@ -280,23 +281,11 @@ def _first_batches(loader: TorchDataLoader[Any], workers: int, state: torch.Tens
 
 
 def _equal(left: Any, right: Any) -> bool:
-    ours, theirs = list(_arrays(left)), list(_arrays(right))
+    ours, theirs = list(tree.arrays(left)), list(tree.arrays(right))
     return len(ours) == len(theirs) and all(
         a.shape == b.shape and np.array_equal(np.asarray(a), np.asarray(b), equal_nan=a.dtype.kind in "fc")
         for a, b in zip(map(np.asarray, ours), map(np.asarray, theirs), strict=True)
     )
-
-
-def _arrays(value: Any) -> Iterator[Any]:
-    """Tensors and arrays within containers."""
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _arrays(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _arrays(part)
 
 
 def _attributes(

@@ -35,14 +35,14 @@ _SIDES = (0, 64, 128, 224, 256, 384, 512, 768, 1024, 2048, 4096)
 
 def summary(label: str, result: Survey, order: Ordered | None) -> dict[str, Any]:
     """The survey as a JSON object; `headers` covers the examined samples only."""
-    headers = result.pictures
+    headers = result.headers
     return {
         "format": label,
         "samples": len(result.listing.samples),
         "shards": result.listing.shards,
         "nbytes": sum(result.nbytes),
         "fields": dict(result.fields),
-        "image_nbytes": quantiles(result.picture_nbytes),
+        "image_nbytes": quantiles(result.image_nbytes),
         "with_grid": result.grids,
         "repeated_keys": result.listing.renamed,
         "unreadable": result.unreadable,
@@ -107,8 +107,8 @@ def render_shards(label: str, shards: ShardSummary, order: Ordered | None) -> Re
 def render(result: Survey, order: Ordered | None) -> RenderableType:
     """The whole survey."""
     parts = [_render_facts(_facts(result))]
-    if result.pictures.sizes:
-        parts.append(_render_histogram("Shorter side in pixels", shorter_sides(result.pictures.sizes)))
+    if result.headers.sizes:
+        parts.append(_render_histogram("Shorter side in pixels", shorter_sides(result.headers.sizes)))
     if result.classes:
         parts.append(_render_classes(result.classes))
     if order is not None:
@@ -137,16 +137,16 @@ def _format_sizes(sizes: Sequence[int], noun: str) -> str:
 
 
 def _facts(result: Survey) -> list[tuple[str, str]]:
-    listing, headers = result.listing, result.pictures
+    listing, headers = result.listing, result.headers
     facts = [("samples", _format_samples(len(listing.samples), sum(result.nbytes)))]
     if listing.shards:
         facts.append(("shards", _format_sizes(listing.shards, "sample")))
     facts.append(("fields", ", ".join(f"{name} {number:,}" for name, number in result.fields.most_common())))
-    if result.picture_nbytes:
-        sizes = quantiles(result.picture_nbytes).items()
+    if result.image_nbytes:
+        sizes = quantiles(result.image_nbytes).items()
         facts.append(("image files", ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in sizes)))
-    if listing.shards and result.picture_nbytes:
-        facts.append(("with a grid", f"{result.grids:,} of {count_noun(len(result.picture_nbytes), 'image')}"))
+    if listing.shards and result.image_nbytes:
+        facts.append(("with a grid", f"{result.grids:,} of {count_noun(len(result.image_nbytes), 'image')}"))
     if result.looked_at < len(listing.samples):
         facts.append(
             ("examined", f"{count_noun(result.looked_at, 'sample')}, evenly spaced; all that follows is about them")
@@ -253,7 +253,7 @@ def _render_problems(result: Survey) -> list[RenderableType]:
     for noun, clause, places in (
         ("shard", "cannot be read", result.unreadable),
         ("sample", "cannot be read", result.broken),
-        ("image", "cannot be read", result.pictures.broken),
+        ("image", "cannot be read", result.headers.broken),
         ("key", "came more than once", result.listing.renamed),
     ):
         if places:

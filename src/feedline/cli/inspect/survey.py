@@ -192,9 +192,9 @@ class Survey:
     unreadable: list[str] = field(default_factory=list)
     fields: Counter[str] = field(default_factory=Counter)
     nbytes: list[int] = field(default_factory=list)
-    picture_nbytes: list[int] = field(default_factory=list)
+    image_nbytes: list[int] = field(default_factory=list)
     grids: int = 0
-    pictures: ImageHeaders = field(default_factory=ImageHeaders)
+    headers: ImageHeaders = field(default_factory=ImageHeaders)
     classes: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
     """Samples whose class is unreadable."""
@@ -203,7 +203,7 @@ class Survey:
     @property
     def healthy(self) -> bool:
         """True if everything that was examined is readable."""
-        return not (self.unreadable or self.broken or self.pictures.broken)
+        return not (self.unreadable or self.broken or self.headers.broken)
 
 
 def survey(sources: Sequence[str], limit: int, step: Step) -> Survey:
@@ -230,9 +230,9 @@ def _count(sources: Sequence[str], step: Step) -> Survey:
     for sample in listing.samples:
         found.fields.update(part.field for part in sample.parts)
         found.nbytes.append(sum(part.size for part in sample.parts))
-        pictures = [part for part in sample.parts if is_image(part.field)]
-        found.picture_nbytes += [part.size for part in pictures]
-        found.grids += sum(part.has_grid for part in pictures)
+        parts = [part for part in sample.parts if is_image(part.field)]
+        found.image_nbytes += [part.size for part in parts]
+        found.grids += sum(part.has_grid for part in parts)
     return found
 
 
@@ -271,9 +271,9 @@ def _look(sample: Sample, found: Survey) -> None:
     for part in sample.parts:
         if is_image(part.field):
             try:
-                found.pictures.add(_header(part))
+                found.headers.add(_header(part))
             except Exception as error:  # noqa: BLE001 - see _listing
-                found.pictures.broken.append(problem(part.name, error))
+                found.headers.broken.append(problem(part.name, error))
 
 
 def _header(part: MemberSource) -> Header:

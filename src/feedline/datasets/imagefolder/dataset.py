@@ -20,7 +20,7 @@ from feedline.core.tensors import as_indices, numpy_view, one_within, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.content_digest import digest_of_files, digest_of_objects
-from feedline.datasets.decoding import ImageDecoding, loaded
+from feedline.datasets.decoding import ImageDecoder, loaded
 from feedline.datasets.imagefolder.scan import Choice, Fetched, Samples, StoreTree, tree_at
 from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError, note
@@ -129,7 +129,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
     @transform.setter
     def transform(self, transform: Transform | None) -> None:
         self._transform = transform
-        self._images = ImageDecoding(transform, self._ours, apply_exif_orientation=self._oriented)
+        self._images = ImageDecoder(transform, self._ours, apply_exif_orientation=self._oriented)
 
     @property
     def samples(self) -> Sequence[tuple[str, int]]:
@@ -224,7 +224,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
             keys = torch_keys(len(places))
         sources = self._contents(paths, places)
         with self._naming(paths, places):
-            images = self._images.batch(sources, keys, request.allocate, threads=request.threads)
+            images = self._images.decode_batch(sources, keys, request.allocate, threads=request.threads)
         labels = request.allocate((len(places),), torch.int64)
         numpy_view(labels)[...] = self._samples.targets(places)
         return [images, labels]

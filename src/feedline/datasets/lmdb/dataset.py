@@ -22,14 +22,14 @@ from feedline.core.tensors import Allocator, as_indices, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import DecodedRecords
-from feedline.datasets.decoding import Decode, Decoding
-from feedline.datasets.indexes import Columns, SideCar, index_path
+from feedline.datasets.decoding import Decode, decoder_of
+from feedline.datasets.indexes import BuiltIndex, Columns, index_path
 from feedline.datasets.lmdb.environment import Environment, data_in, fetch_environment, open_environment
 from feedline.datasets.paths import find
 from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
-from feedline.stores.files import FileSet
+from feedline.stores.files import FileSet, local_info
 from feedline.stores.urls import is_local, local_path
 
 _BIG_ENDIAN = {"uint32": ">I", "uint64": ">Q"}
@@ -48,8 +48,8 @@ class LMDB(DecodedRecords):
 
     `keys` selects the value of sample i: a pattern for the number, such as `"{:08d}"`; "uint32" or "uint64" for
     big-endian numbers; a list of keys; or None for all keys in the environment's order, which are enumerated once and
-    kept in a side-car next to the data or in the folder `index_dir`. `length` is the number of samples for patterns and
-    numbers, by default the number of entries. `decode` is "bytes", "text", "npy", "image" or a function of a
+    kept in an index file next to the data or in the folder `index_dir`. `length` is the number of samples for patterns
+    and numbers, by default the number of entries. `decode` is "bytes", "text", "npy", "image" or a function of a
     memoryview, which must not keep it.
 
     The entries `__keys__` and `__len__`, in which many scripts keep a pickled list of the keys and its length, are
@@ -78,12 +78,12 @@ class LMDB(DecodedRecords):
     ) -> None:
         location = _find_environment(os.fspath(path), cache, options)
         self.path = location.name
-        self._decoding = Decoding(_ViewGuard(decode) if callable(decode) else decode, transform)
+        self._decoder = decoder_of(_ViewGuard(decode) if callable(decode) else decode, transform)
         self._environment = PerProcess(partial(location.open, database, readahead))
         if keys is None:
-            self._environment()  # opened first, so that errors name the environment, not the side-car
+            self._environment()  # opened first, so that errors name the environment, not the index
             build = partial(_enumerate_keys, self._environment)
-            self._keys: _KeyList = _EnumeratedKeys(location.sidecar(database, index_dir, build))
+            self._keys: _KeyList = _EnumeratedKeys(location.key_index(database, index_dir, build))
         elif isinstance(keys, str):
             count = _count_samples(self._environment()) if length is None else _check_length(length)
             self._keys = _number_keys(keys, count)
@@ -106,10 +106,10 @@ class LMDB(DecodedRecords):
         keys = self._keys.many(places)
         with self._environment().reading() as transaction:
             values = self._values(transaction, keys)
-            if self._decoding.copies:
+            if self._decoder.copies:
                 return list(map(bytes, values))
             return [
-                self._decoding(value, row, partial(self._describe, key))
+                self._decoder(value, row, partial(self._describe, key))
                 for value, key, row in zip(values, keys, rows, strict=True)
             ]
 
@@ -117,7 +117,7 @@ class LMDB(DecodedRecords):
         names = self._keys.many(places)
         with self._environment().reading() as transaction:
             values = self._values(transaction, names)
-            return self._decoding.batch(values, keys, allocate, lambda row: self._describe(names[row]))
+            return self._decoder.batch(values, keys, allocate, lambda row: self._describe(names[row]))
 
     def _values(self, transaction: Any, keys: Sequence[bytes]) -> list[memoryview]:
         """Values of these keys, as views that end with the transaction."""
@@ -162,14 +162,14 @@ class _Location(NamedTuple):
             return open_environment(self.name, database, readahead)
         return fetch_environment(self.blobs, database, readahead)
 
-    def sidecar(self, database: str | None, index_dir: Pathlike | None, build: Callable[[], Columns]) -> SideCar:
+    def key_index(self, database: str | None, index_dir: Pathlike | None, build: Callable[[], Columns]) -> BuiltIndex:
         """The keys, in a file next to local data or in `index_dir`."""
         ending = f"{database or 'main'}.keys"
         path = index_path(self.name, f"{self.name.rpartition('/')[2]}.{ending}", index_dir)
         if self.blobs is not None:
-            return SideCar(path, self.blobs.info(0).state, build)
+            return BuiltIndex(path, self.blobs.info(0).state, build)
         data = data_in(self.name)
-        return SideCar(f"{data}.{ending}" if index_dir is None else path, data, build)
+        return BuiltIndex(f"{data}.{ending}" if index_dir is None else path, local_info(str(data)).state, build)
 
 
 def _find_environment(address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _Location:
@@ -238,14 +238,14 @@ class _NumberKeys:
 
 
 class _EnumeratedKeys:
-    """All keys of an environment, from the side-car."""
+    """All keys of an environment, from the index."""
 
-    def __init__(self, sidecar: SideCar) -> None:
-        self._sidecar = sidecar
+    def __init__(self, index: BuiltIndex) -> None:
+        self._index = index
         self._packed = self._unpack()
 
     def _unpack(self) -> PackedBytes:
-        arrays = self._sidecar.arrays
+        arrays = self._index.arrays
         return PackedBytes(arrays["offsets"].view(np.int64), arrays["keys"].view(np.uint8))
 
     def __len__(self) -> int:
@@ -255,10 +255,10 @@ class _EnumeratedKeys:
         return self._packed.many(places)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_sidecar": self._sidecar}
+        return {"_index": self._index}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._sidecar = state["_sidecar"]
+        self._index = state["_index"]
         self._packed = self._unpack()
 
 

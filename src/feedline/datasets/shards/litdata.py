@@ -19,13 +19,21 @@ from feedline.core.caches import LoadingCache, PerProcess
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record
-from feedline.datasets.decoding import Decoding, SampleTransform, Where, check_names, split_transform
+from feedline.datasets.decoding import (
+    Decoder,
+    SampleTransform,
+    ValueDecoder,
+    Where,
+    check_names,
+    decoder_of,
+    split_transform,
+)
 from feedline.datasets.formats import ShardSummary
 from feedline.datasets.shard_summaries import StoredShard, stored_nbytes, summarize_folders
 from feedline.datasets.shards.files import ShardFileFields, ShardFiles, ShardSource
 from feedline.datasets.shards.folder import IndexedFolder, check_count, check_file_name, check_samples, check_total
 from feedline.datasets.shards.litdata_chunks import ChunkItems, LitDataRows, chunk_ends, open_items
-from feedline.datasets.shards.litdata_types import decoder, is_image
+from feedline.datasets.shards.litdata_types import decode_function, is_image
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
 from feedline.stores.files import Extent, LazyList
@@ -217,25 +225,25 @@ class LitData(ShardFileFields):
         self._steps = {name: SampleTransform(each) for name, each in by_leaf.items()}
         caches = PerProcess(partial(LoadingCache[Any, Any], _CACHE_NBYTES))
         self._items = LazyList(partial(_open_items, self._files, index.wrapped, caches), len(index.chunks))
-        self._leaves = self._leaf_decodings(wanted, by_leaf)
+        self._leaves = self._leaf_decoders(wanted, by_leaf)
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
         self._files.check_unchanged(shard)
         items = self._items[shard]
         return (0, 0) if items.is_cached(row) else items.span(row)
 
-    def _decodings(self) -> list[Decoding]:
+    def _decoders(self) -> list[Decoder]:
         return [decoding for decoding in self._leaves if decoding is not None]
 
-    def _leaf_decodings(self, wanted: Sequence[bool], by_leaf: Mapping[str, Transform]) -> list[Decoding | None]:
-        """Decoding of each leaf, None for unwanted ones.
+    def _leaf_decoders(self, wanted: Sequence[bool], by_leaf: Mapping[str, Transform]) -> list[Decoder | None]:
+        """Decoder of each leaf, None for unwanted ones.
 
         Empty where chunks hold table rows, whatever formats the index lists.
         """
         formats = zip(self._names, self._index.formats, wanted, strict=True)
         try:
             return [
-                _build_decoding(name, kind, by_leaf.get(name), self.path) if is_wanted else None
+                _build_decoder(name, kind, by_leaf.get(name), self.path) if is_wanted else None
                 for name, kind, is_wanted in formats
             ]
         except ArgumentError:
@@ -263,7 +271,7 @@ class LitData(ShardFileFields):
         # Keyed by number: names need not be unique, as keys may contain dots.
         return {str(number): Field(*leaf) for number, leaf in enumerate(self._leaves_in(item, record))}
 
-    def _leaves_in(self, item: memoryview, record: Record) -> list[tuple[Decoding, memoryview, Where]]:
+    def _leaves_in(self, item: memoryview, record: Record) -> list[tuple[Decoder, memoryview, Where]]:
         """Split the bytes of a sample into its wanted leaves.
 
         The lengths of all leaves come first.
@@ -278,7 +286,7 @@ class LitData(ShardFileFields):
             raise SampleError(
                 f"{where()} is damaged: its leaves do not fill its {len(item)} bytes; copy the chunk again"
             )
-        leaves: list[tuple[Decoding, memoryview, Where]] = []
+        leaves: list[tuple[Decoder, memoryview, Where]] = []
         for name, decoding, length in zip(self._names, self._leaves, lengths, strict=True):
             start, stop = stop, stop + length
             if decoding is not None:
@@ -319,11 +327,11 @@ def _describe_leaf(name: str, where: Where) -> str:
     return f"leaf {name!r} of {where()}"
 
 
-def _build_decoding(name: str, kind: str, transform: Transform | None, path: str) -> Decoding:
+def _build_decoder(name: str, kind: str, transform: Transform | None, path: str) -> Decoder:
     if is_image(kind) and transform is not None:
-        return Decoding("image", transform)
+        return decoder_of("image", transform)
     try:
-        return Decoding(decoder(kind), transform, kind=kind.partition(":")[0])
+        return ValueDecoder(decode_function(kind), transform, kind=kind.partition(":")[0])
     except ArgumentError as error:
         raise ArgumentError(f"leaf {name!r} of {path} is stored as {error}; leave it out with columns=") from None
 

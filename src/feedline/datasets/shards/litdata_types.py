@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.datasets.decoding import text_of
+from feedline.datasets.decoding import DecodeFunction, text_of
 from feedline.datasets.shards.mds import bare_image, image, images
 from feedline.errors import ArgumentError
 
@@ -150,9 +150,6 @@ _LEAVES: dict[int, _Read] = {
 _RECORD_LEAVES: dict[int, _Read] = {0x10: _none, 0x11: _text, 0x12: _one("<q"), 0x13: _one("<d"), 0x14: _one("<?")}
 
 
-Decoder = Callable[[memoryview], Any]
-
-
 T = TypeVar("T")
 
 
@@ -175,8 +172,8 @@ _ENCODED = ("bytes", "file", "video", "audio", "nifti", "mesh", "pdf", "graph", 
 """Formats of encoded files, which are returned as bytes for a transform to decode."""
 
 
-def decoder(name: str) -> Decoder:
-    """Decoder of a leaf format; ArgumentError for pickle and unknown formats."""
+def decode_function(name: str) -> DecodeFunction:
+    """Function for a leaf format; ArgumentError for pickle and unknown formats."""
     kind = name.partition(":")[0]
     if kind in _ENCODED:
         return bytes
@@ -248,7 +245,7 @@ def _unpack(layout: str, data: memoryview) -> Any:
     return struct.unpack(layout, data)[0]
 
 
-_DECODERS: dict[str, Decoder] = {
+_DECODERS: dict[str, DecodeFunction] = {
     "bool": partial(_unpack, "<?"),
     "int": partial(_unpack, "<q"),
     "float": partial(_unpack, "<d"),

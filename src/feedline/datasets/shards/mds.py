@@ -23,7 +23,15 @@ from numpy.typing import NDArray
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record
-from feedline.datasets.decoding import Decoding, check_names, split_transform, text_of
+from feedline.datasets.decoding import (
+    DecodeFunction,
+    Decoder,
+    ValueDecoder,
+    check_names,
+    decoder_of,
+    split_transform,
+    text_of,
+)
 from feedline.datasets.formats import ShardSummary
 from feedline.datasets.paths import Paths, listed
 from feedline.datasets.shard_summaries import StoredShard, stored_nbytes, summarize_folders
@@ -32,9 +40,6 @@ from feedline.datasets.shards.folder import IndexedFolder, check_count, check_fi
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
 from feedline.stores.files import LazyList
-
-Decoder = Callable[[memoryview], Any]
-
 
 _SCALARS = (
     *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
@@ -67,8 +72,8 @@ _OTHER_READERS = {
 """Remedies for formats of Mosaic's other writers. JSON shards are files of JSON lines."""
 
 
-def decoder(encoding: str) -> Decoder:
-    """Decoder of a column's values; ArgumentError for pickle and unknown encodings."""
+def decode_function(encoding: str) -> DecodeFunction:
+    """Function for a column's values; ArgumentError for pickle and unknown encodings."""
     if encoding.startswith("ndarray"):
         return _ndarray(encoding)
     if encoding in _SCALARS:
@@ -102,7 +107,7 @@ def _scalar(dtype: np.dtype[Any], data: memoryview) -> Any:
     return np.frombuffer(data, dtype, 1)[0]
 
 
-def _ndarray(encoding: str) -> Decoder:
+def _ndarray(encoding: str) -> DecodeFunction:
     try:
         return partial(_array, *_parse_ndarray(encoding))
     except (ValueError, TypeError, SyntaxError):
@@ -152,12 +157,12 @@ def images(data: memoryview) -> list[PIL.Image.Image]:
     return _decode_several(image, data)
 
 
-def _list(each: Decoder, data: memoryview) -> list[Any]:
+def _list(each: DecodeFunction, data: memoryview) -> list[Any]:
     """Decode a list, stored like `images` after four reserved bytes."""
     return _decode_several(each, data[4:])
 
 
-def _decode_several(each: Decoder, data: memoryview) -> list[Any]:
+def _decode_several(each: DecodeFunction, data: memoryview) -> list[Any]:
     (count,) = struct.unpack_from("<I", data)
     sizes = np.frombuffer(data, "<u4", count, 4)
     stops = 4 + 4 * count + np.cumsum(sizes, dtype=np.int64)
@@ -174,7 +179,7 @@ def _parse_text(kind: Callable[[str], Any], data: memoryview) -> Any:
     return kind(text_of(data))
 
 
-_DECODERS: dict[str, Decoder] = {
+_DECODERS: dict[str, DecodeFunction] = {
     "bytes": bytes,
     "str": text_of,
     "int": _integer,
@@ -309,7 +314,7 @@ class MDS(ShardFileFields):
         offsets = self._offsets[shard]
         return offsets[row], offsets[row + 1]
 
-    def _decodings(self) -> list[Decoding]:
+    def _decoders(self) -> list[Decoder]:
         """Decodings of all shards.
 
         A column whose encoding differs between shards appears several times.
@@ -334,11 +339,11 @@ class MDS(ShardFileFields):
 
 @dataclass(frozen=True, slots=True)
 class _MDSLayout:
-    """Layout of the samples of shards with equal columns, and their decodings."""
+    """Layout of the samples of shards with equal columns, and their decoders."""
 
     heads: str
     sizes: tuple[int | None, ...]
-    wanted: tuple[tuple[int, str, Decoding], ...]
+    wanted: tuple[tuple[int, str, Decoder], ...]
 
     def spans(self, data: memoryview) -> list[tuple[int, int]]:
         """Byte range of each column; ValueError unless they fill the sample."""
@@ -383,15 +388,15 @@ def _build_layout(
         if name not in columns.names:
             raise ArgumentError(f"shards of {path} have no column {name!r}; they have {', '.join(columns.names)}")
         number = columns.names.index(name)
-        wanted.append((number, name, _build_decoding(name, columns.encodings[number], by_column.get(name), path)))
+        wanted.append((number, name, _build_decoder(name, columns.encodings[number], by_column.get(name), path)))
     return _MDSLayout(f"<{columns.sizes.count(None)}I", columns.sizes, tuple(wanted))
 
 
-def _build_decoding(name: str, encoding: str, transform: Transform | None, path: str) -> Decoding:
+def _build_decoder(name: str, encoding: str, transform: Transform | None, path: str) -> Decoder:
     if is_image(encoding) and transform is not None:
-        return Decoding("image", transform)
+        return decoder_of("image", transform)
     try:
-        return Decoding(decoder(encoding), transform, kind=encoding.partition(":")[0])
+        return ValueDecoder(decode_function(encoding), transform, kind=encoding.partition(":")[0])
     except ArgumentError as error:
         raise ArgumentError(f"column {name!r} of {path} is encoded as {error}; leave it out with columns=") from None
 

@@ -8,7 +8,7 @@ Wire format: https://protobuf.dev/programming-guides/encoding/. Messages: tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeGuard
@@ -19,8 +19,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from feedline.core.tensors import torch_dtype
 from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.base import Decodes, Field
-from feedline.datasets.decoding import DECODERS, Decode, Decoding, SampleTransform
+from feedline.datasets.base import Field
+from feedline.datasets.decoding import DECODERS, Decode, Decoder, SampleTransform, Where, decoder_of
 from feedline.errors import ArgumentError, SampleError
 
 Value = list[bytes] | NDArray[np.float32] | NDArray[np.int64]
@@ -176,20 +176,15 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 Feature = Decode | DTypeLike | torch.dtype | tuple[DTypeLike | torch.dtype | Decode, tuple[int, ...]]
 
 
-Where = Callable[[], str]
-
-
-class EveryFeature:
+class EveryFeature(Decoder):
     """Decodes a record to all of its features, as they are stored.
 
     Numbers become 1-D tensors, bytes become lists, and feature lists become lists of these.
     """
 
     step = SampleTransform(None)
-    batchable = draws = False
 
     def __call__(self, source: memoryview, row: int | None, where: Where) -> dict[str, Any]:  # noqa: ARG002 - as others
-        """All features of a record."""
         features = _parse(source, None, where)
         # Sorted, because the order of protobuf map entries is arbitrary.
         return {name: _as_stored(value) for name, value in sorted(features.items())}
@@ -215,30 +210,30 @@ class ChosenFeatures:
                 f"columns={features!r}: pass a dict from the name of each feature to its type, such as"
                 " {'label': 'int64'}"
             )
-        self._decodings = {
-            name: _build_decoding(name, feature, transforms.get(name)) for name, feature in features.items()
+        self._decoders = {
+            name: _build_decoder(name, feature, transforms.get(name)) for name, feature in features.items()
         }
         if unknown := [name for name in defaults if name not in features]:
             raise ArgumentError(f"defaults names {unknown[0]!r}, which is not in columns; drop it there, or add it")
-        self._defaults = {name: _default(name, each, self._decodings[name]) for name, each in defaults.items()}
+        self._defaults = {name: _default(name, each, self._decoders[name]) for name, each in defaults.items()}
 
     @property
-    def decodings(self) -> Collection[Decodes]:
-        """Decodings of the features."""
-        return self._decodings.values()
+    def decoders(self) -> Collection[Decoder]:
+        """Decoders of the features."""
+        return self._decoders.values()
 
     def fields(self, record: memoryview, where: Where) -> dict[str, Field]:
         """Requested features of a record; SampleError names a missing one."""
-        found = _parse(record, self._decodings, where)
+        found = _parse(record, self._decoders, where)
         values = self._defaults | {name: value for name, value in found.items() if not self._is_absent(name, value)}
-        if len(values) < len(self._decodings):
-            missing = next(name for name in self._decodings if name not in values)
+        if len(values) < len(self._decoders):
+            missing = next(name for name in self._decoders if name not in values)
             there = ", ".join(sorted(_parse(record, None, where))) or "none"
             raise SampleError(
                 f"{where()} has no feature {missing!r}; it has {there}. If it is optional, pass defaults={{{missing!r}:"
                 " value}"
             )
-        return {name: _field(name, values[name], decoding, where) for name, decoding in self._decodings.items()}
+        return {name: _field(name, values[name], decoder, where) for name, decoder in self._decoders.items()}
 
     def _is_absent(self, name: str, value: Value | Steps) -> bool:
         """True if a feature is missing, and has a default."""
@@ -247,34 +242,34 @@ class ChosenFeatures:
             name in self._defaults
             and isinstance(value, list)
             and not value
-            and not isinstance(self._decodings[name], _BytesValues)
+            and not isinstance(self._decoders[name], _BytesValues)
         )
 
 
-def _field(name: str, value: Value | Steps, decoding: Decodes, where: Where) -> Field:
+def _field(name: str, value: Value | Steps, decoder: Decoder, where: Where) -> Field:
     def describe() -> str:
         return f"feature {name!r} of {where()}"
 
-    if isinstance(decoding, (_Numbers, _BytesValues)):
-        return Field(decoding, value, describe)
+    if isinstance(decoder, (_Numbers, _BytesValues)):
+        return Field(decoder, value, describe)
     if isinstance(value, Steps):
         raise SampleError(f"{describe()} has {len(value)} steps; make its type a list, such as ('image', (-1,))")
     if isinstance(value, np.ndarray) or len(value) != 1:
         several = "" if isinstance(value, np.ndarray) else "; make its type a list, such as ('text', (-1,))"
         raise SampleError(f"{describe()} holds {_describe(value)} instead of one bytes value{several}")
-    return Field(decoding, value[0], describe)
+    return Field(decoder, value[0], describe)
 
 
-def _default(name: str, value: Any, decoding: Decodes) -> Value:
+def _default(name: str, value: Any, decoder: Decoder) -> Value:
     """A default, in the form of a record's values."""
-    if isinstance(decoding, _Numbers):
-        return decoding.default(name, value)
-    texts = value if isinstance(decoding, _BytesValues) and isinstance(value, (list, tuple)) else [value]
+    if isinstance(decoder, _Numbers):
+        return decoder.default(name, value)
+    texts = value if isinstance(decoder, _BytesValues) and isinstance(value, (list, tuple)) else [value]
     encoded = [each.encode() if isinstance(each, str) else each for each in texts]
     if not all(isinstance(each, bytes) for each in encoded):
         raise ArgumentError(f"defaults[{name!r}]={value!r:.100} must be bytes or str, as a record holds it")
-    if isinstance(decoding, _BytesValues):
-        decoding.check(encoded, lambda: f"defaults[{name!r}]", ArgumentError)
+    if isinstance(decoder, _BytesValues):
+        decoder.check(encoded, lambda: f"defaults[{name!r}]", ArgumentError)
     return encoded
 
 
@@ -287,13 +282,13 @@ def _parse(record: memoryview, wanted: Mapping[str, Any] | None, where: Where) -
         ) from error
 
 
-def _build_decoding(name: str, feature: Feature, transform: Transform | None) -> Decodes:
+def _build_decoder(name: str, feature: Feature, transform: Transform | None) -> Decoder:
     if _is_decode(feature):
-        return Decoding(feature, transform)
+        return decoder_of(feature, transform)
     dtype: Any
     dtype, shape = feature if isinstance(feature, tuple) and len(feature) == 2 else (feature, ())
     if _is_decode(dtype) and _is_shape(shape) and len(shape) == 1:
-        return _BytesValues(Decoding(dtype, transform), shape[0])
+        return _BytesValues(decoder_of(dtype, transform), shape[0])
     try:
         numbers = torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else np.dtype(dtype)
     except TypeError:
@@ -319,7 +314,7 @@ def _is_shape(shape: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Numbers:
+class _Numbers(Decoder):
     """Decodes a feature to a tensor.
 
     The numbers are in a list, or raw (little endian) in a single bytes value. Tensors of steps are stacked, or in a
@@ -329,7 +324,6 @@ class _Numbers:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     step: SampleTransform
-    batchable = draws = False
 
     def __call__(self, source: Value | Steps, row: int | None, where: Where) -> Any:
         return self.step(self._stacked(source, where) if isinstance(source, Steps) else self._one(source, where), row)
@@ -380,25 +374,17 @@ class _Numbers:
         return count % known == 0 if -1 in self.shape and known else count == known
 
 
-class _BytesValues:
+class _BytesValues(Decoder):
     """Decodes several bytes values, or one of each step, to a list.
 
     `count` is their number; -1 for any. A transform is applied to each.
     """
 
-    batchable = False
-
-    def __init__(self, each: Decoding, count: int) -> None:
-        self._each, self._count = each, count
-
-    @property
-    def step(self) -> SampleTransform:
-        """Transform of each value."""
-        return self._each.step
+    def __init__(self, each: Decoder, count: int) -> None:
+        self._each, self._count, self.step = each, count, each.step
 
     @property
     def draws(self) -> bool:
-        """True if the transform is random."""
         return self._each.draws
 
     def __call__(self, source: Value | Steps, row: int | None, where: Where) -> list[Any]:

@@ -1,6 +1,6 @@
 """`TFRecord`: records of TFRecord files, in any order, without TensorFlow.
 
-One pass over a file finds its records and checks them; the offsets are kept in a side-car index.
+One pass over a file finds its records and checks them; the offsets are kept in an index file.
 
 A record is its length (uint64), the masked CRC-32C of the length, the data, and their masked CRC-32C; all little
 endian.
@@ -18,8 +18,8 @@ import numpy as np
 from feedline.core import optional
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
-from feedline.datasets.base import Decodes, Field, FieldRecords, Record, RecordFiles, ShardedFields
-from feedline.datasets.decoding import Decode, Decoding, split_transform
+from feedline.datasets.base import Field, FieldRecords, Record, RecordFiles, ShardedFields
+from feedline.datasets.decoding import Decode, Decoder, decoder_of, split_transform
 from feedline.datasets.file_objects import Stream, parts
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import Columns, IndexRecipe, Shapes
@@ -177,7 +177,7 @@ class TFRecord(RecordFiles, ShardedFields):
     `.gz` or `.zlib`, and files of this machine that begin so. For objects with other names, `compression` is "GZIP" or
     "ZLIB", as in TFRecordOptions; "" reads all files as they are.
 
-    A side-car index next to each file, or in the folder `index_dir`, holds the offsets of records. With `check`, all
+    An index file next to each file, or in the folder `index_dir`, holds the offsets of records. With `check`, all
     checksums are verified when it is built, and an index built without is built again. Objects are kept in the folder
     `cache` if one is given; `options` are those of `open_store`.
     """
@@ -203,7 +203,7 @@ class TFRecord(RecordFiles, ShardedFields):
             raise ArgumentError("defaults= needs columns=, the types of the features")
         self._chosen = None if columns is None else ChosenFeatures(columns, by_feature, defaults or {})
         # An image is decoded and transformed in one step.
-        self._decoding: Decodes = EveryFeature() if decode is None else Decoding(decode, whole)
+        self._decoder: Decoder = EveryFeature() if decode is None else decoder_of(decode, whole)
         blobs = find(paths, FORMATS["tfrecord"].pattern, cache=cache, options=options)
         super().__init__(inflated(blobs, _openers(blobs, compression), index_dir), _recipe(check), index_dir)
         self.paths = blobs.names  # not those of decompressed files, which differ between machines
@@ -212,13 +212,13 @@ class TFRecord(RecordFiles, ShardedFields):
             if check and _CHECKED not in index.shapes:  # built without checking
                 index.renew()
 
-    def _decodings(self) -> Collection[Decodes]:
-        return [self._decoding] if self._chosen is None else self._chosen.decodings
+    def _decoders(self) -> Collection[Decoder]:
+        return [self._decoder] if self._chosen is None else self._chosen.decoders
 
     def _fields_in(self, record: Record) -> dict[str, Field]:
         where = partial(self._where, record.shard, record.row)
         if self._chosen is None:
-            return {_WHOLE: Field(self._decoding, record.data, where)}
+            return {_WHOLE: Field(self._decoder, record.data, where)}
         return self._chosen.fields(record.data, where)
 
     def _joined(self, values: dict[str, Any]) -> Any:

@@ -18,8 +18,8 @@ from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Field, FieldRecords
 from feedline.datasets.content_digest import digest_below
-from feedline.datasets.decoding import Decode, Decoding, split_transform
-from feedline.datasets.file_root import Fetched, FileDecoding, FileRoot
+from feedline.datasets.decoding import Decode, Decoder, ValueDecoder, split_transform
+from feedline.datasets.file_root import Fetched, FileDecoder, FileRoot
 from feedline.datasets.sql.columns import SQLColumn
 from feedline.datasets.sql.connection import Connect, Params, Query, normalize_source
 from feedline.errors import ArgumentError, SampleError, StateError
@@ -62,8 +62,8 @@ class SQLManifest(FieldRecords):
         self._nullable = _nullable(self._columns)
         by_column, whole = split_transform(transform, [*self._columns, into])
         super().__init__(whole)
-        self._values = {name: Decoding(_identity, by_column.get(name)) for name in self._columns}
-        self._files = FileDecoding(files, decode, by_column.get(into))
+        self._values = {name: ValueDecoder(_identity, by_column.get(name)) for name in self._columns}
+        self._files = FileDecoder(files, decode, by_column.get(into))
 
     def __len__(self) -> int:
         return len(self._columns[self._key])
@@ -124,7 +124,7 @@ class SQLManifest(FieldRecords):
         other.__dict__.update(self.__dict__, _columns=columns, _nullable=_nullable(columns))
         return other
 
-    def _decodings(self) -> list[Decoding]:
+    def _decoders(self) -> list[Decoder]:
         return [*self._values.values(), self._files]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:

@@ -12,7 +12,7 @@ from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Decode
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
-from feedline.datasets.indexes import Columns, SideCar, indexes_of
+from feedline.datasets.indexes import BuiltIndex, Columns, indexes_of
 from feedline.datasets.paths import Paths, columns_of, find, paths_of
 from feedline.datasets.tables.avro_layout import BLOCKS, arrow_schema, avro, parse_header, records
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
@@ -76,7 +76,7 @@ class Blocks(FileChunks[FileSet]):
         return arrow.RecordBatch.from_arrays(arrays, names=columns)
 
 
-def _bounds(indexes: tuple[SideCar, ...], number: int) -> Columns:
+def _bounds(indexes: tuple[BuiltIndex, ...], number: int) -> Columns:
     return indexes[number].open_arrays()
 
 

@@ -11,7 +11,7 @@ from feedline.core.dataset import Keys
 from feedline.core.tensors import Allocator
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.base import _keys_of
-from feedline.datasets.decoding import Decode, Decoding, SampleTransform, split_transform
+from feedline.datasets.decoding import Decode, Decoder, SampleTransform, decoder_of, split_transform
 from feedline.datasets.tables.types import ColumnType, StructType, TextType
 from feedline.errors import ArgumentError
 from feedline.transforms import plan
@@ -27,7 +27,7 @@ Locate = Callable[[int], str]
 class _Cell(NamedTuple):
     """A column of encoded bytes, or their member of a struct."""
 
-    decoding: Decoding
+    decoder: Decoder
     is_struct: bool
 
     def source(self, value: Any) -> Any:
@@ -38,8 +38,8 @@ class Cells:
     """Decoders and transforms of columns, and the transform of whole samples.
 
     `transform` is a function of samples, or a dict of functions by column. `decode` names decoders by column, as of
-    `Decoding`; a column of bytes with one of feedline's transforms is an image. Images may lie in the member `bytes` of
-    a struct, as `datasets` stores them.
+    `decoder_of`; a column of bytes with one of feedline's transforms is an image. Images may lie in the member `bytes`
+    of a struct, as `datasets` stores them.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Cells:
             if name not in decoders and _holds_bytes(kinds[name]) and plan(each) is not None:
                 decoders[name] = "image"
         self._cells = {
-            name: _Cell(Decoding(decoder, by_column.get(name)), isinstance(kinds[name], StructType))
+            name: _Cell(decoder_of(decoder, by_column.get(name)), isinstance(kinds[name], StructType))
             for name, decoder in decoders.items()
         }
         self.kind = replace(kind, fields=tuple((name, _narrowed(each, name in decoders)) for name, each in kind.fields))
@@ -72,12 +72,12 @@ class Cells:
     def batchable(self) -> bool:
         """True if `batch` is supported."""
         steps = self._steps or self.whole is not None
-        return not steps and all(each.decoding.batchable for each in self._cells.values())
+        return not steps and all(each.decoder.batchable for each in self._cells.values())
 
     @property
     def draws(self) -> bool:
         """True if `batch` depends on keys."""
-        return any(each.decoding.draws for each in self._cells.values())
+        return any(each.decoder.draws for each in self._cells.values())
 
     def sample(self, stored: dict[str, Any], row: int | None, locate: Callable[[], str]) -> Any:
         """Decode and transform a stored row.
@@ -85,17 +85,17 @@ class Cells:
         `row` is its row in a batch, or None.
         """
         for name, cell in self._cells.items():
-            stored[name] = cell.decoding(cell.source(stored[name]), row, partial(_describe, locate, name))
+            stored[name] = cell.decoder(cell.source(stored[name]), row, partial(_describe, locate, name))
         for name, step in self._steps.items():
             stored[name] = step(stored[name], row)
         return self._step(stored, row)
 
     def batch(self, stored: dict[str, Any], keys: Keys | None, rows: int, allocate: Allocator, locate: Locate) -> Any:
         """Decode the columns of a collated batch."""
-        keys_by_name = _keys_of(keys, rows, [name for name, each in self._cells.items() if each.decoding.draws])
+        keys_by_name = _keys_of(keys, rows, [name for name, each in self._cells.items() if each.decoder.draws])
         for name, cell in self._cells.items():
             where = partial(_describe_row, locate, name)
-            stored[name] = cell.decoding.batch(cell.source(stored[name]), keys_by_name.get(name), allocate, where)
+            stored[name] = cell.decoder.batch(cell.source(stored[name]), keys_by_name.get(name), allocate, where)
         return stored
 
 

@@ -18,7 +18,7 @@ from feedline.core.dataset import Batch, BatchRead, Keys, Traits, check_reads_ba
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within, within
 from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.base import _keys_of
-from feedline.datasets.decoding import Decoding, SampleTransform, split_transform
+from feedline.datasets.decoding import SampleTransform, decoder_of, split_transform
 from feedline.datasets.tables.base import ChunkRows
 from feedline.datasets.tables.chunks import table_chunk
 from feedline.datasets.tables.nulls import Nulls
@@ -180,7 +180,7 @@ class HuggingFaceImages:
 
     def __init__(self, dataset: Any, column: str, transform: Transform) -> None:
         self._dataset, self._column = dataset, column
-        self.decoding = Decoding("image", transform)
+        self.decoder = decoder_of("image", transform)
         self._rows: StoredRows | None = None
 
     def samples(self, inside: Int64s, rows: Sequence[int | None]) -> list[Any]:
@@ -190,13 +190,13 @@ class HuggingFaceImages:
         """
         sources = self._sources(inside)
         return [
-            self.decoding(source, row, partial(self._describe, at))
+            self.decoder(source, row, partial(self._describe, at))
             for source, row, at in zip(sources, rows, inside.tolist(), strict=True)
         ]
 
     def batch(self, inside: Int64s, keys: Keys | None, allocate: Allocator) -> torch.Tensor:
         """The transformed images as one tensor, in memory from `allocate`."""
-        return self.decoding.batch(self._sources(inside), keys, allocate, lambda row: self._describe(int(inside[row])))
+        return self.decoder.batch(self._sources(inside), keys, allocate, lambda row: self._describe(int(inside[row])))
 
     def _sources(self, inside: Int64s) -> list[Any]:
         stored = self._opened.samples(inside)
@@ -255,7 +255,7 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
     @property
     def traits(self) -> Traits:
         """Thread-safe and batch-reading only if no code of `datasets` runs."""
-        images = [each.decoding for each in self._images.values()]
+        images = [each.decoder for each in self._images.values()]
         one_by_one = self._targets is None or self._steps or self._step.transform is not None
         return Traits(
             thread_safe=self._targets is not None,
@@ -285,7 +285,7 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
         """
         check_reads_batches(self)
         inside = within(request.indices, len(self), "Dataset")
-        drawing = [name for name, each in self._images.items() if each.decoding.draws]
+        drawing = [name for name, each in self._images.items() if each.decoder.draws]
         keys = _keys_of(request.keys, len(inside), drawing)
         columns = self._rest_of_batch(inside, request.allocate)
         for name, images in self._images.items():

@@ -23,15 +23,12 @@ from feedline.core.rng import SampleRng
 from feedline.core.tensors import Allocator
 from feedline.datasets import array_container
 from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.decoding import BAD_DATA, DAMAGE, Grid, ImageDecoding, rgb, undecodable
+from feedline.datasets.decoding import BAD_DATA, DAMAGE, DecodeFunction, Grid, ImageDecoder, rgb, undecodable
 from feedline.datasets.shards.compression import is_bomb, largest_nbytes
 from feedline.datasets.webdataset import MemberSpan, Shard, tar
 from feedline.datasets.webdataset.tar import extension, is_image
 from feedline.errors import ArgumentError, SampleError
 from feedline.images import ImageError
-
-Decode = Callable[[memoryview], Any]
-
 
 Own = Mapping[str, Callable[[bytes], Any]]
 """A user's decoders, by field (`seg.png`) or extension (`png`)."""
@@ -76,7 +73,7 @@ def _array_in(content: bytes) -> NDArray[Any] | bytes:
     return array(memoryview(content)) if array_container.is_array(content) else content
 
 
-DECODERS: dict[str, Decode] = {
+DECODERS: dict[str, DecodeFunction] = {
     "cls": integer,
     "cls2": integer,
     "class": integer,
@@ -100,7 +97,7 @@ PICKLES = frozenset({"pickle", "pkl", "pyd", "pt", "pth"})
 """Extensions of pickled data, which can run code of its author when read."""
 
 
-def decoder(field: str, own: Own, load_image: Decode = bytes) -> Decode | None:
+def decode_function(field: str, own: Own, load_image: DecodeFunction = bytes) -> DecodeFunction | None:
     """The decoder of a field; None for an image.
 
     A field such as `json.gz` is decompressed, and decoded as the field without `.gz`, images by `load_image`.
@@ -110,7 +107,7 @@ def decoder(field: str, own: Own, load_image: Decode = bytes) -> Decode | None:
     if function is not None:
         return partial(_from_bytes, function)
     if extension(field) == "gz":
-        return partial(_unpacked, decoder(field.rpartition(".")[0], own, load_image) or load_image)
+        return partial(_unpacked, decode_function(field.rpartition(".")[0], own, load_image) or load_image)
     if is_image(field):
         return None
     if extension(field) in PICKLES:
@@ -123,8 +120,8 @@ def decoder(field: str, own: Own, load_image: Decode = bytes) -> Decode | None:
     return _integer if decode is integer else decode
 
 
-def _unpacked(decode: Decode, data: memoryview) -> Any:
-    """Decode the content of a gzip file; ValueError for a decompression bomb."""
+def _unpacked(decode: DecodeFunction, data: memoryview) -> Any:
+    """DecodeFunction the content of a gzip file; ValueError for a decompression bomb."""
     limit = largest_nbytes(len(data))
     with gzip.open(io.BytesIO(data)) as file:
         content = file.read(limit + 1)
@@ -196,7 +193,7 @@ class TarColumn:
             raise ArgumentError(f"field {spec!r} has an empty name; write alternatives as 'jpg;png'")
         self._settings = settings
         load = self._load_image if settings.decode else bytes
-        self._images = ImageDecoding(transform, load, apply_exif_orientation=settings.apply_exif_orientation)
+        self._images = ImageDecoder(transform, load, apply_exif_orientation=settings.apply_exif_orientation)
         self._decoders = {name: self._decoder(name) for name in self.names}
         encoded = [decode is None for decode in self._decoders.values()]
         self.has_images = any(encoded)
@@ -206,10 +203,10 @@ class TarColumn:
             settings.decode and self._images.fused and all(a or b for a, b in zip(encoded, stored, strict=True))
         )
 
-    def _decoder(self, name: str) -> Decode | None:
+    def _decoder(self, name: str) -> DecodeFunction | None:
         if not self._settings.decode or name in PSEUDO:
             return bytes
-        return decoder(name, self._settings.own, self._load_image)
+        return decode_function(name, self._settings.own, self._load_image)
 
     @property
     def batchable(self) -> bool:
@@ -263,7 +260,7 @@ class TarColumn:
             return collate.default(tuple(map(self._decoded, places)), allocate=allocate)
         grids = _grids(places) if any(place.shard.index.has_grids for place in places) else None
         with _naming(places):
-            return self._images.batch(list(_sources(places)), keys, allocate, grids, threads)
+            return self._images.decode_batch(list(_sources(places)), keys, allocate, grids, threads)
 
     def all_places(self, parts: Sequence[ShardPart], count: int) -> list[MemberPlace]:
         """The members of a whole batch, in batch order."""

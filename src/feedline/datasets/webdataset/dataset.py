@@ -23,7 +23,15 @@ from feedline.datasets.inflated import inflated
 from feedline.datasets.paths import Paths, find, listed
 from feedline.datasets.strings import PackedStrings
 from feedline.datasets.webdataset import Head, Held, RemoteShard, Shard, ShardCache, Tars, is_image, tar
-from feedline.datasets.webdataset.columns import PSEUDO, MemberPlace, Own, ShardPart, TarColumn, TarDecoding, decoder
+from feedline.datasets.webdataset.columns import (
+    PSEUDO,
+    MemberPlace,
+    Own,
+    ShardPart,
+    TarColumn,
+    TarDecoding,
+    decode_function,
+)
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
 from feedline.stores.cache import MissingPieceError
@@ -165,7 +173,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         own, filled = self._settings.own, {number: head for number, head in enumerate(heads) if head.samples}
         for name in set.intersection(*(set(head.fields) for head in filled.values())):
             try:
-                decoder(name, own)
+                decode_function(name, own)
             except ArgumentError:
                 if all(self._tars.index(number).counts()[name] == head.samples for number, head in filled.items()):
                     raise

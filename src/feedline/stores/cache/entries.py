@@ -69,6 +69,7 @@ def open_entry(file: BinaryIO, *, trusted: bool) -> memoryview:
         raise DamagedEntryError
     content = _content(file, size)
     data = content[: -_FOOTER.size]
+    # At the end of the file: what was cut short, at whatever byte, has no footer.
     magic, nbytes, promised = _FOOTER.unpack(content[-_FOOTER.size :])
     if (magic, nbytes) != (_MAGIC, data.nbytes) or not (trusted or checksum(data) == promised):
         raise DamagedEntryError
@@ -90,6 +91,7 @@ def temporary(path: Path, nbytes: int) -> Iterator[int]:
     """
     fd = open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
+        # At its final size at once: other processes count the room that it will take.
         fcntl.flock(fd, fcntl.LOCK_EX)
         os.ftruncate(fd, nbytes)
         yield fd

@@ -160,6 +160,7 @@ class Prefetcher:
         """
         with self._changed:
             self._changed.wait_for(self._has_room)
+        # Drawn without the lock: `items` may run a dataset's code, which takes its time.
         while not self._closed and (numbered := next(self._items, None)) is not None:
             with self._changed:
                 if numbered[0] >= self._reached:
@@ -189,6 +190,8 @@ class Prefetcher:
             return []
         located = _LocatedRange(position)
         with self._changed:
+            # Under one lock with the registration below: a fetch that ended in between would never report to this
+            # item.
             tasks = {self._under_way[piece] for piece in pieces if piece in self._under_way}
             fetches = [_fetch_of(run) for run in _runs([piece for piece in missing if piece not in self._under_way])]
             self._under_way.update({piece: task for task in fetches for piece in task.pieces})
@@ -238,6 +241,7 @@ class Prefetcher:
         self._unknown -= not task.pieces
         for piece in task.pieces:
             del self._under_way[piece]
+            # Noted as seen when the fetch was planned, and not there after all.
             if failed:
                 self._seen.drop(piece)
         for item in task.items:
@@ -288,23 +292,23 @@ class Prefetch:
 
     Ranges are fetched in the order in which the reader will read them. Nothing is left running at the end:
 
-        with Prefetch(store, wants, ahead_nbytes=1 << 30) as ahead:
-            for want in wants:
-                use(store.read(*want))
+        with Prefetch(store, ranges, ahead_nbytes=1 << 30) as ahead:
+            for each in ranges:
+                use(store.read(*each))
                 ahead.advance()
 
     No further range is started while `ahead_nbytes` or more lie ahead of the reader; `threads` threads fetch. One more
-    takes from `wants` as it goes. A loader does this by itself for datasets that are read through a cache.
+    takes from `ranges` as it goes. A loader does this by itself for datasets that are read through a cache.
     """
 
     def __init__(
-        self, store: CachedStore, wants: Iterable[ObjectRange], *, ahead_nbytes: int = 256 << 20, threads: int = 16
+        self, store: CachedStore, ranges: Iterable[ObjectRange], *, ahead_nbytes: int = 256 << 20, threads: int = 16
     ) -> None:
         if not isinstance(store, CachedStore):
             raise ArgumentError("Prefetch fetches into a cache: open the store with open_store(address, cache=...)")
         if ahead_nbytes < 1 or threads < 1:
             raise ArgumentError("Prefetch: ahead_nbytes and threads are at least 1")
-        self._items = Prefetcher(([(store, want)] for want in wants), ahead_nbytes=ahead_nbytes, threads=threads)
+        self._items = Prefetcher(([(store, each)] for each in ranges), ahead_nbytes=ahead_nbytes, threads=threads)
 
     def __enter__(self) -> Self:
         self._items.start()

@@ -172,6 +172,7 @@ class CachedStore:
 
     def _object(self, path: str, version: str | None) -> _Object:
         info = self._known(path, version)
+        # Without versions, what another process has kept may be of another content: it gets another key.
         version_key = info.version if info.is_versioned else f"{info.version} {self._own}"
         return _Object(self.store, self._shared(), info, version_key, self.cache)
 

@@ -41,6 +41,8 @@ class ReceiveBuffer:
         The caller owns the descriptors. Raises BlockingIOError as `recv` does.
         """
         try:
+            # CLOEXEC by the call itself: another thread may start a program between receiving a descriptor and marking
+            # it.
             nbytes, ancillary, _, _ = channel.recvmsg_into(
                 [self._buffer], _ANCILLARY_NBYTES, flags | socket.MSG_CMSG_CLOEXEC
             )
@@ -54,11 +56,13 @@ class ReceiveBuffer:
         return bytes(self._view[:nbytes]), fds
 
 
+# A snapshot inherits every end that this process holds, also those of other pools, and must close its copies.
 _pairs: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
     """Two connected ends of a socket that preserves message boundaries."""
+    # Keeps the borders of messages, as datagrams do, and reports the end of the other side, as streams do.
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     _pairs.update(ends)
     return ends
@@ -168,6 +172,7 @@ class RequestQueue:
     def put(self, task: int, payload: bytes) -> None:
         """Queue a request; does not block."""
         self._backlog.append(QueuedRequest(task, payload))
+        # Behind others it has to wait: they are here because the socket was full.
         if len(self._backlog) == 1:
             self.flush()
 
@@ -191,6 +196,7 @@ class RequestQueue:
             self._receive_buffer = ReceiveBuffer()
         stopping = sum(request.task == STOP for request in self._backlog)
         self._backlog.clear()
+        # The end that workers read is open here, too: what is still in it, no worker has taken.
         while True:
             try:
                 message, fds = self._receive_buffer.receive(self._theirs, socket.MSG_DONTWAIT)
@@ -307,6 +313,7 @@ class StatusTable:
 
     def close(self) -> None:
         """Unmap the table and close its descriptor."""
+        # The mapping cannot be closed while a view of it exists.
         self._cells.release()
         self._memory.close()
         self._descriptor.close()
@@ -328,6 +335,7 @@ class StatusRow:
 
         It takes about 40 ns, so it may be called for every sample.
         """
+        # No function of Python: a frame for each sample would cost more than the write.
         return partial(self._cells.__setitem__, self._row)
 
     def set_ready(self) -> None:

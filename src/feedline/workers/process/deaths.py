@@ -5,19 +5,13 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from feedline.core.cgroups import Cgroup
 from feedline.workers.base import Recovery
 from feedline.workers.process.members import Death
-
-CGROUPS = Path("/sys/fs/cgroup")
-
-
-MEMBERSHIP = Path("/proc/self/cgroup")
-
 
 _LISTED = 8
 
@@ -41,23 +35,6 @@ _KILLED = "Something outside killed it: a person, a job scheduler, or a memory g
 
 
 _EXITED = "Code of the dataset, or of a library that it uses, has ended the process: sys.exit, os._exit, or the like."
-
-
-def oom_kills(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
-    """Number of out-of-memory kills in this process's cgroup; 0 where unknown."""
-    for line in _read_lines(membership):
-        _, controllers, path = line.split(":", 2)
-        if controllers == "memory":
-            folders, name = [cgroups / "memory" / path.strip("/"), cgroups / "memory"], "memory.oom_control"
-        elif controllers == "":
-            folders, name = [cgroups / path.strip("/"), cgroups], "memory.events"
-        else:
-            continue
-        for folder in folders:  # inside a container the path may be the host's, and the root is our own group
-            for entry in _read_lines(folder / name):
-                if entry.startswith("oom_kill "):
-                    return int(entry.split()[1])
-    return 0
 
 
 def describe_exit(exitcode: int | None, out_of_memory: bool = False) -> str:
@@ -162,13 +139,6 @@ def _list_samples(request: Any) -> str:
     return shown if rows <= _LISTED else f"{shown}, ... ({rows} in all)"
 
 
-def _read_lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
-
-
 _log = logging.getLogger("feedline")
 
 
@@ -179,7 +149,7 @@ class RestartBudget:
         self._budget = recovery.deaths_per_epoch
         self._epoch: int | None = None
         self._count = 0
-        self._oom_kills = oom_kills()
+        self._oom_kills = Cgroup.of_process().oom_kills()
         self._killed_by_oom: set[int | None] = set()
         self.restarts = 0
 
@@ -233,7 +203,7 @@ class RestartBudget:
         return crash_report(pid, how, doing, death.stacks, death.exited.stderr, advice)
 
     def _note_out_of_memory(self, dead: Sequence[Death]) -> None:
-        before, self._oom_kills = self._oom_kills, oom_kills()
+        before, self._oom_kills = self._oom_kills, Cgroup.of_process().oom_kills()
         if self._oom_kills > before:
             self._killed_by_oom.update(
                 death.member.process.pid for death in dead if death.exited.exitcode == -signal.SIGKILL

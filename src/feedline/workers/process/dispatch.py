@@ -122,7 +122,7 @@ class Dispatch:
     def repair(self) -> None:
         """Start missing workers and resubmit lost requests.
 
-        They are missing after deaths, cancelled futures and interrupts.
+        They are missing after deaths, canceled futures and interrupts.
         """
         while self.dropped:
             future = self.dropped.popleft()
@@ -177,7 +177,7 @@ class Dispatch:
         inbox, worker_id = answer.member.inbox, answer.member.worker_id
         if self._generators is not None and future is not None and worker_id != PROBE:
             self._generators[worker_id].add(future.work, answer.generators)
-        if future is None or future.settled:  # cancelled in the meantime
+        if future is None or future.settled:  # canceled in the meantime
             self.open.pop(answer.task, None)
             inbox.discard(answer.payload, answer.fds)
             return

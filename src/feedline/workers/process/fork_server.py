@@ -92,6 +92,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End the fork server and all of its descendants."""
+        # The process notices the end of its socket, but not while it still imports torch.
         channels.disconnect(self._socket)
         try:
             self._process.wait(_GRACE_S)
@@ -109,6 +110,7 @@ class _ForkServers:
     def __init__(self) -> None:
         self._by_pid: dict[int, ForkServer] = {}
         self._lock = threading.Lock()
+        # Weak: what a user drops has to end then, not at exit.
         self._open: weakref.WeakSet[Closeable] = weakref.WeakSet()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._unlock)

@@ -25,9 +25,12 @@ def main(commands: int, parent: int) -> None:
 
     Runs no code of the user, so the process stays single-threaded and safe to fork.
     """
+    # Ctrl-C is for the training process. SIGTTOU would stop this background group when it writes to a terminal, and a
+    # real-time signal without a handler ends a process.
     for ignored in (signal.SIGINT, signal.SIGTTOU, STACK_SIGNAL):
         signal.signal(ignored, signal.SIG_IGN)
     name_process("feedline-forks")
+    # Opened before the comparison: a number that still is the parent's afterwards was the parent's all the time.
     parent_fd = os.pidfd_open(os.getppid())
     if os.getppid() != parent:  # it ended during the imports
         os._exit(0)
@@ -73,6 +76,7 @@ class _ForkServer:
 
         The kernel kills those that are left when this process ends (see `die_with_parent`).
         """
+        # Once the training process has ended, both are readable forever, and no poll would wait.
         self._poll.unregister(self._commands)
         self._poll.unregister(self._parent_fd)
         deadline = monotonic() + _GRACE_S
@@ -94,6 +98,7 @@ class _ForkServer:
         if pid == 0:
             self._become_zygote(fork_server, fds)
         channels.close_all(fds)
+        # Safe even if the zygote has ended: its number is not given to another process before `_reap` waits for it.
         pidfd = os.pidfd_open(pid)
         self._zygotes[pidfd] = _ZygoteChild(number, pid)
         self._poll.register(pidfd, select.POLLIN)
@@ -101,6 +106,7 @@ class _ForkServer:
     def _become_zygote(self, fork_server: int, fds: list[int]) -> NoReturn:
         """Run as a zygote, without the fork server's descriptors."""
         try:
+            # With a copy of the socket in a zygote, commands to a dead fork server would seem to arrive.
             self._commands.close()
             channels.close_all([self._parent_fd, *self._zygotes])
             zygote_main.main(fork_server, fds)

@@ -18,7 +18,7 @@ class FutureOwner(Protocol):
         """Wait until the future is settled."""
 
     def drop(self, future: ProcessFuture) -> None:
-        """Forget a cancelled future. Called by finalizers: takes no lock."""
+        """Forget a canceled future. Called by finalizers: takes no lock."""
 
 
 class ProcessFuture:
@@ -52,7 +52,7 @@ class ProcessFuture:
             raise error
         built, self._result = self._result, None
         if built is None:
-            raise WorkerError(f"{self.request} was cancelled, or its result has been taken already")
+            raise WorkerError(f"{self.request} was canceled, or its result has been taken already")
         return built
 
     def cancel(self) -> None:

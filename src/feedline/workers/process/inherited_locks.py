@@ -21,6 +21,7 @@ STUCK_S = 2.0
 """Seconds after which a wait that nothing can end counts as one."""
 
 
+# Numbers of the system call. On other machines nothing compares equal, and no process counts as waiting.
 _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
 
 
@@ -50,6 +51,7 @@ class LockWatch:
         """First process that has waited in vain for `STUCK_S`, or None."""
         now = self._clock()
         seen = {pid: ticks for pid in pids if (ticks := ticks_if_waiting(pid)) is not None}
+        # More CPU time than before means that the process has run since: another wait begins.
         self._since = {
             pid: former if (former := self._since.get(pid)) is not None and former[0] == ticks else (ticks, now)
             for pid, ticks in seen.items()
@@ -88,5 +90,6 @@ def _is_endless(call: list[str]) -> bool:
     """True for an unlimited wait for memory of its own process."""
     if len(call) < 5 or call[0] != _FUTEX:
         return False
+    # Memory that is not private may be written by another process. A limit is a pointer: none is zero.
     operation, limit = int(call[2], 16), int(call[4], 16)
     return bool(operation & _PRIVATE) and operation & _COMMAND in _WAITS and limit == 0

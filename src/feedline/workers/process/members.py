@@ -98,6 +98,8 @@ class WorkerSet:
 
     def start(self, setup: WorkerSetup, queue: RequestQueue) -> WorkerHandle:
         """Start a worker that reads requests from `queue`."""
+        # The row may still hold the task of a dead worker with this id, which would count as running, and never be
+        # resubmitted.
         self.status.clear(setup.worker_id)
         answers, their_answers = channels.pair()
         stacks, their_stacks = map(Descriptor, os.pipe())
@@ -156,6 +158,7 @@ class WorkerSet:
         for member in self.members.values():
             self._disconnect(member)
         try:
+            # Workers that are still starting have no request to finish.
             self._shut_down(grace_s if any(map(self.status.is_ready, self.members)) else 0)
         finally:  # also after an interrupt: no worker may outlive its pool
             for member in self.members.values():
@@ -194,6 +197,8 @@ class WorkerSet:
         for exited in self._group.collect_exited():
             member = by_process.get(id(exited.process))
             if member is not None:
+                # Answers that were sent before the death are still in the socket. They count: their requests are not
+                # lost.
                 while member.answers.fileno() >= 0 and self._receive_one(member, events):
                     pass
                 status, worker_id = self.status, member.worker_id

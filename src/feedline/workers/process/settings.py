@@ -78,6 +78,7 @@ _PILLOW_DEFAULTS = {"PIL.ImageFile.LOAD_TRUNCATED_IMAGES": False, "PIL.Image.MAX
 
 def _pillow_settings() -> dict[str, Any]:
     """Changed settings of Pillow, if it is imported."""
+    # Looked up and not imported: every start would wait for Pillow, also of those who do not use it.
     found = {}
     for place, default in _PILLOW_DEFAULTS.items():
         module, _, name = place.rpartition(".")

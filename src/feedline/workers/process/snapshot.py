@@ -82,6 +82,7 @@ class SnapshotProcessGroup(ZygoteProcessGroup):
         super().__init__(mine)
         others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
         self._threads = tuple(thread.name for thread in others)
+        # Threads of libraries are unknown to Python, but hold locks as well.
         self._native_threads = len(list(Path("/proc/self/task").iterdir())) - 1 - len(others)
         self._snapshot = ForkedProcess()
         with theirs:

@@ -142,6 +142,7 @@ def _answer_all(
         channels.send(answers, [header, changed, message.payload], message.fds)
         message.sent()
         status_row.end()
+        # Now, and not when the next request arrives: both may hold a large batch.
         del request, message
 
 

@@ -61,6 +61,7 @@ class ZygoteProcessGroup:
     def launch(self, setup: WorkerSetup, worker_channels: WorkerChannels) -> ZygoteProcess:
         """See `ProcessGroup`."""
         self._serial += 1
+        # Registered before the command is sent: another thread may read the answer at once.
         process = self._processes[self._serial] = ZygoteProcess(self, self._serial, f"feedline-{setup.worker_id}")
         self._send(Launch(self._serial, setup), worker_channels)
         return process
@@ -109,6 +110,7 @@ class ZygoteProcessGroup:
             if self.lost:
                 return
             poll.register(self._zygote, select.POLLIN)
+        # Without the lock: this may last as long as the worker lives.
         poll.poll()
         with self._lock:
             self._receive()
@@ -224,6 +226,7 @@ class ZygoteProcess:
         with self._lock:
             if self._over:
                 return True
+            # A duplicate: the pool may close the original during the wait.
             pidfd = Descriptor(os.dup(self._pidfd.fd))
         try:
             poll = select.poll()
@@ -302,6 +305,7 @@ class ZygoteClient:
         start = ZygoteStart(
             ProcessEnvironment.capture(), LibrarySettings.capture(), dumped.skeleton, has_tracker=tracker is not None
         )
+        # In a file: environment variables alone may be longer than a message.
         start_fd = channels.spill(pickle.dumps(start))
         own = [start_fd, _dup_or_null(1), _dup_or_null(2), _dup_or_null(-1 if tracker is None else tracker)]
         try:
@@ -332,6 +336,7 @@ class ZygoteClient:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         with suppress(OSError):
+            # Only this direction: that the zygote closes its end is the answer that is waited for.
             self._control.shutdown(socket.SHUT_WR)
         if kill and not poll.poll(_ANSWER_S * 1000):
             self._fork_server.kill(self._number)

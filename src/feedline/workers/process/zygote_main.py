@@ -115,6 +115,7 @@ def main(fork_server: int, fds: Sequence[int]) -> None:
     Runs in a fresh child of the fork server. `fds` are the launcher's socket, the pickled `ZygoteStart`, standard
     output and error, the resource tracker, and the files with the arrays of the builder, if any.
     """
+    # First of all: unpickling a dataset may take minutes, in which the training process may end.
     die_with_parent(fork_server)
     control, start_fd, stdout, stderr, tracker, *arrays = fds
     os.dup2(stdout, 1)
@@ -180,6 +181,7 @@ class _WorkerChild:
         self.serial, self.group, self.process, self.stderr = serial, group, process, stderr
         self.pid, self.pidfd = process.pid, os.pidfd_open(process.pid)
         self.tail = b""
+        # A process that the worker has started may keep the pipe open: `reap` must not wait for its end.
         os.set_blocking(stderr, False)
 
     def relay(self) -> bool:

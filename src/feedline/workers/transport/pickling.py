@@ -42,6 +42,7 @@ GRAIN = 16
 _SLACK_NBYTES = 4096
 
 
+# One object for all marks: `take_buffer` knows it by identity, and it carries no data.
 _MARK = pickle.PickleBuffer(bytearray())
 
 
@@ -144,6 +145,7 @@ class OutOfBandPickle:
         if tensor.requires_grad and not tensor.is_leaf:
             raise pickle.PicklingError("it is part of an autograd graph, which cannot leave its process; detach() it")
         itemsize, start = tensor.itemsize, tensor.data_ptr()
+        # The receiver counts offsets in elements, so a tensor over unaligned bytes has to be copied.
         if start % itemsize:
             return self._take_tensor(tensor.detach().clone().requires_grad_(tensor.requires_grad))
         nbytes = tensor.nbytes
@@ -175,6 +177,7 @@ class OutOfBandPickle:
 
     def _add(self, view: View, start: int, nbytes: int, owner: object) -> Any:
         self.views.append(view)
+        # The address of empty memory says nothing: it may lie within other memory, and must not join it.
         self._spans.append(AddressRange(start, start + nbytes) if nbytes else AddressRange(0, 0))
         self._owners.append(owner)
         return restore, (_MARK,)

@@ -87,6 +87,7 @@ class Inbox:
         envelope: Envelope = pickle.loads(payload)
         self._attach(envelope.opened, fds)
         for number in envelope.closed:
+            # Batches that use it still hold the mapping, and unmap it with the last of them.
             self._slots.pop(number, None)
         data = self._body(envelope.body)
         return MessageContents.decode(data[: envelope.contents_nbytes]), data[envelope.contents_nbytes :]
@@ -113,6 +114,7 @@ class Inbox:
                     self._register(mapping.address, mapping.nbytes)
                     mapping.on_unmap = self._unregister
         finally:
+            # A mapping needs no descriptor: a process that keeps many batches would run out of them.
             for fd in fds:
                 os.close(fd)
         self._peak_nbytes = max(self._peak_nbytes, sum(slot.mapping.nbytes for slot in self._slots.values()))

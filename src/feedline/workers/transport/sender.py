@@ -83,6 +83,7 @@ class OutgoingMessage:
             if nbytes < INLINE_NBYTES and inline_nbytes + nbytes <= _INLINE_TOTAL_NBYTES:
                 inline_nbytes += nbytes
                 placed[number] = span.copy()
+            # The memory of a lent slot belongs to an earlier batch, which may be written to: such data are copied.
             elif (slot := self._pool.find(span)) is not None and slot.state == FREE:
                 placed[number] = self._use(slot, span.start - span.pad - slot.mapping.address, nbytes + span.pad)
             else:
@@ -97,6 +98,7 @@ class OutgoingMessage:
         if len(body) > _BODY_NBYTES:
             place = self._fill(self._allocator.allocate(len(body)), 0, body, len(body))
         opened = [(slot, self._pool.hand_over(slot)) for slot in self._used.values() if slot.handle is not None]
+        # Last: after an error before this line, all slots still belong to the worker.
         for slot in self._used.values():
             slot.lend()
         envelope = Envelope(
@@ -123,6 +125,7 @@ class OutgoingMessage:
         return self._fill(allocation, span.pad, span.start, span.stop - span.start)
 
     def _fill(self, allocation: Allocation, pad: int, source: int | bytes, nbytes: int) -> SlotRange:
+        # Until the message is complete, only this array keeps the slot from being taken for its next part.
         self._memory.append(allocation.memory)
         ctypes.memmove(allocation.address + pad, source, nbytes)
         return self._use(allocation.slot, allocation.start, pad + nbytes)

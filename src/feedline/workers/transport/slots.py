@@ -33,6 +33,8 @@ HEADER_NBYTES = 64
 """Offset of a slot's data; the first byte of the header is the state of the slot."""
 
 
+# Both processes write this byte without a lock: the worker only while it is FREE, the training process only while it
+# is LENT.
 FREE, LENT, RETIRED = 0, 1, 2
 """Free: the worker may reuse it. Lent: in use by the training process. Retired: never reused."""
 
@@ -83,6 +85,7 @@ class Slot:
 
     def bytes(self) -> Bytes:
         """Array of the whole slot, which is in use while it lives."""
+        # One array for all parts of a slot: it ends with the last of them, and so does the use of the slot.
         array = self._local()
         if array is None:
             array = watchable(self._memory)
@@ -151,6 +154,7 @@ class SlotPool:
         Returns the numbers of forgotten slots, which the training process has to forget as well.
         """
         self.clock += 1
+        # Not for each message: there may be a thousand slots to look at.
         if self.clock % _FORGET_EVERY:
             return []
         outdated = [slot for slot in self._slots if self._is_outdated(slot)][:_FORGET_AT_MOST]
@@ -164,6 +168,7 @@ class SlotPool:
             self._forget(slot)
 
     def _find_free(self, size: int) -> Slot | None:
+        # Larger ones are left to larger data: a small batch that is kept would hold all of their memory.
         largest = 2 * size
         while size < largest:
             for slot in self._by_size.get(size, ()):
@@ -363,6 +368,7 @@ class BufferPool:
             if block is None:
                 block = _PooledBlock(size)
                 self._blocks.append(block)
+            # Under the lock: until its array exists, a block counts as free.
             block.used_at = self._clock
             return block.bytes()
 

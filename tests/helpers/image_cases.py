@@ -1,4 +1,4 @@
-"""Pictures for the tests of images, cut from a photograph that scikit-learn ships, and what Pillow makes of them."""
+"""Images for the tests of images, cut from a photograph that scikit-learn ships, and what Pillow makes of them."""
 
 from __future__ import annotations
 
@@ -109,5 +109,5 @@ def by_pillow(image: Image.Image, plan: Geometry, interpolation: str) -> np.ndar
 
 
 def apart(first: Any, second: Any) -> int:
-    """The largest difference of two pictures in levels."""
+    """The largest difference of two images in levels."""
     return int(np.abs(np.asarray(first).astype(int) - np.asarray(second).astype(int)).max())
