@@ -21,7 +21,7 @@ from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.threads import CancelScope, DaemonPool
 from feedline.errors import ArgumentError, ObjectChangedError
 from feedline.stores.base import FileVersion, ObjectInfo, Range, Store, VersionedReader, Views
-from feedline.stores.cache import CachedStore, ObjectRange, Pieces, without_cache
+from feedline.stores.cache import CachedStore, ObjectRange, without_cache
 from feedline.stores.links import unsigned
 from feedline.stores.local import RecheckTimer
 from feedline.stores.urls import join
@@ -51,6 +51,21 @@ class Blob(Protocol):
         """One read-only view per `(start, stop)`, valid while it is referenced."""
         ...
 
+    def read_uncached(self, spans: Sequence[Range]) -> Views:
+        """The same past any cache."""
+        ...
+
+
+_MIN_AHEAD_NBYTES = 4 * mmap.PAGESIZE
+
+
+class Held(Protocol):
+    """Bytes of a file or object that are in memory."""
+
+    def cut(self, start: int, stop: int) -> memoryview:
+        """The bytes `[start, stop)`; MissingPieceError if they are not in memory."""
+        ...
+
 
 class LocalFile:
     """A memory-mapped file: views are the file itself."""
@@ -63,12 +78,13 @@ class LocalFile:
             self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if nbytes else b"")
         self._looks = RecheckTimer()
 
-    def refuse_changed(self) -> None:
+    def check_unchanged(self, *, at_once: bool = False) -> None:
         """Raise StateError within moments of an in-place change.
 
-        What is mapped may no longer exist.
+        `at_once` does not wait for the next check that is due.
         """
-        if self._looks.due():
+        # A page of a file that has shrunk is gone from its mapping: touching it ends the process.
+        if at_once or self._looks.due():
             with suppress(FileNotFoundError):  # a removed file stays mapped
                 FileVersion(self.nbytes, self.version).check(local_info(self.name).state, self.name)
             self._looks.done()
@@ -78,6 +94,28 @@ class LocalFile:
         return [self.data[start:stop] for start, stop in spans]
 
     in_memory = read_uncached = read
+
+    def cut(self, start: int, stop: int) -> memoryview:
+        """A view of one range."""
+        return self.data[start:stop]
+
+    def held(self) -> LocalFile:
+        """The bytes that take no request: all of them."""
+        return self
+
+    def will_need(self, spans: Sequence[Range]) -> None:
+        """Ask the kernel to read ranges that lie far apart ahead.
+
+        Its own read-ahead does not help there. Short ones are left out.
+        """
+        mapping = self.data.obj
+        if not isinstance(mapping, mmap.mmap) or not hasattr(mapping, "madvise"):
+            return
+        for start, stop in spans:
+            # For a few pages, the system call takes longer than the read that it saves.
+            if stop - start >= _MIN_AHEAD_NBYTES:
+                first = start - start % mmap.PAGESIZE
+                mapping.madvise(mmap.MADV_WILLNEED, first, stop - first)
 
 
 class RemoteBlob:
@@ -91,6 +129,9 @@ class RemoteBlob:
         self.store, self.path = store, info.path
         if isinstance(store, CachedStore):
             store.know(info)
+
+    def check_unchanged(self, *, at_once: bool = False) -> None:
+        """Do nothing: reading another version raises ObjectChangedError."""
 
     def read(self, spans: Sequence[Range]) -> Views:
         """Read all spans at once, with concurrent requests."""
@@ -108,6 +149,15 @@ class RemoteBlob:
         if isinstance(self.store, CachedStore):
             return self.store.in_memory(self.path, spans, version=self.version)
         return None
+
+    def held(self) -> Held | None:
+        """The bytes in the memory of the cache, for one thread, if any."""
+        return (
+            self.store.cached_pieces(self.path, version=self.version) if isinstance(self.store, CachedStore) else None
+        )
+
+    def will_need(self, spans: Sequence[Range]) -> None:
+        """Do nothing: an object has no mapping."""
 
 
 class FileSet:
@@ -160,9 +210,8 @@ class FileSet:
         opened = self._opened()
         blob = opened.get(number)
         if blob is None:
-            return opened.put(number, self._open(number))
-        if isinstance(blob, LocalFile):
-            blob.refuse_changed()
+            return opened.put(number, self.open(number))
+        blob.check_unchanged()
         return blob
 
     def read(self, extents: Sequence[Extent]) -> Views:
@@ -179,11 +228,6 @@ class FileSet:
         missing = {blob: wanted[blob] for blob, views in cached.items() if views is None}
         views = {blob: iter(each) for blob, each in (cached | self._read(missing)).items() if each is not None}
         return [next(views[blob]) for blob, _, _ in extents]
-
-    def cached_pieces(self, number: int) -> Pieces | None:
-        """The pieces of an object in its cache's memory; None without cache."""
-        store, info = self._store(number), self._infos[number]
-        return store.cached_pieces(info.path, version=info.version) if isinstance(store, CachedStore) else None
 
     def _read(self, wanted: dict[int, list[Range]]) -> dict[int, Views]:
         if len(wanted) <= 1:
@@ -223,7 +267,8 @@ class FileSet:
         which = self._store_numbers[number]
         return None if which < 0 else self._stores[which]
 
-    def _open(self, number: int) -> LocalFile | RemoteBlob:
+    def open(self, number: int) -> LocalFile | RemoteBlob:
+        """Open a file outside of the set; StateError if it has changed."""
         store, info = self._store(number), self._infos[number]
         if store is None:
             return LocalFile(info.path, info.size, info.version)

@@ -329,7 +329,7 @@ class ShardFiles:
         the process.
         """
         if self._is_mapped[number]:
-            self._mapped[number].refuse_changed()
+            self._mapped[number].check_unchanged()
 
     def ends(self, number: int) -> Ends:
         """Beginning and end of a shard."""
