@@ -192,8 +192,8 @@ _AHEAD = 4
 class ForwardReader:
     """A file or object, read mostly from front to back.
 
-    To be used in a `with` block. Parts of an object are fetched ahead. Whole parts between two reads are not fetched, and parts before the current
-    read are released. Ranges are clipped to the content.
+    To be used in a `with` block. Parts of an object are fetched ahead. Whole parts between two reads are not fetched,
+    and parts before the current read are released. Ranges are clipped to the content.
     """
 
     def __init__(self, blob: Blob, part_nbytes: int = _PART_NBYTES) -> None:

@@ -251,8 +251,8 @@ FORMATS: dict[str, Format] = {
     "zarr": Format(
         "Zarr",
         ("feedline.datasets.arrays.zarr:Zarr",),
-        "a Zarr store, version 2 or 3",
-        ("Zarr(path, columns)",),
+        "Zarr stores, version 2 or 3",
+        ("Zarr(paths, columns)",),
         "zarr",
         names=("*.zarr", "*.zarr.zip"),
         is_folder=True,

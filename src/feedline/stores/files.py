@@ -151,7 +151,7 @@ class RemoteBlob:
         return None
 
     def held(self) -> Held | None:
-        """The bytes in the memory of the cache, for one thread, if any."""
+        """The bytes in the memory of a cache, for one thread."""
         return (
             self.store.cached_pieces(self.path, version=self.version) if isinstance(self.store, CachedStore) else None
         )
