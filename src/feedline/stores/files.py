@@ -335,43 +335,51 @@ class SeenVersions:
             )
 
 
+Fetched = str | Future[memoryview]
+"""The path of a file, or a future of the content of an object."""
+
+
 class ObjectReader:
     """Whole objects by path.
 
     ObjectChangedError once an object is another version than in an earlier read, where the store tells versions with
-    the data. Safe to use from several threads, and after a fork; pickles as its store.
+    the data. Without a store, paths are those of files, which are read by whatever decodes them. Safe to use from
+    several threads, and after a fork; pickles as its store.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store | None) -> None:
         self.store = store
         self._readers = PerProcess(_object_readers)
         self._seen = PerProcess(SeenVersions)
 
-    def read(self, known: Known) -> memoryview:
+    def read(self, store: Store, known: Known) -> memoryview:
         """The content of one object."""
         if isinstance(known, str):
-            return self._read_checked(known)
-        if isinstance(self.store, CachedStore):
-            self.store.know(known)
-        return self.store.read(known.path, 0, known.size, version=known.version)
+            return self._read_checked(store, known)
+        if isinstance(store, CachedStore):
+            store.know(known)
+        return store.read(known.path, 0, known.size, version=known.version)
 
-    def _read_checked(self, path: str) -> memoryview:
-        if not isinstance(self.store, VersionedReader):
-            return self.store.read(path)
-        data, version = self.store.read_versioned(path)
-        self._seen().check(unsigned(path), version, self.store.url)
+    def _read_checked(self, store: Store, path: str) -> memoryview:
+        if not isinstance(store, VersionedReader):
+            return store.read(path)
+        data, version = store.read_versioned(path)
+        self._seen().check(unsigned(path), version, store.url)
         return data
 
     @contextmanager
-    def reading(self, several: Sequence[Known]) -> Iterator[list[Future[memoryview]]]:
+    def reading(self, several: Sequence[Known]) -> Iterator[Sequence[Fetched]]:
         """Read these objects concurrently; one future each, in order.
 
-        Reads that are unfinished when the block ends are canceled.
+        Reads that are unfinished when the block ends are canceled. Paths of files are returned as they are.
         """
+        if self.store is None:
+            yield [known if isinstance(known, str) else known.path for known in several]
+            return
         scope = CancelScope()
         try:
             with scope.entered():
-                futures = [self._readers().submit(self.read, known) for known in several]
+                futures = [self._readers().submit(self.read, self.store, known) for known in several]
             yield futures
         finally:
             scope.cancel()
