@@ -193,7 +193,7 @@ class FileSet:
 
     def name(self, number: int) -> str:
         """The path or address of a file, as messages show it."""
-        store = self._store(number)
+        store = self.store(number)
         path = self._infos[number].path
         return path if store is None else join(store.url, path)
 
@@ -201,6 +201,15 @@ class FileSet:
     def names(self) -> list[str]:
         """The paths or addresses of all files."""
         return [self.name(number) for number in range(len(self))]
+
+    def origin(self, number: int) -> str:
+        """The path or address that the user gave: the name, unless the file was converted."""
+        return self.name(number)
+
+    @property
+    def origins(self) -> list[str]:
+        """The paths or addresses that the user gave."""
+        return [self.origin(number) for number in range(len(self))]
 
     def __iter__(self) -> Iterator[LocalFile | RemoteBlob]:
         return (self[number] for number in range(len(self)))
@@ -242,7 +251,7 @@ class FileSet:
         The file itself, or the object's copy in the cache, fetched on demand. For libraries that only open files. A
         copy may be evicted; a process that has it open keeps its data.
         """
-        store, info = self._store(number), self._infos[number]
+        store, info = self.store(number), self._infos[number]
         if store is None:
             return info.path
         if not isinstance(store, CachedStore):
@@ -256,20 +265,21 @@ class FileSet:
         """The object ranges that a prefetch for `read(extents)` must fetch."""
         caches: dict[int, tuple[CachedStore, str]] = {}
         for blob in {extent.blob for extent in extents}:
-            store, info = self._store(blob), self._infos[blob]
+            store, info = self.store(blob), self._infos[blob]
             if isinstance(store, CachedStore):
                 store.know(info)
                 caches[blob] = store, info.path
         places = ((*caches[blob], start, stop) for blob, start, stop in extents if blob in caches)
         return [(store, ObjectRange(path, start, stop)) for store, path, start, stop in places]
 
-    def _store(self, number: int) -> Store | None:
+    def store(self, number: int) -> Store | None:
+        """The store of an object; None for a file."""
         which = self._store_numbers[number]
         return None if which < 0 else self._stores[which]
 
     def open(self, number: int) -> LocalFile | RemoteBlob:
         """Open a file outside of the set; StateError if it has changed."""
-        store, info = self._store(number), self._infos[number]
+        store, info = self.store(number), self._infos[number]
         if store is None:
             return LocalFile(info.path, info.size, info.version)
         return RemoteBlob(store, info)

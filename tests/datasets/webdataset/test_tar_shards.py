@@ -501,6 +501,7 @@ class TestCompressed:
         for path in (str(packed), f"memory://tars/x.{ending}"):
             dataset = TarShards(path, PAIR, {"jpg;png;jpeg": CENTER})
             assert dataset.paths == [path]
+            assert dataset.address(0)[0] == path
             assert difference(list(dataset), wanted) is None
             with fl.DataLoader(dataset, 2, num_workers=2, shuffle=True, seed=0) as loader:
                 assert sorted(y for _, ys in loader for y in ys.tolist()) == list(range(6))

@@ -90,7 +90,6 @@ class TarShards(torch.utils.data.Dataset[Any]):
             raise ArgumentError(f"open_shards={open_shards} must be at least 1")
         found = _find_tars(paths, cache, options)
         self._blobs = inflated(found, [tar.opener_of(name) for name in found.names], index_dir)
-        self._paths = found.names
         self._tars = Tars(self._blobs, index_dir=index_dir, allow_truncated=allow_truncated)
         heads = self._tars.heads()
         self._offsets = ShardOffsets(head.samples for head in heads)
@@ -110,7 +109,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
     @property
     def paths(self) -> list[str]:
         """Paths and addresses of the tars, as they were found."""
-        return list(self._paths)
+        return self._blobs.origins
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:

@@ -110,7 +110,8 @@ class Shard:
 
     def __init__(self, index: TarIndex, blobs: FileSet, number: int) -> None:
         self.index = index
-        self.tar = index.tar
+        self.tar = blobs.origin(number)
+        """The path or address of the tar, as it was given."""
         self.number = number
         """The number of the tar in its file set."""
         # Not `blobs[number]`, which stays open: the dataset limits how many tars are.
