@@ -169,13 +169,13 @@ class PlainFiles(FileSet):
         return self.sources.name(number)
 
     def open(self, number: int) -> LocalFile | RemoteBlob:
-        """Open a file; one that was removed from the folder is made again."""
+        """Open a file; a result that was removed is made again."""
         if self._ways[number] is not None:
             self._plain(number, is_new=False)
         return super().open(number)
 
     def _plain(self, number: int, *, is_new: bool) -> tuple[Store | None, ObjectInfo]:
-        """The result of a file; without a way to convert it, the file itself.
+        """The result of a file, or a file that needs no conversion.
 
         A result from an earlier dataset is used if the source has a version.
         """

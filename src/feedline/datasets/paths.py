@@ -62,7 +62,7 @@ def _files(path: str, inside: str) -> list[str]:
 
 
 def _inside(folder: str, pattern: str) -> list[str]:
-    """The files of a folder that match a pattern, each in one form, sorted."""
+    """The matching files of a folder, each in one form, sorted."""
     each = [str(Path(glob.escape(folder), form)) for form in braces(pattern)]
     files = {name for form in each for name in _regular(_names(form), form)}
     if not files:

@@ -203,7 +203,7 @@ class FileSet:
         return [self.name(number) for number in range(len(self))]
 
     def origin(self, number: int) -> str:
-        """The path or address that the user gave: the name, unless the file was converted."""
+        """The path or address that the user gave, before any conversion."""
         return self.name(number)
 
     @property

@@ -153,7 +153,7 @@ def candidates(store: Store, pattern: str, below: str = "") -> Iterable[ObjectIn
 
 
 def first_forms(paths: Iterable[str], pattern: str) -> list[str]:
-    """The files of a pattern that ends in braces, each in one of its forms.
+    """Matches of a pattern that ends in braces, each in one form.
 
     Of `a.txt` and `a.txt.gz`, which both match `*.txt{,.gz}`, the one whose ending comes first in the braces is taken.
     """
