@@ -89,10 +89,10 @@ class Files(DecodedRecords):
     def _where(self, at: int) -> str:
         return join(self.root, self.paths[at])
 
-    def _batch(self, places: NDArray[np.int64], empty: Allocator, keys: Keys | None) -> torch.Tensor:
+    def _batch(self, places: NDArray[np.int64], allocate: Allocator, keys: Keys | None) -> torch.Tensor:
         listed = places.tolist()
         sources = [self._sources[at] for at in listed]
-        return self._decoding.batch(sources, keys, empty, lambda row: self._where(listed[row]))
+        return self._decoding.batch(sources, keys, allocate, lambda row: self._where(listed[row]))
 
 
 def _locate(paths: Pathlike | Sequence[Pathlike], options: Mapping[str, Any] | None) -> tuple[str, list[str]]:

@@ -110,7 +110,7 @@ IMAGE_EXTENSIONS = frozenset(
 """Extensions, in lower case, of files and members that hold an encoded image."""
 
 
-_PACKED = "{,.gz,.zst,.bz2,.xz}"
+_PACKED = "{,.gz,.zst,.zstd,.bz2,.xz}"
 """Endings of text files, in braces."""
 
 

@@ -124,6 +124,9 @@ class RemoteBlob:
     ObjectChangedError once it is another version.
     """
 
+    data = None
+    """An object is not mapped."""
+
     def __init__(self, store: Store, info: ObjectInfo) -> None:
         self.name, self.nbytes, self.version = join(store.url, info.path), info.size, info.version
         self.store, self.path = store, info.path
@@ -173,7 +176,7 @@ class FileSet:
         self._stores = list(stores.values())
         self._store_numbers = [-1 if store is None else numbers[id(store)] for store, _ in objects]
         self._infos = [info for _, info in objects]
-        self._opened: PerProcess[LRUCache[int, LocalFile | RemoteBlob]] = PerProcess(_recent)
+        self._opened: PerProcess[_Kept[LocalFile | RemoteBlob]] = PerProcess(partial(_new_cache, len(objects), None))
         self._readers = PerProcess(_readers)
 
     def __len__(self) -> int:
@@ -229,7 +232,7 @@ class FileSet:
         The first failure is raised.
         """
         if self.is_local:
-            return [self[blob].data[start:stop] for blob, start, stop in extents]  # type: ignore[union-attr]
+            return [self[blob].data[start:stop] for blob, start, stop in extents]  # type: ignore[index]
         wanted: dict[int, list[Range]] = {}
         for blob, start, stop in extents:
             wanted.setdefault(blob, []).append((start, stop))
@@ -300,10 +303,6 @@ def open_at_once() -> int:
         return 256
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 4096 if limit == resource.RLIM_INFINITY else min(max(limit // 8, 16), 4096)
-
-
-def _recent() -> LRUCache[int, LocalFile | RemoteBlob]:
-    return LRUCache(open_at_once())
 
 
 def _readers() -> DaemonPool:
@@ -424,7 +423,7 @@ class LazyList(Generic[T]):
 
     def __init__(self, making: Callable[[int], T], count: int, most: int | None = None) -> None:
         self._making, self._count, self._most = making, count, most
-        self._parts: PerProcess[LRUCache[int, T] | _All[T]] = PerProcess(partial(_new_cache, count, most))
+        self._parts: PerProcess[_Kept[T]] = PerProcess(partial(_new_cache, count, most))
 
     def __len__(self) -> int:
         return self._count
@@ -446,6 +445,9 @@ class _All(dict[int, T]):
         return value
 
 
-def _new_cache(count: int, most: int | None) -> LRUCache[int, Any] | _All[Any]:
+_Kept = LRUCache[int, T] | _All[T]
+
+
+def _new_cache(count: int, most: int | None) -> _Kept[Any]:
     limit = open_at_once() if most is None else most
     return _All() if count <= limit else LRUCache(limit)
