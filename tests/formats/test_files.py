@@ -15,7 +15,7 @@ from writers.values import jpeg
 import feedline as fl
 from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
-from feedline.datasets import ImageFolder
+from feedline.datasets import ImageFolder, array_container
 from feedline.errors import SampleError
 from feedline.stores import ObjectChangedError, ObjectNotFoundError
 from formats.files import COUNT, CROP, FORMATS, manifest, write_images, write_texts
@@ -101,10 +101,23 @@ class TestImageFolder:
         assert len(ImageFolder(root, index_dir=kept, extensions=(".png",), allow_empty=True)) == 0
         ImageFolder(folder, index_dir=tmp_path / "local")
         (local,), (remote,) = (tmp_path / "local").iterdir(), kept.iterdir()
-        shutil.copyfile(local, remote)
-        expected = rf"{remote.name} is not the listing of an ImageFolder in a store: give another index_dir="
+        shutil.copyfile(local, remote)  # of another root
+        assert list(ImageFolder(root, index_dir=kept).samples) == list(first.samples)
+        array_container.write(str(remote), {}, {"x": np.zeros(3, np.uint8)})
+        expected = rf"{remote.name} is not the listing of an ImageFolder: give another index_dir="
         with pytest.raises(SampleError, match=expected):
             ImageFolder(root, index_dir=kept)
+
+    def test_a_kept_listing_knows_which_classes_it_has(self, memory: Memory, folder: Path, tmp_path: Path) -> None:
+        class Last(ImageFolder):
+            def find_classes(self, directory: Any) -> tuple[list[str], dict[str, int]]:
+                name = super().find_classes(directory)[0][-1]
+                return [name], {name: 0}
+
+        write_images(folder)
+        root = memory.put(folder)
+        for _ in range(2):
+            assert len(Last(root, index_dir=tmp_path)) == len(ImageFolder(root, index_dir=tmp_path)) / 3 == 8
 
     def test_a_loader_of_ones_own_gets_a_file(self, memory: Memory, folder: Path) -> None:
         write_images(folder)

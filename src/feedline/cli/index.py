@@ -20,10 +20,11 @@ from feedline.core.threads import WorkAhead
 from feedline.datasets.paths import find
 from feedline.datasets.webdataset import Head, TarIndex, build_index, glance, open_index
 from feedline.datasets.webdataset.index_files import find_index, places, whole
-from feedline.datasets.webdataset.sources import FileSource, ObjectSource, TarSource
+from feedline.datasets.webdataset.sources import TarSource
 from feedline.errors import ArgumentError, SampleError
 from feedline.loader.resources import usable_cpus
-from feedline.stores.files import RemoteBlob
+from feedline.stores.files import FileSet, RemoteBlob, local_info
+from feedline.stores.urls import is_local
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +54,11 @@ class TarTarget:
     @property
     def blob(self) -> RemoteBlob | None:
         """The object of a tar in a store."""
-        return self.source.blob if isinstance(self.source, ObjectSource) else None
+        if is_local(self.name):
+            return None
+        blob = self.source.blob
+        assert isinstance(blob, RemoteBlob)
+        return blob
 
     def head(self) -> Head | None:
         """Header of the existing index; None without a valid one.
@@ -61,10 +66,10 @@ class TarTarget:
         An index next to an object is copied to `place`.
         """
         known = partial(
-            glance, self.name, version=self.source.version, index_dir=self.folder, allow_truncated=self.allow_truncated
+            glance, self.name, self.source.version, index_dir=self.folder, allow_truncated=self.allow_truncated
         )
         head = known()
-        if head is None and self.blob is not None:
+        if head is None and not is_local(self.name):
             find_index(self.source, self.folder)
             head = known()
         return head
@@ -83,7 +88,7 @@ class TarTarget:
 
         One that is not valid raises ShardError for a file, and is None for an object.
         """
-        if self.blob is not None:
+        if not is_local(self.name):
             index = find_index(self.source, self.folder)
             return None if index is None else whole(index, self.allow_truncated)
         if not Path(self.place).is_file():
@@ -100,10 +105,10 @@ def find_tar_targets(
 ) -> list[TarTarget]:
     """The tars of paths, URLs and patterns; ArgumentError if there are none."""
     if has_urls(sources):
-        found = [ObjectSource(b) if isinstance(b, RemoteBlob) else FileSource(b.name) for b in find(sources, "*.tar")]
+        tars = find(sources, "*.tar")
     else:
-        found = [FileSource(str(Path(path).absolute())) for path in _find_files(sources)]
-    return [TarTarget(source, folder, allow_truncated) for source in found]
+        tars = FileSet([(None, local_info(str(Path(path).absolute()))) for path in _find_files(sources)])
+    return [TarTarget(TarSource(tars, number), folder, allow_truncated) for number in range(len(tars))]
 
 
 def has_urls(sources: Sequence[str]) -> bool:

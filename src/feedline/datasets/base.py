@@ -248,8 +248,8 @@ class RecordFiles(ShardedRecords):
     """
 
     def __init__(self, blobs: FileSet, recipe: IndexRecipe, index_dir: Pathlike | None) -> None:
-        self.paths = blobs.names
-        """Paths or addresses of the files."""
+        self.paths = blobs.origins
+        """Paths or addresses of the files, as they were given."""
         self._blobs = blobs
         self._indexes = tuple(indexes_of(blobs, recipe, index_dir))
         super().__init__((recipe.count(index.shapes) for index in self._indexes), blobs)

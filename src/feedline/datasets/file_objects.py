@@ -1,7 +1,8 @@
 """File objects over byte ranges, for libraries that read files.
 
 `SparseFile` fetches known ranges in advance. `FarFile` reads a file or object by cached blocks, and large reads from
-ranges that a thread has loaded. `parts` and `Stream` read content sequentially in parts that fit into memory.
+ranges that a thread has loaded. `ForwardReader`, `parts` and `Stream` read content from front to back, in parts that
+fit into memory.
 
 A library may hold a lock while it reads. h5py does, and takes the same lock when one of its objects is
 garbage-collected. So garbage collection is disabled while a read waits for other threads.
@@ -11,13 +12,15 @@ from __future__ import annotations
 
 import gc
 import io
+import os
 import threading
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import accumulate
+from types import TracebackType
+from typing import Self
 
 from feedline.core.caches import LRUCache
 from feedline.core.threads import DaemonPool
@@ -183,22 +186,83 @@ _PART_NBYTES = 8 << 20
 
 
 _AHEAD = 4
+"""Parts of an object that are fetched ahead."""
+
+
+class ForwardReader:
+    """A file or object, read mostly from front to back.
+
+    To be used in a `with` block. Parts of an object are fetched ahead. Whole parts between two reads are not fetched,
+    and parts before the current read are released. Ranges are clipped to the content.
+    """
+
+    def __init__(self, blob: Blob, part_nbytes: int = _PART_NBYTES) -> None:
+        self._blob, self._part_nbytes = blob, part_nbytes
+        self._pending: dict[int, Future[list[memoryview]]] = {}
+        self._file: io.FileIO | None = None
+
+    def copy(self, start: int, stop: int) -> bytes:
+        """Copy a few bytes."""
+        # Through a mapping, each of them would cost a page fault, and on a cold disk the kernel's read-ahead.
+        return (
+            bytes(self.view(start, stop)) if self._file is None else os.pread(self._file.fileno(), stop - start, start)
+        )
+
+    def view(self, start: int, stop: int) -> memoryview:
+        """The bytes of a range, without a copy if possible."""
+        if isinstance(self._blob, LocalFile):
+            self._blob.check_unchanged()
+            return self._blob.cut(start, stop)
+        start, stop = self._clipped(start, stop)
+        if start == stop:
+            return memoryview(b"")
+        first, last = start // self._part_nbytes, (stop - 1) // self._part_nbytes
+        spans = [self._span(number) for number in range(first, last + 1)]
+        return FetchedRanges(spans, self._parts(first, last)).cut(start, stop)
+
+    def copies(self, spans: Sequence[Range]) -> list[bytes]:
+        """Copy small ranges from anywhere."""
+        if self._file is not None:
+            return [self.copy(start, stop) for start, stop in spans]
+        return [bytes(view) for view in self._blob.read_uncached([self._clipped(*span) for span in spans])]
+
+    def _clipped(self, start: int, stop: int) -> Range:
+        nbytes = self._blob.nbytes
+        return min(start, nbytes), min(max(start, stop), nbytes)
+
+    def _parts(self, first: int, last: int) -> list[memoryview]:
+        for number in [number for number in self._pending if number < first]:
+            self._pending.pop(number).cancel()
+        for number in range(first, min(last + 1 + _AHEAD, -(-self._blob.nbytes // self._part_nbytes))):
+            if number not in self._pending:
+                self._pending[number] = self._pool.submit(self._blob.read, [self._span(number)])
+        return [self._pending[number].result()[0] for number in range(first, last + 1)]
+
+    def _span(self, number: int) -> Range:
+        return number * self._part_nbytes, min((number + 1) * self._part_nbytes, self._blob.nbytes)
+
+    def __enter__(self) -> Self:
+        if isinstance(self._blob, LocalFile):
+            self._file = open(self._blob.name, "rb", buffering=0)
+        self._pool = DaemonPool(1 + _AHEAD, "feedline-forward").__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for future in self._pending.values():
+            future.cancel()
+        self._pending.clear()
+        self._pool.__exit__(kind, error, trace)
+        if self._file is not None:
+            self._file.close()
 
 
 def parts(blob: Blob) -> Iterator[memoryview]:
     """Yield the content in order; parts of an object are prefetched."""
-    spans = [(at, min(at + _PART_NBYTES, blob.nbytes)) for at in range(0, blob.nbytes, _PART_NBYTES)]
-    if isinstance(blob, LocalFile):
-        yield from blob.read(spans)
-        return
-    coming: deque[Future[list[memoryview]]] = deque()
-    with DaemonPool(_AHEAD, "feedline-stream") as pool:
-        for span in spans:
-            if len(coming) == _AHEAD:
-                yield coming.popleft().result()[0]
-            coming.append(pool.submit(blob.read, [span]))
-        while coming:
-            yield coming.popleft().result()[0]
+    with ForwardReader(blob) as reader:
+        for start in range(0, blob.nbytes, _PART_NBYTES):
+            yield reader.view(start, start + _PART_NBYTES)
 
 
 class Stream:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.decoding import Decode, Decoder, ImageDecoder, Where, decoder_of
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange, Store, open_store
-from feedline.stores.files import ObjectReader
+from feedline.stores.files import Fetched, ObjectReader
 from feedline.stores.urls import is_local, local_path
 
 _GONE = "it was moved or deleted; restore it, or pass on_error='skip' to the loader"
@@ -31,10 +30,6 @@ _GONE = "it was moved or deleted; restore it, or pass on_error='skip' to the loa
 
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a path, rather than of the file or the disk."""
-
-
-Fetched = str | Future[memoryview]
-"""A file's path, or a future of its content."""
 
 
 class FileRoot:
@@ -51,25 +46,17 @@ class FileRoot:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         text = os.fspath(root)
-        self._objects: ObjectReader | None = None
+        self.store: Store | None = None
+        """The store of a remote root; None for a folder of this machine."""
         if is_local(text):
             self.name = str(Path(local_path(text)).absolute())
             if not Path(self.name).is_dir():
                 raise FileNotFoundError(f"no such folder: {self.name}, given as root=")
         else:
             kept = Path(cache) if isinstance(cache, os.PathLike) else cache
-            self._objects = ObjectReader(open_store(text, options=options, cache=kept))
-            self.name = self._objects.store.url
-
-    @property
-    def store(self) -> Store | None:
-        """The store of a remote root; None for a local one."""
-        return None if self._objects is None else self._objects.store
-
-    @property
-    def is_local(self) -> bool:
-        """True for a folder of this machine."""
-        return self._objects is None
+            self.store = open_store(text, options=options, cache=kept)
+            self.name = self.store.url
+        self._objects = ObjectReader(self.store)
 
     def local(self, path: str) -> str:
         """The absolute path of a file; _PathError if invalid or outside."""
@@ -82,26 +69,22 @@ class FileRoot:
 
     def whole(self, fetched: Fetched) -> bytes | memoryview:
         """The content of a file."""
-        if self._objects is None:
-            assert isinstance(fetched, str)
-            return Path(self.local(fetched)).read_bytes()
         try:
-            return self._objects.read(fetched) if isinstance(fetched, str) else fetched.result()
+            if not isinstance(fetched, str):
+                return fetched.result()
+            if self.store is None:
+                return Path(self.local(fetched)).read_bytes()
+            return self._objects.read(self.store, fetched)
         except ArgumentError as error:  # a path that leads out of the store
             raise _PathError(f"cannot be read: {error}") from error
 
-    @contextmanager
-    def fetching(self, paths: Sequence[str]) -> Iterator[Sequence[Fetched]]:
+    def fetching(self, paths: Sequence[str]) -> AbstractContextManager[Sequence[Fetched]]:
         """Fetch these files concurrently while the block runs."""
-        if self._objects is None:
-            yield paths
-        else:
-            with self._objects.reading(paths) as futures:
-                yield futures
+        return self._objects.reading(paths)
 
     def ranges(self, paths: Sequence[str]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of each file, for a prefetch."""
-        return [] if self._objects is None else self._objects.ranges(paths)
+        return self._objects.ranges(paths)
 
 
 class FileDecoder(Decoder):

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from feedline.core.tensors import numpy_view
 from feedline.datasets.content_digest import digest_of_files, versioned
 from feedline.datasets.indexes import BuiltIndex
+from feedline.datasets.inflated import PlainFiles
 from feedline.datasets.shards.files import ShardSources
 from feedline.datasets.strings import PackedStrings
 from feedline.errors import ArgumentError
@@ -279,5 +280,6 @@ _DESCRIPTIONS: dict[type, Callable[[Any], Any]] = {
     ObjectInfo: _object,
     **dict.fromkeys((CachedStore, RemoteStore, ForeignStore, LocalStore), _store),
     ShardSources: _shards,
+    PlainFiles: lambda files: files.sources,  # where they are decompressed is no matter
     BuiltIndex: lambda index: ("index", index.fingerprint),
 }

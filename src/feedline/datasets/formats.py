@@ -53,12 +53,12 @@ class Format:
     reference is "module:attribute", and is loaded on first use. `description`, `usage`, `extra` (of `pip install
     'feedline[extra]'`) and `extra_for` are the row of the format in the documentation.
 
-    `pattern` selects the files of a folder. `names` are patterns of the last, lower-case part of a path by which
-    `feedline inspect` recognizes a file; with `named_only` only a path that was given, not one that lies in a folder.
-    `is_folder` says that a folder may have such a name, and `top_only` that files of subfolders do not count.
-    `markers` are file names that only this format has in its folder. Where several formats share one, `accepts` refers
-    to a function that decides by the marker's bytes. A folder of several formats is recognized as the one of the
-    highest `precedence`.
+    `pattern`, which may have braces, selects the files of a folder. `names` are patterns of the last, lower-case part
+    of a path by which `feedline inspect` recognizes a file; with `named_only` only a path that was given, not one that
+    lies in a folder. `is_folder` says that a folder may have such a name, and `top_only` that files of subfolders do
+    not count. `markers` are file names that only this format has in its folder. Where several formats share one,
+    `accepts` refers to a function that decides by the marker's bytes. A folder of several formats is recognized as the
+    one of the highest `precedence`.
 
     `unit` is the word for a shard. `summarize` is a function of the paths that returns a `ShardSummary`, or a reference
     to one; by default each file is a shard, and `dataset(paths, index_dir=...)` has the samples of each as
@@ -110,6 +110,10 @@ IMAGE_EXTENSIONS = frozenset(
 """Extensions, in lower case, of files and members that hold an encoded image."""
 
 
+_PACKED = "{,.gz,.zst,.zstd,.bz2,.xz}"
+"""Endings of text files, in braces."""
+
+
 FORMATS: dict[str, Format] = {
     "imagefolder": Format(
         "images",
@@ -125,7 +129,7 @@ FORMATS: dict[str, Format] = {
         ("feedline.datasets.webdataset.dataset:TarShards",),
         "tar shards of WebDataset",
         ("TarShards(paths, columns)",),
-        pattern="*.tar",
+        pattern="*.{tar,tar.gz,tar.zst,tar.bz2,tar.xz,tgz,tzst,tbz2,txz}",
         names=("*.tar",),
         top_only=True,
         precedence=2,
@@ -197,7 +201,7 @@ FORMATS: dict[str, Format] = {
         ("feedline.datasets.text.lines:JSONL",),
         "JSON values, one a line",
         ("JSONL(paths, columns)",),
-        pattern="**/*.jsonl",
+        pattern=f"**/*.jsonl{_PACKED}",
         names=("*.jsonl",),
     ),
     "csv": Format(
@@ -205,7 +209,7 @@ FORMATS: dict[str, Format] = {
         ("feedline.datasets.text.csv:CSV",),
         "CSV files",
         ("CSV(paths, columns)",),
-        pattern="**/*.csv",
+        pattern=f"**/*.csv{_PACKED}",
         names=("*.csv",),
     ),
     "lines": Format(
@@ -213,7 +217,7 @@ FORMATS: dict[str, Format] = {
         ("feedline.datasets.text.lines:Lines",),
         "lines of text files",
         ("Lines(paths)",),
-        pattern="**/*.txt",
+        pattern=f"**/*.txt{_PACKED}",
         names=("*.txt",),
         named_only=True,  # next to other files it may be a caption
     ),
@@ -251,8 +255,8 @@ FORMATS: dict[str, Format] = {
     "zarr": Format(
         "Zarr",
         ("feedline.datasets.arrays.zarr:Zarr",),
-        "a Zarr store, version 2 or 3",
-        ("Zarr(path, columns)",),
+        "Zarr stores, version 2 or 3",
+        ("Zarr(paths, columns)",),
         "zarr",
         names=("*.zarr", "*.zarr.zip"),
         is_folder=True,

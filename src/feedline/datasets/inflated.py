@@ -1,4 +1,7 @@
-"""Files without random access: decompressed or converted once, into a folder."""
+"""Files without random access: decompressed or converted once, into a folder.
+
+The folder in the user's cache keeps a limited total. A file that was removed there is made again when it is opened.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,13 @@ import hashlib
 import io
 import logging
 import lzma
+import os
+import re
+import time
+import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -23,8 +31,8 @@ from feedline.datasets.file_objects import parts
 from feedline.datasets.indexes import key_of
 from feedline.datasets.shards.compression import is_bomb
 from feedline.errors import SampleError
-from feedline.stores import ObjectInfo, Store
-from feedline.stores.files import Blob, FileSet, LocalFile, local_info
+from feedline.stores import Cache, CacheWarning, ObjectInfo, Store
+from feedline.stores.files import Blob, FileSet, LocalFile, RemoteBlob, local_info
 
 _log = logging.getLogger("feedline")
 
@@ -122,21 +130,17 @@ def opener_of(name: str) -> Opener | None:
     return OPENERS.get(Path(name).suffix.lower())
 
 
-def inflated(blobs: FileSet, openers: list[Opener | None], folder: Pathlike | None) -> FileSet:
+def inflated(blobs: FileSet, openers: Sequence[Opener | None], folder: Pathlike | None) -> FileSet:
     """These files, of which those with an opener are decompressed.
 
     Each version of a file is decompressed once, into `folder` or the user's cache. SampleError for damaged data, and
     for what looks like a decompression bomb.
     """
-    if not any(openers):
-        return blobs
     ways = [
         opener and Inflation(opener, _plain_name(name), copy_content)
         for name, opener in zip(blobs.names, openers, strict=True)
     ]
-    place = inflation_folder(folder)
-    with DaemonPool(_AT_ONCE) as pool:
-        return FileSet(list(pool.map(partial(plain_file, blobs, folder=place), range(len(blobs)), ways)))
+    return PlainFiles(blobs, ways, folder) if any(ways) else blobs
 
 
 def _plain_name(name: str) -> str:
@@ -144,31 +148,98 @@ def _plain_name(name: str) -> str:
     return path.stem if path.suffix.lower() in OPENERS else path.name
 
 
-def inflation_folder(folder: Pathlike | None) -> Path:
-    """The folder of decompressed files: `folder`, or one in the user's cache."""
-    return Path(folder or user_cache("inflated")).absolute()
+class PlainFiles(FileSet):
+    """Files of which some are decompressed or converted, into a folder.
+
+    The result has a time of change that follows from the version of its source. So an index of it fits one that is made
+    again. In the user's cache, the results that were not used for longest are removed beyond the limit of a `Cache`.
+    """
+
+    def __init__(self, sources: FileSet, ways: Sequence[Inflation | None], folder: Pathlike | None) -> None:
+        self.sources = sources
+        self._ways = ways
+        self._is_limited = folder is None
+        self._folder = Path(folder or user_cache("decompressed")).absolute()
+        with DaemonPool(_AT_ONCE) as pool:
+            super().__init__(list(pool.map(partial(self._plain, is_new=True), range(len(sources)))))
+        if self._is_limited:
+            self._check_room()
+
+    def origin(self, number: int) -> str:
+        return self.sources.name(number)
+
+    def open(self, number: int) -> LocalFile | RemoteBlob:
+        """Open a file; a result that was removed is made again."""
+        if self._ways[number] is not None:
+            self._plain(number, is_new=False)
+        return super().open(number)
+
+    def _plain(self, number: int, *, is_new: bool) -> tuple[Store | None, ObjectInfo]:
+        """The result of a file, or a file that needs no conversion.
+
+        A result from an earlier dataset is used if the source has a version.
+        """
+        way = self._ways[number]
+        if way is None:
+            return self.sources.store(number), self.sources.info(number)
+        name, info = self.sources.name(number), self.sources.info(number)
+        key = key_of(name, info) or hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+        target = self._folder / f"{key.hex()}-{way.plain_name}"
+        # Whole seconds, which every file system keeps.
+        changed_ns = int.from_bytes(key[:4], "little") * 10**9
+        if not target.exists() or (is_new and not info.is_versioned):
+            _write(self.sources[number], way, target, changed_ns)
+        with suppress(PermissionError):  # of a folder that others have filled
+            os.utime(target, ns=(time.time_ns(), changed_ns))
+        return None, local_info(str(target))
+
+    def _check_room(self) -> None:
+        """Remove results that this dataset does not use, beyond the limit."""
+        own = {self.info(number).path for number, way in enumerate(self._ways) if way is not None}
+        kept = sorted(_results(self._folder), key=lambda each: (each.path in own, each.used_ns), reverse=True)
+        limit, total = Cache(self._folder).limit_nbytes(), 0
+        for each in kept:
+            total += each.nbytes
+            if total > limit and each.path not in own:
+                Path(each.path).unlink(missing_ok=True)
+        used = sum(each.nbytes for each in kept if each.path in own)
+        if used > limit:
+            warnings.warn(
+                f"decompressed, the files of {self.origins[0]} and others take {used:,} bytes, and {self._folder} is"
+                f" to keep {limit:,}: pass index_dir=, a folder with more room",
+                CacheWarning,
+                stacklevel=5,
+            )
 
 
-def plain_file(blobs: FileSet, number: int, way: Inflation | None, *, folder: Path) -> tuple[Store | None, ObjectInfo]:
-    """The inflated file; without a way to inflate it, the file itself."""
-    name, info = blobs.names[number], blobs.info(number)
-    if way is None:
-        blob = blobs[number]
-        return (None if isinstance(blob, LocalFile) else blob.store), info
-    key = key_of(name, info) or hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).digest()
-    target = folder / f"{key.hex()}-{way.plain_name}"
-    if not target.exists() or not info.is_versioned:
-        _write(blobs[number], way, target)
-    return None, local_info(str(target))
+class _Result(NamedTuple):
+    path: str
+    nbytes: int
+    used_ns: int
 
 
-def _write(blob: Blob, way: Inflation, target: Path) -> None:
+_RESULT = re.compile(r"[0-9a-f]{32}-.+")
+
+
+def _results(folder: Path) -> Iterator[_Result]:
+    """The files of a folder that are results of `PlainFiles`."""
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # another process may remove it
+                if _RESULT.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    status = entry.stat()
+                    yield _Result(entry.path, status.st_size, status.st_atime_ns)
+
+
+def _write(blob: Blob, way: Inflation, target: Path, changed_ns: int) -> None:
     _log.info("decompressing or converting %s once, into %s", blob.name, target)
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{target.name}.{uuid4().hex}.part")
     try:
         with unfinished.open("wb") as file:
             _inflate(blob, way, file)
+        # Before it has its name: another process may open it at once, and would see it change.
+        os.utime(unfinished, ns=(time.time_ns(), changed_ns))
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store
 from feedline.stores.files import FileSet, local_info
-from feedline.stores.globs import expand_braces
+from feedline.stores.globs import braces, expand_braces, first_forms
 from feedline.stores.open import Finder
 from feedline.stores.urls import is_local, local_path
 
@@ -30,9 +30,9 @@ def matching(paths: Paths, inside: str) -> list[str]:
 
     Files keep the order of `paths`; those of a pattern are sorted. `{a,b}` and `{000..127}` are expanded as in
     `stores.patterns`; `*`, `?`, `[...]` and `**` match. An existing path is taken literally, and `~` is the home
-    folder. A folder stands for the files in it that match the pattern `inside`. Folders, pipes and devices are not
-    files. A broken link counts as a file; its error comes when it is read. FileNotFoundError names a missing path, and
-    a pattern without matches.
+    folder. A folder stands for the files in it that match the pattern `inside`, which may have braces; where these are
+    its end, a file in several forms counts in the first. Folders, pipes and devices are not files. A broken link counts
+    as a file; its error comes when it is read. FileNotFoundError names a missing path, and a pattern without matches.
     """
     meant = [path for given in listed(paths) for path in expand_braces(expand_user(given))]
     found = [str(Path(file).absolute()) for path in meant for file in _files(path, inside)]
@@ -50,10 +50,10 @@ def _files(path: str, inside: str) -> list[str]:
         mode = os.stat(path).st_mode  # noqa: PTH116 - of many thousands
     except (FileNotFoundError, NotADirectoryError):
         if glob.has_magic(path):
-            return _matches(path, path)
+            return _matches(path)
         raise missing(path) from None
     if stat.S_ISDIR(mode):
-        return _matches(str(Path(glob.escape(path), inside)), str(Path(path, inside)))
+        return _inside(path, inside)
     if not stat.S_ISREG(mode):
         raise ArgumentError(
             f"{path} is a pipe or a device, which cannot be read in any order: write its content to a file"
@@ -61,13 +61,29 @@ def _files(path: str, inside: str) -> list[str]:
     return [path]
 
 
-def _matches(pattern: str, shown: str) -> list[str]:
-    """The matching files, sorted; errors show the unescaped pattern."""
-    names = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+def _inside(folder: str, pattern: str) -> list[str]:
+    """The matching files of a folder, each in one form, sorted."""
+    each = [str(Path(glob.escape(folder), form)) for form in braces(pattern)]
+    files = {name for form in each for name in _regular(_names(form), form)}
+    if not files:
+        raise _no_match(str(Path(folder, pattern)), _EXCEPT if any(map(_names, each)) else "")
+    return first_forms(sorted(files), pattern)
+
+
+_EXCEPT = " except folders or special files ('**' searches folders)"
+
+
+def _matches(pattern: str) -> list[str]:
+    """The matching files, sorted."""
+    names = _names(pattern)
     files = sorted(_regular(names, pattern))
     if not files:
-        raise _no_match(shown, "" if not names else " except folders or special files ('**' searches folders)")
+        raise _no_match(pattern, _EXCEPT if names else "")
     return files
+
+
+def _names(pattern: str) -> list[str]:
+    return glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 
 def _regular(names: list[str], pattern: str) -> list[str]:

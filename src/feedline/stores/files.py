@@ -21,7 +21,7 @@ from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.threads import CancelScope, DaemonPool
 from feedline.errors import ArgumentError, ObjectChangedError
 from feedline.stores.base import FileVersion, ObjectInfo, Range, Store, VersionedReader, Views
-from feedline.stores.cache import CachedStore, ObjectRange, Pieces, without_cache
+from feedline.stores.cache import CachedStore, ObjectRange, without_cache
 from feedline.stores.links import unsigned
 from feedline.stores.local import RecheckTimer
 from feedline.stores.urls import join
@@ -51,6 +51,21 @@ class Blob(Protocol):
         """One read-only view per `(start, stop)`, valid while it is referenced."""
         ...
 
+    def read_uncached(self, spans: Sequence[Range]) -> Views:
+        """The same past any cache."""
+        ...
+
+
+_MIN_AHEAD_NBYTES = 4 * mmap.PAGESIZE
+
+
+class Held(Protocol):
+    """Bytes of a file or object that are in memory."""
+
+    def cut(self, start: int, stop: int) -> memoryview:
+        """The bytes `[start, stop)`; MissingPieceError if they are not in memory."""
+        ...
+
 
 class LocalFile:
     """A memory-mapped file: views are the file itself."""
@@ -63,12 +78,13 @@ class LocalFile:
             self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if nbytes else b"")
         self._looks = RecheckTimer()
 
-    def refuse_changed(self) -> None:
+    def check_unchanged(self, *, at_once: bool = False) -> None:
         """Raise StateError within moments of an in-place change.
 
-        What is mapped may no longer exist.
+        `at_once` does not wait for the next check that is due.
         """
-        if self._looks.due():
+        # A page of a file that has shrunk is gone from its mapping: touching it ends the process.
+        if at_once or self._looks.due():
             with suppress(FileNotFoundError):  # a removed file stays mapped
                 FileVersion(self.nbytes, self.version).check(local_info(self.name).state, self.name)
             self._looks.done()
@@ -79,6 +95,28 @@ class LocalFile:
 
     in_memory = read_uncached = read
 
+    def cut(self, start: int, stop: int) -> memoryview:
+        """A view of one range."""
+        return self.data[start:stop]
+
+    def held(self) -> LocalFile:
+        """The bytes that take no request: all of them."""
+        return self
+
+    def will_need(self, spans: Sequence[Range]) -> None:
+        """Ask the kernel to read ranges that lie far apart ahead.
+
+        Its own read-ahead does not help there. Short ones are left out.
+        """
+        mapping = self.data.obj
+        if not isinstance(mapping, mmap.mmap) or not hasattr(mapping, "madvise"):
+            return
+        for start, stop in spans:
+            # For a few pages, the system call takes longer than the read that it saves.
+            if stop - start >= _MIN_AHEAD_NBYTES:
+                first = start - start % mmap.PAGESIZE
+                mapping.madvise(mmap.MADV_WILLNEED, first, stop - first)
+
 
 class RemoteBlob:
     """An object of a store, read through its cache if any.
@@ -86,11 +124,17 @@ class RemoteBlob:
     ObjectChangedError once it is another version.
     """
 
+    data = None
+    """An object is not mapped."""
+
     def __init__(self, store: Store, info: ObjectInfo) -> None:
         self.name, self.nbytes, self.version = join(store.url, info.path), info.size, info.version
         self.store, self.path = store, info.path
         if isinstance(store, CachedStore):
             store.know(info)
+
+    def check_unchanged(self, *, at_once: bool = False) -> None:
+        """Do nothing: reading another version raises ObjectChangedError."""
 
     def read(self, spans: Sequence[Range]) -> Views:
         """Read all spans at once, with concurrent requests."""
@@ -109,6 +153,15 @@ class RemoteBlob:
             return self.store.in_memory(self.path, spans, version=self.version)
         return None
 
+    def held(self) -> Held | None:
+        """The bytes in the memory of a cache, for one thread."""
+        return (
+            self.store.cached_pieces(self.path, version=self.version) if isinstance(self.store, CachedStore) else None
+        )
+
+    def will_need(self, spans: Sequence[Range]) -> None:
+        """Do nothing: an object has no mapping."""
+
 
 class FileSet:
     """Files and objects by number, opened on first use in each process.
@@ -123,7 +176,7 @@ class FileSet:
         self._stores = list(stores.values())
         self._store_numbers = [-1 if store is None else numbers[id(store)] for store, _ in objects]
         self._infos = [info for _, info in objects]
-        self._opened: PerProcess[LRUCache[int, LocalFile | RemoteBlob]] = PerProcess(_recent)
+        self._opened: PerProcess[_Kept[LocalFile | RemoteBlob]] = PerProcess(partial(_new_cache, len(objects), None))
         self._readers = PerProcess(_readers)
 
     def __len__(self) -> int:
@@ -143,7 +196,7 @@ class FileSet:
 
     def name(self, number: int) -> str:
         """The path or address of a file, as messages show it."""
-        store = self._store(number)
+        store = self.store(number)
         path = self._infos[number].path
         return path if store is None else join(store.url, path)
 
@@ -151,6 +204,15 @@ class FileSet:
     def names(self) -> list[str]:
         """The paths or addresses of all files."""
         return [self.name(number) for number in range(len(self))]
+
+    def origin(self, number: int) -> str:
+        """The path or address that the user gave, before any conversion."""
+        return self.name(number)
+
+    @property
+    def origins(self) -> list[str]:
+        """The paths or addresses that the user gave."""
+        return [self.origin(number) for number in range(len(self))]
 
     def __iter__(self) -> Iterator[LocalFile | RemoteBlob]:
         return (self[number] for number in range(len(self)))
@@ -160,9 +222,8 @@ class FileSet:
         opened = self._opened()
         blob = opened.get(number)
         if blob is None:
-            return opened.put(number, self._open(number))
-        if isinstance(blob, LocalFile):
-            blob.refuse_changed()
+            return opened.put(number, self.open(number))
+        blob.check_unchanged()
         return blob
 
     def read(self, extents: Sequence[Extent]) -> Views:
@@ -171,7 +232,7 @@ class FileSet:
         The first failure is raised.
         """
         if self.is_local:
-            return [self[blob].data[start:stop] for blob, start, stop in extents]  # type: ignore[union-attr]
+            return [self[blob].data[start:stop] for blob, start, stop in extents]  # type: ignore[index]
         wanted: dict[int, list[Range]] = {}
         for blob, start, stop in extents:
             wanted.setdefault(blob, []).append((start, stop))
@@ -179,11 +240,6 @@ class FileSet:
         missing = {blob: wanted[blob] for blob, views in cached.items() if views is None}
         views = {blob: iter(each) for blob, each in (cached | self._read(missing)).items() if each is not None}
         return [next(views[blob]) for blob, _, _ in extents]
-
-    def cached_pieces(self, number: int) -> Pieces | None:
-        """The pieces of an object in its cache's memory; None without cache."""
-        store, info = self._store(number), self._infos[number]
-        return store.cached_pieces(info.path, version=info.version) if isinstance(store, CachedStore) else None
 
     def _read(self, wanted: dict[int, list[Range]]) -> dict[int, Views]:
         if len(wanted) <= 1:
@@ -198,7 +254,7 @@ class FileSet:
         The file itself, or the object's copy in the cache, fetched on demand. For libraries that only open files. A
         copy may be evicted; a process that has it open keeps its data.
         """
-        store, info = self._store(number), self._infos[number]
+        store, info = self.store(number), self._infos[number]
         if store is None:
             return info.path
         if not isinstance(store, CachedStore):
@@ -212,19 +268,21 @@ class FileSet:
         """The object ranges that a prefetch for `read(extents)` must fetch."""
         caches: dict[int, tuple[CachedStore, str]] = {}
         for blob in {extent.blob for extent in extents}:
-            store, info = self._store(blob), self._infos[blob]
+            store, info = self.store(blob), self._infos[blob]
             if isinstance(store, CachedStore):
                 store.know(info)
                 caches[blob] = store, info.path
         places = ((*caches[blob], start, stop) for blob, start, stop in extents if blob in caches)
         return [(store, ObjectRange(path, start, stop)) for store, path, start, stop in places]
 
-    def _store(self, number: int) -> Store | None:
+    def store(self, number: int) -> Store | None:
+        """The store of an object; None for a file."""
         which = self._store_numbers[number]
         return None if which < 0 else self._stores[which]
 
-    def _open(self, number: int) -> LocalFile | RemoteBlob:
-        store, info = self._store(number), self._infos[number]
+    def open(self, number: int) -> LocalFile | RemoteBlob:
+        """Open a file outside of the set; StateError if it has changed."""
+        store, info = self.store(number), self._infos[number]
         if store is None:
             return LocalFile(info.path, info.size, info.version)
         return RemoteBlob(store, info)
@@ -245,10 +303,6 @@ def open_at_once() -> int:
         return 256
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 4096 if limit == resource.RLIM_INFINITY else min(max(limit // 8, 16), 4096)
-
-
-def _recent() -> LRUCache[int, LocalFile | RemoteBlob]:
-    return LRUCache(open_at_once())
 
 
 def _readers() -> DaemonPool:
@@ -290,43 +344,51 @@ class SeenVersions:
             )
 
 
+Fetched = str | Future[memoryview]
+"""The path of a file, or a future of the content of an object."""
+
+
 class ObjectReader:
     """Whole objects by path.
 
     ObjectChangedError once an object is another version than in an earlier read, where the store tells versions with
-    the data. Safe to use from several threads, and after a fork; pickles as its store.
+    the data. Without a store, paths are those of files, which are read by whatever decodes them. Safe to use from
+    several threads, and after a fork; pickles as its store.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store | None) -> None:
         self.store = store
         self._readers = PerProcess(_object_readers)
         self._seen = PerProcess(SeenVersions)
 
-    def read(self, known: Known) -> memoryview:
+    def read(self, store: Store, known: Known) -> memoryview:
         """The content of one object."""
         if isinstance(known, str):
-            return self._read_checked(known)
-        if isinstance(self.store, CachedStore):
-            self.store.know(known)
-        return self.store.read(known.path, 0, known.size, version=known.version)
+            return self._read_checked(store, known)
+        if isinstance(store, CachedStore):
+            store.know(known)
+        return store.read(known.path, 0, known.size, version=known.version)
 
-    def _read_checked(self, path: str) -> memoryview:
-        if not isinstance(self.store, VersionedReader):
-            return self.store.read(path)
-        data, version = self.store.read_versioned(path)
-        self._seen().check(unsigned(path), version, self.store.url)
+    def _read_checked(self, store: Store, path: str) -> memoryview:
+        if not isinstance(store, VersionedReader):
+            return store.read(path)
+        data, version = store.read_versioned(path)
+        self._seen().check(unsigned(path), version, store.url)
         return data
 
     @contextmanager
-    def reading(self, several: Sequence[Known]) -> Iterator[list[Future[memoryview]]]:
+    def reading(self, several: Sequence[Known]) -> Iterator[Sequence[Fetched]]:
         """Read these objects concurrently; one future each, in order.
 
-        Reads that are unfinished when the block ends are canceled.
+        Reads that are unfinished when the block ends are canceled. Paths of files are returned as they are.
         """
+        if self.store is None:
+            yield [known if isinstance(known, str) else known.path for known in several]
+            return
         scope = CancelScope()
         try:
             with scope.entered():
-                futures = [self._readers().submit(self.read, known) for known in several]
+                futures = [self._readers().submit(self.read, self.store, known) for known in several]
             yield futures
         finally:
             scope.cancel()
@@ -361,7 +423,7 @@ class LazyList(Generic[T]):
 
     def __init__(self, making: Callable[[int], T], count: int, most: int | None = None) -> None:
         self._making, self._count, self._most = making, count, most
-        self._parts: PerProcess[LRUCache[int, T] | _All[T]] = PerProcess(partial(_new_cache, count, most))
+        self._parts: PerProcess[_Kept[T]] = PerProcess(partial(_new_cache, count, most))
 
     def __len__(self) -> int:
         return self._count
@@ -383,6 +445,9 @@ class _All(dict[int, T]):
         return value
 
 
-def _new_cache(count: int, most: int | None) -> LRUCache[int, Any] | _All[Any]:
+_Kept = LRUCache[int, T] | _All[T]
+
+
+def _new_cache(count: int, most: int | None) -> _Kept[Any]:
     limit = open_at_once() if most is None else most
     return _All() if count <= limit else LRUCache(limit)

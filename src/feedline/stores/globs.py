@@ -152,6 +152,22 @@ def candidates(store: Store, pattern: str, below: str = "") -> Iterable[ObjectIn
     return infos
 
 
+def first_forms(paths: Iterable[str], pattern: str) -> list[str]:
+    """Matches of a pattern that ends in braces, each in one form.
+
+    Of `a.txt` and `a.txt.gz`, which both match `*.txt{,.gz}`, the one whose ending comes first in the braces is taken.
+    """
+    if not pattern.endswith("}"):
+        return list(paths)
+    ranks = {ending: rank for rank, ending in enumerate(pattern[pattern.rindex("{") + 1 : -1].split(","))}
+    found = dict[str, tuple[int, str]]()
+    for path in paths:
+        ending = max((each for each in ranks if path.endswith(each)), key=len)
+        stem, form = path.removesuffix(ending), (ranks[ending], path)
+        found[stem] = min(found.get(stem, form), form)
+    return [path for _, path in found.values()]
+
+
 def _sort_matches(names: list[str], pattern: str) -> list[str]:
     if not names:
         raise ObjectNotFoundError(f"{pattern}: nothing matches")

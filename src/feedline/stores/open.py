@@ -15,7 +15,7 @@ from feedline.stores import globs
 from feedline.stores.base import ObjectInfo, Store
 from feedline.stores.cache import Cache, CachedStore
 from feedline.stores.fsspec import ForeignStore
-from feedline.stores.globs import MAGIC, candidates, expand_address, matcher, matching_objects
+from feedline.stores.globs import MAGIC, braces, candidates, expand_address, first_forms, matcher, matching_objects
 from feedline.stores.links import split_link
 from feedline.stores.local import LocalStore
 from feedline.stores.object_store import RemoteStore
@@ -163,8 +163,9 @@ class Finder:
     def resolve(self, address: str, inside: str) -> list[tuple[Store, ObjectInfo]]:
         """The objects that an address, pattern or folder stands for.
 
-        Of a folder, the objects in it that match `inside`. In the order in which braces are expanded; those of one glob
-        or folder are sorted. ObjectNotFoundError names what does not exist.
+        Of a folder, the objects in it that match `inside`, which may have braces: see `first_forms`. In the order in
+        which braces are expanded; those of one glob or folder are sorted. ObjectNotFoundError names what does not
+        exist.
         """
         check_no_secrets(address, is_object=True)  # before any message shows it
         plain = [split(each) for each in expand_address(address)]
@@ -235,10 +236,12 @@ def list_below(store: Store, paths: Sequence[str], worth: int = _WORTH_LISTING) 
 
 
 def _objects_in(store: Store, folder: str, inside: str) -> list[ObjectInfo]:
-    matches = _matcher(inside)
-    listed = candidates(store, inside, folder)
-    infos = (info for info in listed if info.path != folder)  # without the marker of the folder itself
-    return [info for info in infos if matches(info.path.removeprefix(folder))]
+    matchers = [_matcher(each) for each in braces(inside)]
+    start, brace, rest = inside.partition("{")
+    listed = candidates(store, start + ("**" if "/" in rest else "*") if brace else inside, folder)
+    infos = {info.path: info for info in listed if info.path != folder}  # without the marker of the folder itself
+    names = [path for path in infos if any(matches(path.removeprefix(folder)) for matches in matchers)]
+    return [infos[path] for path in first_forms(names, inside)]
 
 
 def _matcher(pattern: str) -> Callable[[str], bool]:

@@ -75,6 +75,19 @@ def test_texts(tmp_path: Path) -> None:
     assert dataset[5] == "größe 5"
 
 
+def test_several_stores(store: Path, tmp_path: Path) -> None:
+    packed = shutil.make_archive(str(tmp_path / "c"), "zip", filled(tmp_path / "c.zarr", 2))
+    dataset = Zarr([store, packed], ["x", "labels"])
+    assert len(dataset) == 2 * COUNT
+    all_ways_agree(dataset, [3, -1, COUNT + 3, COUNT, COUNT - 1])
+    assert dataset[COUNT + 7][0].tolist() == ROWS[7].tolist()
+    assert dataset.address(-1) == (packed, f"row {COUNT - 1}")
+    before = dataset.content_fingerprint
+    chunk = next(path for path in (store / "x/2.0.0", store / "x/c/2/0/0") if path.exists())
+    chunk.write_bytes(chunk.read_bytes() + b"more")
+    assert dataset.content_fingerprint != before
+
+
 class TestProcesses:
     def test_it_pickles_by_path(self, store: Path) -> None:
         dataset = Zarr(store, "x")
@@ -129,10 +142,13 @@ class TestDamage:
             Zarr(store)
         assert Zarr(store, "x")[3].tolist() == ROWS[3].tolist()
 
-    def test_several_stores_are_joined_by_others(self, store: Path) -> None:
-        with pytest.raises(ArgumentError, match=r"Zarr reads one store; join several, .* ConcatDataset"):
-            Zarr([store, store], "x")  # type: ignore[arg-type]
-        assert Zarr(store, "x").address(-1) == (str(store), f"row {COUNT - 1}")
+    def test_paths_that_are_none(self, store: Path) -> None:
+        with pytest.raises(ArgumentError, match="7 is not a path"):
+            Zarr(7)  # type: ignore[arg-type]
+        with pytest.raises(FileNotFoundError, match="the list of paths is empty"):
+            Zarr([])
+        with pytest.raises(FileNotFoundError, match=r"no such store: .*gone.zarr"):
+            Zarr([store, store.with_name("gone.zarr")], "x")
 
     def test_a_damaged_chunk_is_named_by_its_rows(self, store: Path) -> None:
         chunk = next(path for path in (store / "x/2.0.0", store / "x/c/2/0/0") if path.exists())

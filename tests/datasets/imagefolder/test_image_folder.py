@@ -165,7 +165,7 @@ class TestKeptListing:
     def test_is_read_instead_of_the_tree(self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         kept = tmp_path / "listings"
         first = ImageFolder(root, index_dir=kept)
-        monkeypatch.setattr(scan, "listing", None)
+        monkeypatch.setattr(scan, "_list", None)
         again = ImageFolder(root, CROP, index_dir=str(kept))
         assert list(again.samples) == list(first.samples) == list(first.imgs)
         assert again[3][0].shape == (3, 32, 32)

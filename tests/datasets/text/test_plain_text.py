@@ -15,8 +15,10 @@ import pyarrow as pa
 import pytest
 
 import feedline as fl
-from feedline.datasets import CSV, JSONL, Lines
+from feedline.datasets import CSV, JSONL, Lines, indexes
+from feedline.datasets.fingerprints import fingerprint
 from feedline.errors import SampleError
+from feedline.stores import Cache, CacheWarning
 
 
 def zstd(data: bytes) -> bytes:
@@ -37,6 +39,13 @@ TEXT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+
+@pytest.fixture
+def data_folder(tmp_path: Path) -> Path:
+    """An empty folder, apart from the user's cache."""
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
 
 
 @pytest.mark.parametrize("suffix", CODECS)
@@ -67,6 +76,64 @@ def test_it_is_decompressed_once_for_each_version(tmp_path: Path) -> None:
         for _ in range(2):
             assert CSV(path, index_dir=tmp_path / "here")[0] == {"x": text.split()[1]}
     assert len([each for each in (tmp_path / "here").iterdir() if each.name.endswith("-a.csv")]) == 2
+
+
+def test_a_folder_stands_for_its_compressed_files(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    system = fsspec.filesystem("memory")
+    request.addfinalizer(lambda: system.rm("/texts", recursive=True))
+    folder = tmp_path / "texts"
+    for name in ("a.txt", "b.txt", "b.txt.gz", "deep/c.txt.bz2", "d.md.gz"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(CODECS.get(name.rpartition(".")[2], bytes)(name.encode()))
+        system.pipe(f"/texts/{name}", (folder / name).read_bytes())
+    for place in (str(folder), "memory://texts", "memory://texts/"):
+        data = Lines(place)
+        assert list(data) == ["a.txt", "b.txt", "deep/c.txt.bz2"]
+        assert data.paths == [f"{place.rstrip('/')}/{text}" for text in data]
+        assert data.address(-1)[0].endswith("/texts/deep/c.txt.bz2")
+
+
+def test_results_have_no_part_in_fingerprints(
+    data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data_folder / "a.jsonl.gz").write_bytes(gzip.compress(TEXT))
+    seen = set()
+    for number in range(2):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache {number}"))
+        data = JSONL(data_folder)
+        seen.add((data.listing_fingerprint, fingerprint(data)))
+    assert len(seen) == 1
+    (data_folder / "a.jsonl.gz").write_bytes(gzip.compress(TEXT + TEXT))
+    assert fingerprint(JSONL(data_folder)) not in {each for _, each in seen}
+
+
+def results(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "xdg/feedline/decompressed").glob("*.txt"))
+
+
+def test_a_removed_result_is_made_again_and_its_index_fits(
+    data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data_folder / "a.txt.gz").write_bytes(gzip.compress(b"one\ntwo\n"))
+    data = pickle.dumps(Lines(data_folder))
+    monkeypatch.setattr(indexes.files, "write", None)  # no index is built again
+    for opened in (lambda: pickle.loads(data), lambda: Lines(data_folder)):
+        results(tmp_path)[0].unlink()
+        assert opened().__getitems__([0, 1]) == ["one", "two"]
+
+
+def test_the_folder_of_results_has_a_limit(data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cache, "limit_nbytes", lambda _: 2500)
+    for name in "abc":
+        (data_folder / f"{name}.txt.gz").write_bytes(gzip.compress(b"x" * 999 + b"\n"))
+    first = Lines(data_folder / "a.txt.gz")
+    Lines(data_folder / "b.txt.gz")
+    assert first[0] == Lines(data_folder / "a.txt.gz")[0]
+    Lines(data_folder / "c.txt.gz")
+    assert sorted(each.name.partition("-")[2] for each in results(tmp_path)) == ["a.txt", "c.txt"]
+    with pytest.warns(CacheWarning, match=r"decompressed, the files of .*a\.txt\.gz .* 3,000 bytes, and .* keep 2,500"):
+        both = Lines(data_folder)
+    assert len(both) == len(results(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("data", [gzip.compress(TEXT)[:-20], b"no gzip", gzip.compress(TEXT)[:20] + b"damage" * 9])

@@ -72,10 +72,8 @@ def opened(address: str, **more: Any) -> TarIndex:
     return index
 
 
-def blob_at(address: str) -> RemoteBlob:
-    blob = find(address, "*.tar")[0]
-    assert isinstance(blob, RemoteBlob)
-    return blob
+def source_at(address: str) -> sources.TarSource:
+    return sources.TarSource(find(address, "*.tar"), 0)
 
 
 def reported(index: TarIndex) -> Any:
@@ -101,10 +99,10 @@ def test_an_index_is_that_of_the_file_however_it_is_divided(
     path.write_bytes(path.read_bytes()[: max(1, path.stat().st_size - cut)])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sources, "_PART_NBYTES", part_nbytes)
-        blob = blob_at(put(memory, path))
+        source = source_at(put(memory, path))
         near = outcome(lambda: build_index(path, allow_truncated=True))
-        far = outcome(lambda: build_index(sources.ObjectSource(blob), allow_truncated=True))
-    assert far == (near if isinstance(near, tuple) else near.replace(str(path), blob.name))
+        far = outcome(lambda: build_index(source, allow_truncated=True))
+    assert far == (near if isinstance(near, tuple) else near.replace(str(path), source.name))
 
 
 def outcome(make: Callable[[], TarIndex]) -> Any:
@@ -246,7 +244,8 @@ class TestBeside:
         def failing(*_: Any, **__: Any) -> None:
             raise StoreUnavailableError("down")
 
-        blob = blob_at(address)
+        blob = source_at(address).blob
+        assert isinstance(blob, RemoteBlob)
         monkeypatch.setattr(type(blob.store), "read", failing)
         with pytest.raises(StoreUnavailableError):
             tars_at(address).heads()
@@ -258,31 +257,31 @@ class TestReading:
     ) -> None:
         monkeypatch.setattr(sources, "_PART_NBYTES", 10_000)
         path = write_tar(tmp_path / "x.tar", {f"{at}.mp4": bytes(1_000_000) for at in range(5)})
-        blob, before = blob_at(put(memory, path)), statistics().nbytes
-        assert reported(build_index(sources.ObjectSource(blob))) == reported(build_index(path))
+        source, before = source_at(put(memory, path)), statistics().nbytes
+        assert reported(build_index(source)) == reported(build_index(path))
         assert statistics().nbytes - before < 400_000
 
     def test_what_is_behind_is_forgotten(self, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sources, "_PART_NBYTES", 1000)
         data = np.random.default_rng(0).bytes(100_500)
         memory.pipe("/b/x", data)
-        with sources.ObjectSource(blob_at("memory://b/x")) as source:
+        with source_at("memory://b/x") as source:
             for start in range(0, 100_000, 700):
                 assert source.read(start, 900) == data[start : start + 900]
-                assert len(source._pending) <= 6
+                assert len(source._reader._pending) <= 6
             assert source.read(100_400, 900) == data[100_400:]
             assert source.read(200_000, 900) == b""
             assert source.read_spans([(5, 9), (100_499, 100_600), (300_000, 300_001)]) == [data[5:9], data[-1:], b""]
 
     def test_checksums(self, tmp_path: Path, memory: Any) -> None:
         path = write_tar(tmp_path / "x.tar", image_members(2))
-        blob = blob_at(put(memory, path))
-        index = build_index(sources.ObjectSource(blob), checksum=True)
+        source = source_at(put(memory, path))
+        index = build_index(source, checksum=True)
         assert index.head.blake2b == build_index(path, checksum=True).head.blake2b
-        index.verify(sources.ObjectSource(blob))
-        other = blob_at(put(memory, write_tar(tmp_path / "x.tar", image_members(2, 5))))
+        index.verify(source)
+        other = source_at(put(memory, write_tar(tmp_path / "x.tar", image_members(2, 5))))
         with pytest.raises(ShardError, match=r"memory://b/x.tar is not the indexed tar: its checksum"):
-            index.verify(sources.ObjectSource(other))
+            index.verify(other)
 
     def test_an_object_that_changes_or_goes_while_it_is_read(self, tmp_path: Path, memory: Any) -> None:
         address = put(memory, write_tar(tmp_path / "x.tar", image_members(2)))
@@ -341,4 +340,4 @@ def test_a_pax_header_of_many_parts(tmp_path: Path, memory: Any, monkeypatch: py
         info.size = 3
         tar.addfile(info, io.BytesIO(b"abc"))
     memory.pipe("/b/x.tar", file.getvalue())
-    assert list(build_index(sources.ObjectSource(blob_at("memory://b/x.tar"))).keys) == ["long/" * 300 + "a"]
+    assert list(build_index(source_at("memory://b/x.tar")).keys) == ["long/" * 300 + "a"]

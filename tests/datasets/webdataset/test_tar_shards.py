@@ -31,7 +31,7 @@ from feedline.datasets import TarShards
 from feedline.datasets.shards import compression
 from feedline.datasets.webdataset import ShardError, write_index
 from feedline.datasets.webdataset import shards as tars
-from feedline.errors import ArgumentError, SampleError, SampleIndexError
+from feedline.errors import ArgumentError, SampleError, SampleIndexError, StateError
 from feedline.testing import difference
 
 CROP = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor()])
@@ -231,7 +231,7 @@ class TestTransforms:
         sources: list[Any] = []
         monkeypatch.setattr(T.ImagePlan, "batch", lambda _, given, *rest: (sources.extend(given), torch.zeros(1))[1])
         reader_of(data)(BatchRead(np.array([0]), allocate_tensor))  # type: ignore[misc]
-        memory = np.frombuffer(data._shards[0]._memory, np.uint8)
+        memory = np.frombuffer(data._shards[0]._blob.data, np.uint8)
         for source in sources:
             assert np.shares_memory(np.asarray(source), memory)
 
@@ -464,14 +464,12 @@ class TestBadInput:
         data = TarShards(paths, PAIR, CENTER)
         data[0]
         write_tar(paths[0], image_members(3, 7))
-        with pytest.raises(ShardError, match=r"train-000.tar does not match: the tar was changed or replaced"):
+        with pytest.raises(StateError, match=r"train-000.tar has changed since this dataset was made"):
             data.read_batch(BatchRead(np.array([3, 0]), allocate_tensor))
-        with pytest.raises(
-            ShardError, match=r"train-000.tar is not the tar that was indexed when this dataset was created"
-        ):
+        with pytest.raises(StateError, match=r"train-000.tar has changed since this dataset was made"):
             pickle.loads(pickle.dumps(data))[0]
         os.truncate(paths[1], 600)
-        with pytest.raises(ShardError, match=r"train-001.tar"):
+        with pytest.raises(StateError, match=r"train-001.tar"):
             data[3]
 
 
@@ -503,6 +501,7 @@ class TestCompressed:
         for path in (str(packed), f"memory://tars/x.{ending}"):
             dataset = TarShards(path, PAIR, {"jpg;png;jpeg": CENTER})
             assert dataset.paths == [path]
+            assert dataset.address(0)[0] == path
             assert difference(list(dataset), wanted) is None
             with fl.DataLoader(dataset, 2, num_workers=2, shuffle=True, seed=0) as loader:
                 assert sorted(y for _, ys in loader for y in ys.tolist()) == list(range(6))

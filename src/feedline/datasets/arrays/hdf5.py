@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from feedline.datasets.arrays import h5py_layout
 from feedline.datasets.arrays.chunked import (
-    CHUNK_CACHE_NBYTES,
     ArrayRows,
+    ArraySource,
     ByteLayout,
     ChunkCache,
     ChunkedRows,
@@ -21,11 +21,10 @@ from feedline.datasets.arrays.chunked import (
     Names,
     ReadRows,
     Shape,
-    StoredArrays,
     check_unchanged,
 )
-from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.arrays.stored_arrays import CHUNK_CACHE_NBYTES, StoredArrays
 from feedline.datasets.file_objects import FarFile
 from feedline.datasets.formats import FORMATS, ShardSummary
 from feedline.datasets.paths import Paths, find
@@ -49,18 +48,11 @@ class HDF5(StoredArrays):
     given. `options` are those of `open_store`.
     """
 
-    def __init__(
-        self,
-        paths: Paths,
-        columns: Names = None,
-        *,
-        transform: Transform | None = None,
-        cache_nbytes: int = CHUNK_CACHE_NBYTES,
-        cache: Cache | Pathlike | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
+    def _find(
+        self, paths: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
+    ) -> Sequence[ArraySource]:
         blobs = find(paths, FORMATS["hdf5"].pattern, cache=cache, options=options)
-        super().__init__([_HDF5Source(blobs, number) for number in range(len(blobs))], columns, transform, cache_nbytes)
+        return [_HDF5Source(blobs, number) for number in range(len(blobs))]
 
 
 class _HDF5Source:

@@ -20,25 +20,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import optional
+from feedline.core.dataset import digest_of
 from feedline.core.paths import missing
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.chunked import (
-    CHUNK_CACHE_NBYTES,
     ArrayRows,
+    ArraySource,
     ChunkCache,
     ChunkedRows,
     Names,
     Shape,
-    StoredArrays,
     check_unchanged,
 )
-from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.arrays.records import delivered_dtype
+from feedline.datasets.arrays.stored_arrays import CHUNK_CACHE_NBYTES, StoredArrays
 from feedline.datasets.content_digest import digest_of_folder, digest_of_objects, versioned
 from feedline.datasets.decoding import DAMAGE
 from feedline.datasets.formats import ShardSummary
-from feedline.datasets.paths import find
+from feedline.datasets.paths import Paths, find, paths_of
 from feedline.datasets.shard_summaries import summarize_arrays
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import (
@@ -169,138 +169,106 @@ _READERS = 16
 
 
 class Zarr(StoredArrays):
-    """Rows along the first axis of the arrays in a Zarr store.
+    """Rows along the first axis of the arrays in Zarr stores.
 
-    The store has format version 2 or 3, and is a folder or a `.zip`. `columns` is one name, a sequence, or names by
-    key; None takes every array at the top level, or the store itself if it is an array. Chunks (with sharding, shards)
-    are decoded whole, and each process keeps the last `cache_nbytes` of them. Each process opens the store itself, on
-    first use. Numbers become tensors, times int64 counts of their unit, records dicts of their fields, strings `str`.
+    `paths` is a path or an address, or a list of these; several stores are concatenated. A store has format version 2
+    or 3, and is a folder or a `.zip`. `columns` is one name, a sequence, or names by key; None takes every array at the
+    top level, or the store itself if it is an array. Chunks (with sharding, shards) are decoded whole, and each process
+    keeps the last `cache_nbytes` of them. Each process opens the stores itself, on first use. Numbers become tensors,
+    times int64 counts of their unit, records dicts of their fields, strings `str`.
 
     From a remote store, the chunks of a batch are fetched concurrently and kept in the folder `cache` if one is given
     (a `.zip` needs one). `options` are those of `open_store`.
     """
 
-    def __init__(
-        self,
-        path: Pathlike,
-        columns: Names = None,
-        *,
-        transform: Transform | None = None,
-        cache_nbytes: int = CHUNK_CACHE_NBYTES,
-        cache: Cache | Pathlike | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._source = _source_of(_single_path(path), cache, options)
-        super().__init__([self._source], columns, transform, cache_nbytes)
+    def _find(
+        self, paths: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
+    ) -> Sequence[ArraySource]:
+        self._sources = [_ZarrSource(os.fspath(path), cache, options) for path in paths_of(paths)]
+        if not self._sources:
+            raise FileNotFoundError("no stores: the list of paths is empty")
+        return self._sources
 
     @property
     def content_fingerprint(self) -> str:
-        """Digest of the store's current content, for cached results.
+        """Digest of the stores' current content, for cached results.
 
         Computed from a `stat` of each local file, or from the listing of a remote store.
         """
-        return self._source.content_fingerprint()
+        return digest_of([source.content_fingerprint() for source in self._sources])
 
 
-def _single_path(path: Pathlike) -> str:
-    if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentError("Zarr reads one store; join several, each a Zarr(path), with torch's ConcatDataset")
-    return os.fspath(path)
+class _ZarrSource:
+    """A Zarr store: a folder or `.zip`, on this machine or remote.
 
+    zarr reads a folder of this machine itself, and a remote one by requests for its chunks. A remote `.zip` is a file
+    in the cache.
+    """
 
-def _source_of(address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _LocalZarr:
-    if is_local(address):
-        return _LocalZarr(str(Path(local_path(address)).resolve()))
-    if address.endswith(".zip"):
-        return _RemoteZip(find(address, "*.zip", cache=cache, options=options))
-    location = Path(cache) if isinstance(cache, os.PathLike) else cache
-    return _RemoteZarr(open_store(address, cache=location, options=options))
+    def __init__(self, address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> None:
+        self._zip: FileSet | None = None
+        self._store: Store | None = None
+        if is_local(address):
+            self.name = str(Path(local_path(address)).resolve())
+        elif address.endswith(".zip"):
+            self._zip = find(address, "*.zip", cache=cache, options=options)
+            self.name = self._zip.name(0)
+        else:
+            location = Path(cache) if isinstance(cache, os.PathLike) else cache
+            self._store = open_store(address, cache=location, options=options)
+            self.name = self._store.url
 
-
-class _LocalZarr:
-    """Folder or `.zip` of this machine."""
-
-    is_remote = False
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    @property
+    def is_remote(self) -> bool:
+        return self._store is not None
 
     def content_fingerprint(self) -> str:
-        return digest_of_folder(self.name)
+        if self._zip is not None:
+            return versioned(self._zip.info(0)).version
+        return digest_of_folder(self.name) if self._store is None else digest_of_objects(self._store)
 
     def all_names(self) -> Names:
-        node = self._node()
+        node = self._root()
         return "" if isinstance(node, library().Array) else {name: name for name in _array_names(node, self.name)}
 
     def shapes(self, names: Sequence[str]) -> list[Shape]:
-        node = self._node()
+        node = self._root()
         return [_shape(_array(node, name, self.name), name, self.name) for name in names]
 
     def rows(self, shapes: Sequence[Shape], cache: ChunkCache) -> list[ArrayRows | ChunkedRows]:
-        node = self._node()
+        node = self._root()
         return [self._rows(_reopen_array(node, shape, self.name), shape, cache) for shape in shapes]
 
-    def _node(self) -> Any:
+    def _root(self) -> Any:
         """Group or array at the root of the store, open for reading."""
-        if not Path(self.name).exists():
-            raise missing(self.name, "no such store")
-        return _open_root(self.name, self.name)
+        if self._store is not None:
+            return _open_root(adapt_store(self._store), self.name)
+        place = self.name if self._zip is None else self._zip.file(0)
+        if not Path(place).exists():
+            raise missing(place, "no such store")
+        return _open_root(place, self.name)
 
     def _rows(self, array: Any, shape: Shape, cache: ChunkCache) -> ArrayRows | ChunkedRows:
-        def read(spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
-            for start, stop in spans:
-                yield np.asarray(array[start:stop])
-
-        return ChunkedRows(self.name, shape, read, cache)
+        chunks = _ZarrChunks(self._store, array)
+        return ChunkedRows(self.name, shape, chunks.read, cache, chunks.ranges if self.is_remote else None)
 
 
-class _RemoteZip(_LocalZarr):
-    """Remote `.zip`, which zarr opens as a local file in the cache."""
-
-    def __init__(self, blobs: FileSet) -> None:
-        super().__init__(blobs.name(0))
-        self._blobs = blobs
-
-    def content_fingerprint(self) -> str:
-        return versioned(self._blobs.info(0)).version
-
-    def _node(self) -> Any:
-        return _open_root(self._blobs.file(0), self.name)
-
-
-class _RemoteZarr(_LocalZarr):
-    """Objects in a remote store."""
-
-    is_remote = True
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store.url)
-        self._store = store
-
-    def content_fingerprint(self) -> str:
-        return digest_of_objects(self._store)
-
-    def _node(self) -> Any:
-        return _open_root(adapt_store(self._store), self.name)
-
-    def _rows(self, array: Any, shape: Shape, cache: ChunkCache) -> ArrayRows | ChunkedRows:
-        chunks = _RemoteZarrChunks(self._store, array)
-        return ChunkedRows(self.name, shape, chunks.read, cache, chunks.ranges)
-
-
-class _RemoteZarrChunks:
-    """Chunks of an array in a remote store, read concurrently.
+class _ZarrChunks:
+    """Chunks of an array; those of a remote store are read concurrently.
 
     Their objects are known by key, so that a prefetch needs no request to find them.
     """
 
-    def __init__(self, store: Store, array: Any) -> None:
+    def __init__(self, store: Store | None, array: Any) -> None:
         self._store, self._array = store, array
         self._sizes = getattr(array, "shards", None) or array.chunks
         self._readers = DaemonPool(_READERS, "feedline-chunks")
 
     def read(self, spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
-        return self._readers.map(lambda span: np.asarray(self._array[span[0] : span[1]]), spans)
+        return map(self._rows, spans) if self._store is None else self._readers.map(self._rows, spans)
+
+    def _rows(self, span: Range) -> NDArray[Any]:
+        return np.asarray(self._array[slice(*span)])
 
     def ranges(self, spans: Sequence[Range]) -> list[tuple[CachedStore, ObjectRange]]:
         store = self._store

@@ -21,11 +21,13 @@ from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.content_digest import digest_of_files, digest_of_objects
 from feedline.datasets.decoding import ImageDecoder, loaded
-from feedline.datasets.imagefolder.scan import Choice, Fetched, Samples, StoreTree, tree_at
+from feedline.datasets.imagefolder.samples import Samples
+from feedline.datasets.imagefolder.scan import Choice, ImageTree
 from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.images import ImageError
 from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange
+from feedline.stores.files import Fetched
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Torchvision's extensions of image files; the format is detected by content."""
@@ -78,7 +80,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
             )
         self.extensions = (extensions,) if isinstance(extensions, str) else tuple(extensions)
         choice = Choice(self.extensions, is_valid_file, None if index_dir is None else expand_user(index_dir))
-        self._tree = tree_at(os.fspath(root), choice, cache, options)
+        self._tree = ImageTree(os.fspath(root), choice, cache, options)
         self.root = self._tree.root
         self._ours = partial(loaded, apply_exif_orientation=apply_exif_orientation)
         self.loader: Callable[[Any], Any] = loader or self._ours
@@ -200,9 +202,8 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         It costs a `stat` of each file, or a listing of the store.
         """
         files = self._samples.files(np.arange(len(self)), self._folder)
-        if not isinstance(self._tree, StoreTree):
-            return digest_of_files(files)
-        return digest_of_objects(self._tree.store, [file.removeprefix(f"{self.root}/") for file in files])
+        store = self._tree.store
+        return digest_of_files(files) if store is None else digest_of_objects(store, self._tree.inside(files))
 
     @property
     def traits(self) -> Traits:

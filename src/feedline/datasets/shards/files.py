@@ -31,7 +31,7 @@ from feedline.datasets.shards.folder import FolderFile, IndexedFolder
 from feedline.errors import SampleError
 from feedline.stores import Cache, CachedStore, CacheWarning, ObjectInfo, ObjectNotFoundError, ObjectRange, Store, join
 from feedline.stores.cache import without_cache
-from feedline.stores.files import Extent, FileSet, LazyList, LocalFile
+from feedline.stores.files import Extent, FileSet, LazyList, LocalFile, RemoteBlob
 
 
 class ShardSource(NamedTuple):
@@ -67,19 +67,9 @@ class ShardSources:
         """Path or address of a shard, for messages."""
         return self._folders[number].where(self._files[number].name)
 
-    def is_ranged(self, number: int) -> bool:
-        """True if a shard is an uncompressed object, read in ranges."""
-        return self._codec(number) is None and self._folders[number].store is not None
-
     def is_plain(self, number: int) -> bool:
         """True if a shard is not compressed as a whole."""
         return self._codec(number) is None
-
-    def object(self, number: int) -> tuple[Store, ObjectInfo]:
-        """Store and metadata of an uncompressed object."""
-        store = self._folders[number].store
-        assert store is not None
-        return store, self.blobs.info(number)
 
     def whole(self, number: int) -> memoryview:
         """Content of a compressed shard, mapped."""
@@ -94,7 +84,7 @@ class ShardSources:
         None if `whole` fetches nothing: for local, uncompressed and already decompressed shards.
         """
         info = self.blobs.info(number)
-        is_local = self._folders[number].store is None
+        is_local = self.blobs.store(number) is None
         if is_local or self.is_plain(number) or self._inflated.has(self.where(number), self._version(info)):
             return None
         return self.blobs.ranges([Extent(number, 0, info.size)])
@@ -294,11 +284,15 @@ class ShardFiles:
         if absent is not None:
             raise _missing_error(sources, sizes, absent)
         sources.check_sizes()
-        self._is_mapped = [sources.is_plain(number) and not sources.is_ranged(number) for number in range(len(shards))]
-        self._mapped = LazyList(partial(_open_file, sources, sizes), len(shards))
+        self._is_plain = [sources.is_plain(number) for number in range(len(shards))]
+        self._sizes = sizes
         self._whole = LazyList(sources.whole, len(shards), None if sources.has_room() else _MAPPED_WITHOUT_ROOM)
         self._openers = PerProcess(partial(DaemonPool, _OPEN_AT_ONCE, "feedline-shards"))
-        objects = {number: sources.object(number) for number in range(len(shards)) if sources.is_ranged(number)}
+        objects = {
+            number: (store, sources.blobs.info(number))
+            for number, is_plain in enumerate(self._is_plain)
+            if is_plain and (store := sources.blobs.store(number)) is not None
+        }
         samples = {number: self.shards[number].samples for number in objects}
         self._ends = ObjectEnds(objects if cut else {}, samples, self._cut)
 
@@ -318,9 +312,7 @@ class ShardFiles:
 
     def data(self, number: int) -> memoryview | None:
         """Content of a shard, mapped; None if it is read in ranges."""
-        if self._is_mapped[number]:
-            return self._mapped[number].data
-        return None if self._sources.is_ranged(number) else self._whole[number]
+        return self._file(number).data if self._is_plain[number] else self._whole[number]
 
     def check_unchanged(self, number: int) -> None:
         """StateError within moments of a change of a local shard.
@@ -328,8 +320,8 @@ class ShardFiles:
         To be called before its mapping is used, offsets included: touching a page that was truncated away would kill
         the process.
         """
-        if self._is_mapped[number]:
-            self._mapped[number].refuse_changed()
+        if self._is_plain[number]:
+            self._file(number)
 
     def ends(self, number: int) -> Ends:
         """Beginning and end of a shard."""
@@ -351,16 +343,31 @@ class ShardFiles:
 
         Positions are those in the uncompressed shard.
         """
-        if self.is_local:
-            return [self._content(number)[start:stop] for number, start, stop in extents]
-        ranged = [each for each in extents if self._sources.is_ranged(each.blob)]
-        objects = iter(self._sources.blobs.read(ranged))
-        others = self._open_shards({each.blob for each in extents} - {each.blob for each in ranged})
-        return [others[number][start:stop] if number in others else next(objects) for number, start, stop in extents]
+        plain = [each for each in extents if self._is_plain[each.blob]]
+        if len(plain) == len(extents):
+            return self._read_plain(plain)
+        views = iter(self._read_plain(plain))
+        others = self._open_shards({each.blob for each in extents if not self._is_plain[each.blob]})
+        return [others[number][start:stop] if number in others else next(views) for number, start, stop in extents]
+
+    def _read_plain(self, extents: Sequence[Extent]) -> list[memoryview]:
+        try:
+            return self._sources.blobs.read(extents)
+        except ObjectNotFoundError:
+            raise
+        except FileNotFoundError as error:
+            raise _missing_error(self._sources, self._sizes, self.names.index(error.filename)) from error
+
+    def _file(self, number: int) -> LocalFile | RemoteBlob:
+        """The file or object of a shard; StateError within moments of a change."""
+        try:
+            return self._sources.blobs[number]
+        except FileNotFoundError as error:
+            raise _missing_error(self._sources, self._sizes, number) from error
 
     def ranges(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch for `read(extents)`."""
-        return self._sources.blobs.ranges([each for each in extents if self._sources.is_ranged(each.blob)])
+        return self._sources.blobs.ranges([each for each in extents if self._is_plain[each.blob]])
 
     def whole_ranges(self, number: int) -> list[tuple[CachedStore, ObjectRange]] | None:
         """Object ranges to prefetch before a compressed object can be decompressed.
@@ -372,20 +379,8 @@ class ShardFiles:
     def _open_shards(self, numbers: Collection[int]) -> dict[int, memoryview]:
         """Contents of these shards; several are fetched and decompressed at once."""
         if len(numbers) < 2:
-            return {number: self._content(number) for number in numbers}
-        return dict(zip(numbers, self._openers().map(self._content, numbers), strict=True))
-
-    def _content(self, number: int) -> memoryview:
-        return self._mapped[number].data if self._is_mapped[number] else self._whole[number]
-
-
-def _open_file(sources: ShardSources, sizes: Sequence[int] | None, number: int) -> LocalFile:
-    try:
-        blob = sources.blobs[number]
-    except FileNotFoundError as error:
-        raise _missing_error(sources, sizes, number) from error
-    assert isinstance(blob, LocalFile)
-    return blob
+            return {number: self._whole[number] for number in numbers}
+        return dict(zip(numbers, self._openers().map(self._whole.__getitem__, numbers), strict=True))
 
 
 def _missing_error(sources: ShardSources, sizes: Sequence[int] | None, number: int) -> ObjectNotFoundError:

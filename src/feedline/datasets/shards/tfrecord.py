@@ -206,7 +206,6 @@ class TFRecord(RecordFiles, ShardedFields):
         self._decoder: Decoder = EveryFeature() if decode is None else decoder_of(decode, whole)
         blobs = find(paths, FORMATS["tfrecord"].pattern, cache=cache, options=options)
         super().__init__(inflated(blobs, _openers(blobs, compression), index_dir), _recipe(check), index_dir)
-        self.paths = blobs.names  # not those of decompressed files, which differ between machines
         FieldRecords.__init__(self, whole if decode is None else None)
         for index in self._indexes:
             if check and _CHECKED not in index.shapes:  # built without checking

@@ -19,11 +19,12 @@ from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Field, FieldRecords
 from feedline.datasets.content_digest import digest_below
 from feedline.datasets.decoding import Decode, Decoder, ValueDecoder, split_transform
-from feedline.datasets.file_root import Fetched, FileDecoder, FileRoot
+from feedline.datasets.file_root import FileDecoder, FileRoot
 from feedline.datasets.sql.columns import SQLColumn
 from feedline.datasets.sql.connection import Connect, Params, Query, normalize_source
 from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.stores import Cache, CachedStore, ObjectRange
+from feedline.stores.files import Fetched
 
 
 class SQLManifest(FieldRecords):

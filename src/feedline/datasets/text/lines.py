@@ -84,7 +84,7 @@ class TextRecords(RecordFiles):
         For objects of stores, the byte where the line begins.
         """
         file, at = self._at(one_within(index, len(self), type(self).__name__))
-        return self._blobs.name(file), self._line(file, at)
+        return self.paths[file], self._line(file, at)
 
     def _value(self, text: str, file: int, at: int) -> Any:
         """Convert a text to a sample, before the transform.
@@ -111,7 +111,7 @@ class TextRecords(RecordFiles):
         return self._step(self._value(text, record.shard, record.row), row)
 
     def _describe(self, file: int, at: int) -> str:
-        return f"{self._blobs.name(file)}, {self._line(file, at)},"
+        return f"{self.paths[file]}, {self._line(file, at)},"
 
     def _line(self, file: int, at: int) -> str:
         blob, start = self._blobs[file], int(self._bounds[file]["starts"][at])
@@ -196,10 +196,9 @@ class JSONL(TextRecords):
         return value if self._columns is None else self._select(value, file, at)
 
     def _array_error(self, file: int) -> SampleError:
-        name = self._blobs.name(file)
         return SampleError(
-            f"{name} is a single JSON value over several lines, or an array of objects, not one value per line; convert"
-            " it once, such as with `jq -c '.[]' OLD > NEW`"
+            f"{self.paths[file]} is a single JSON value over several lines, or an array of objects, not one value per"
+            " line; convert it once, such as with `jq -c '.[]' OLD > NEW`"
         )
 
     def _select(self, value: Any, file: int, at: int) -> dict[str, Any]:

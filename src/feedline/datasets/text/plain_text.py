@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from feedline.datasets.arrays.npy_layout import Pathlike
-from feedline.datasets.inflated import COPY_NBYTES, Inflation, copy_content, inflation_folder, opener_of, plain_file
+from feedline.datasets.inflated import COPY_NBYTES, Inflation, PlainFiles, copy_content, opener_of
 from feedline.datasets.text.line_index import encoding_name, has_plain_lines
 from feedline.errors import SampleError
 from feedline.stores.files import Blob, FileSet
@@ -25,8 +25,7 @@ def plain_text(blobs: FileSet, encoding: str, folder: Pathlike | None, delimiter
     converted = None if has_plain_lines(name, delimiter) else name
     ways = [_way(each, converted) for each in blobs.names]
     if any(ways):
-        place = inflation_folder(folder)
-        blobs = FileSet([plain_file(blobs, number, way, folder=place) for number, way in enumerate(ways)])
+        blobs = PlainFiles(blobs, ways, folder)
     return blobs, "utf-8" if converted else name
 
 

@@ -1,19 +1,15 @@
 """Random access to the samples of tar shards, by index files.
 
-`tar` walks the headers of a tar and groups members into samples. `sources` reads the tar, a file or an object,
-sequentially. `build_index` computes the arrays of an index, `index` gives access to them, and `index_files` finds,
-builds and stores the index. `shards` opens local and remote tars and keeps some open. `columns` decodes fields, and
-`dataset` is `TarShards`.
+`tar` walks the headers of a tar and groups members into samples. `sources` reads the tar from front to back.
+`build_index` computes the arrays of an index, `index` gives access to them, and `index_files` finds, builds and stores
+the index. `shards` opens tars and keeps some open. `columns` decodes fields, and `dataset` is `TarShards`.
 """
 
 from feedline.datasets.formats import IMAGE_EXTENSIONS
 from feedline.datasets.webdataset.index import Head, TarIndex
 from feedline.datasets.webdataset.index_files import build_index, glance, open_index, write_index
 from feedline.datasets.webdataset.shards import (
-    Held,
-    LocalShard,
     MemberSpan,
-    RemoteShard,
     Shard,
     ShardCache,
     Tars,
@@ -23,10 +19,7 @@ from feedline.datasets.webdataset.tar import ShardError, TarMember, is_image, me
 __all__ = [
     "IMAGE_EXTENSIONS",
     "Head",
-    "Held",
-    "LocalShard",
     "MemberSpan",
-    "RemoteShard",
     "Shard",
     "ShardCache",
     "ShardError",

@@ -120,7 +120,7 @@ def fingerprint(source: TarSource, starts: NDArray[np.int64], sizes: NDArray[np.
 def checksum_of(source: TarSource) -> str:
     """BLAKE2b-256 of the whole tar, in hex."""
     digest, at = hashlib.blake2b(digest_size=32), 0
-    while chunk := source.read(at, 1 << 22):
+    while chunk := source.view(at, 1 << 22):
         digest.update(chunk)
         at += len(chunk)
     return digest.hexdigest()
@@ -194,9 +194,9 @@ def compute_index(
     """Compute metadata and arrays of the index of an open tar.
 
     Grid lengths come from `grids`, and from `measure` of each image. The tar is read once, plus a few blocks for its
-    fingerprint, and once more for a checksum. ShardError for contents that a tar of samples must not have.
+    fingerprint, and once more for a checksum. ShardError for contents that a tar of samples must not have, StateError
+    if it changes meanwhile.
     """
-    version = source.version
     walk, table, scanner = TarWalk(source), SampleTable(source.name), ImageSizeScanner(source, measure)
     for member in walk:
         cell = table.add(member)
@@ -211,7 +211,7 @@ def compute_index(
     metadata = {
         "samples": len(table.rows),
         "fields": list(table.columns),
-        **stamp(version),
+        **stamp(source.version),
         "fingerprint": fingerprint(source, starts, sizes),
         "blake2b": checksum_of(source) if checksum else None,
         "cut": walk.cut,
@@ -224,9 +224,7 @@ def compute_index(
         "dims": narrow(_dimensions(table, image_columns, scanner)),
         **_grids(table, {**scanner.lengths, **_cells(table, grids or {})}),
     }
-    # A writer that is still at work would leave an index of half a tar.
-    if source.version != version:
-        raise ShardError(f"{source.name} changed while it was indexed. Wait until its writer has finished")
+    source.check_unchanged()  # a writer that is still at work would leave an index of half a tar
     return metadata, arrays
 
 

@@ -29,6 +29,8 @@ from feedline.datasets.webdataset import MemberSpan, Shard, tar
 from feedline.datasets.webdataset.tar import extension, is_image
 from feedline.errors import ArgumentError, SampleError
 from feedline.images import ImageError
+from feedline.stores.cache import MissingPieceError
+from feedline.stores.files import Held
 
 Own = Mapping[str, Callable[[bytes], Any]]
 """A user's decoders, by field (`seg.png`) or extension (`png`)."""
@@ -147,12 +149,23 @@ _MIN_INT64 = -(1 << 63)
 class ShardPart(NamedTuple):
     """The rows of a batch from one shard.
 
-    `places` are their rows in the batch, `rows` those in the index of the shard.
+    `places` are their rows in the batch, `rows` those in the index of the shard. `held` has the bytes of their members,
+    if they are in memory.
     """
 
     shard: Shard
     places: NDArray[np.int64]
     rows: NDArray[np.int64]
+    held: Held | None
+
+    def cells(self, rows: NDArray[np.int64], fields: Sequence[str]) -> list[MemberSpan]:
+        """The members of some of these rows.
+
+        MissingPieceError if they are not in memory.
+        """
+        if self.held is None:
+            raise MissingPieceError
+        return self.shard.cells(rows, fields, self.held)
 
 
 class MemberPlace(NamedTuple):
@@ -225,13 +238,11 @@ class TarColumn:
         """The alternative fields, of which a sample's first is read."""
         return () if self.spec in PSEUDO else self.names
 
-    def places(self, shard: Shard, rows: NDArray[np.int64]) -> list[MemberPlace]:
+    def places(self, part: ShardPart, rows: NDArray[np.int64]) -> list[MemberPlace]:
         """Locate the members of these rows; SampleError names a row without one."""
         if self.spec in PSEUDO:
-            return [MemberPlace(shard, MemberSpan(_EMPTY, 0, row, -1)) for row in rows.tolist()]
-        cells = shard.cells(rows, self.names)
-        shard.prefetch(cells)
-        return [MemberPlace(shard, cell) for cell in cells]
+            return [MemberPlace(part.shard, MemberSpan(_EMPTY, 0, row, -1)) for row in rows.tolist()]
+        return [MemberPlace(part.shard, cell) for cell in part.cells(rows, self.names)]
 
     def value(self, place: MemberPlace, rng: SampleRng | None) -> Any:
         """The value of one sample; SampleError names tar and member."""
@@ -265,8 +276,8 @@ class TarColumn:
     def all_places(self, parts: Sequence[ShardPart], count: int) -> list[MemberPlace]:
         """The members of a whole batch, in batch order."""
         found: list[Any] = [None] * count
-        for shard, places, rows in parts:
-            for number, place in zip(places.tolist(), self.places(shard, rows), strict=True):
+        for part in parts:
+            for number, place in zip(part.places.tolist(), self.places(part, part.rows), strict=True):
                 found[number] = place
         return found
 

@@ -22,7 +22,7 @@ from feedline.datasets.formats import FORMATS
 from feedline.datasets.inflated import inflated
 from feedline.datasets.paths import Paths, find, listed
 from feedline.datasets.strings import PackedStrings
-from feedline.datasets.webdataset import Head, Held, RemoteShard, Shard, ShardCache, Tars, is_image, tar
+from feedline.datasets.webdataset import Head, Shard, ShardCache, Tars, is_image, tar
 from feedline.datasets.webdataset.columns import (
     PSEUDO,
     MemberPlace,
@@ -98,7 +98,6 @@ class TarShards(torch.utils.data.Dataset[Any]):
             raise ArgumentError(f"open_shards={open_shards} must be at least 1")
         found = _find_tars(paths, cache, options)
         self._blobs = inflated(found, [tar.opener_of(name) for name in found.names], index_dir)
-        self._paths = found.names
         self._tars = Tars(self._blobs, index_dir=index_dir, allow_truncated=allow_truncated)
         heads = self._tars.heads()
         self._offsets = ShardOffsets(head.samples for head in heads)
@@ -118,7 +117,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
     @property
     def paths(self) -> list[str]:
         """Paths and addresses of the tars, as they were found."""
-        return list(self._paths)
+        return self._blobs.origins
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
@@ -198,16 +197,16 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
+        places = within(indices, len(self), "TarShards")
         if self._blobs.is_local:
             return []
-        places = within(indices, len(self), "TarShards")
-        parts = self._parts(places, only_remote=True)
-        return self._blobs.ranges([extent for part in parts for extent in self._extents(part)])
+        return self._blobs.ranges([extent for part in self._parts(places) for extent in self._extents(part)])
 
     def __getitem__(self, index: int) -> Any:
         """Sample `index` in its own memory; negative indices count from the end."""
         shard, row = self._at(one_within(index, len(self), "TarShards"))
-        [sample] = self._with_members([ShardPart(shard, _FIRST, np.array([row]))], self._found).values()
+        part = ShardPart(shard, _FIRST, np.array([row]), shard.held())
+        [sample] = self._with_members([part], self._found).values()
         return self._sample(*sample, None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -233,7 +232,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
     def _sources(self, part: ShardPart) -> list[Sources]:
         """Columns and members of each sample of a part."""
         if self.columns is not None:
-            return _by_sample(self._columns, part.shard, part.rows)
+            return _by_sample(self._columns, part, part.rows)
         index = part.shard.index
         alike: dict[bytes, list[int]] = {}
         for number, has in enumerate(index.blocks[part.rows] > 0):
@@ -243,7 +242,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
             rows = part.rows[numbers]
             present = index.present(int(rows[0]))
             columns = [self._column(name, present) for name in present]
-            for number, sources in zip(numbers, _by_sample(columns, part.shard, rows), strict=True):
+            for number, sources in zip(numbers, _by_sample(columns, part, rows), strict=True):
                 found[number] = sources
         return found
 
@@ -282,44 +281,27 @@ class TarShards(torch.utils.data.Dataset[Any]):
         columns = zip(self._columns, self._with_members(self._parts(places), found), strict=True)
         return [column.batch(each, keys, request.allocate, request.threads) for column, each in columns]
 
-    def _parts(self, places: NDArray[np.int64], *, only_remote: bool = False) -> list[ShardPart]:
+    def _parts(self, places: NDArray[np.int64]) -> list[ShardPart]:
         """Group samples by shard, opening each shard once."""
-        return [
-            ShardPart(self._shards[number], at, rows)
-            for number, at, rows in self._offsets.by_shard(places)
-            if not only_remote or self._tars.is_remote(number)
-        ]
+        shards = ((self._shards[number], at, rows) for number, at, rows in self._offsets.by_shard(places))
+        return [ShardPart(shard, at, rows, shard.held()) for shard, at, rows in shards]
 
     def _with_members(self, parts: Sequence[ShardPart], use: Callable[[Sequence[ShardPart]], T]) -> T:
-        """Apply `use` to the parts, with remote members in memory.
+        """Apply `use` to the parts, with their members in memory.
 
-        Cached members are used without a look-up in the store.
+        Members in files and caches are used without a look-up in the store.
         """
-        if self._blobs.is_local:
-            return use(parts)
         try:
-            return use(self._with_cached(parts))
+            return use(parts)
         except MissingPieceError:
-            pass
-        return use(self._with_fetched(parts))
-
-    def _with_cached(self, parts: Sequence[ShardPart]) -> list[ShardPart]:
-        found = []
-        for part in parts:
-            if isinstance(part.shard, RemoteShard):
-                held = self._blobs.cached_pieces(part.shard.number)
-                if held is None:
-                    raise MissingPieceError
-                part = part._replace(shard=part.shard.holding(held))  # noqa: PLW2901
-            found.append(part)
-        return found
+            return use(self._with_fetched(parts))
 
     def _with_fetched(self, parts: Sequence[ShardPart]) -> list[ShardPart]:
-        """Fetch the remote members of all parts in one request."""
+        """Fetch the members of all parts in one request."""
         wanted = [self._extents(part) for part in parts]
         views = iter(self._blobs.read([extent for extents in wanted for extent in extents]))
         return [
-            part._replace(shard=_holding(part.shard, FetchedRanges.of({extent[1:]: next(views) for extent in extents})))
+            part._replace(held=FetchedRanges.of({extent[1:]: next(views) for extent in extents}))
             for part, extents in zip(parts, wanted, strict=True)
         ]
 
@@ -329,10 +311,8 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return None if self.columns is None else [column.members for column in self._columns if column.members]
 
     def _extents(self, part: ShardPart) -> list[Extent]:
-        """Byte ranges of remote members, sorted."""
+        """Byte ranges of members, sorted."""
         shard = part.shard
-        if not isinstance(shard, RemoteShard):
-            return []
         starts, stops = shard.spans(part.rows, self._choices)
         spans = set(zip(starts.tolist(), stops.tolist(), strict=True))
         return [Extent(shard.number, start, stop) for start, stop in sorted(spans)]
@@ -356,15 +336,11 @@ def _find_tars(paths: Paths, cache: Cache | Pathlike | None, options: Mapping[st
     return blobs
 
 
-def _by_sample(columns: Sequence[TarColumn], shard: Shard, rows: NDArray[np.int64]) -> list[Sources]:
+def _by_sample(columns: Sequence[TarColumn], part: ShardPart, rows: NDArray[np.int64]) -> list[Sources]:
     if not columns:
         return [()] * len(rows)
-    places = [column.places(shard, rows) for column in columns]
+    places = [column.places(part, rows) for column in columns]
     return [tuple(zip(columns, sample, strict=True)) for sample in zip(*places, strict=True)]
-
-
-def _holding(shard: Shard, held: Held) -> Shard:
-    return shard.holding(held) if isinstance(shard, RemoteShard) else shard
 
 
 def _check_no_commands(given: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from feedline.datasets import array_container
 from feedline.datasets.webdataset.build_index import checksum_of, fingerprint, stamp
-from feedline.datasets.webdataset.sources import FileSource, TarSource
+from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import BLOCK, Cut, ShardError
 from feedline.errors import SampleError
 from feedline.stores.base import FileVersion
@@ -155,7 +155,7 @@ class TarIndex:
         """
         if self.head.blake2b is None:
             raise ShardError(f"the index of {self.tar} has no checksum; write it with checksum=True")
-        with source or FileSource(self.tar) as opened:
+        with source or TarSource.at(self.tar) as opened:
             checksum = checksum_of(opened)
         if checksum != self.head.blake2b:
             raise ShardError(

@@ -20,10 +20,12 @@ from feedline.datasets.indexes import index_path, read_adjacent
 from feedline.datasets.webdataset import build_index as table
 from feedline.datasets.webdataset.build_index import Measure
 from feedline.datasets.webdataset.index import Head, TarIndex, unfit
-from feedline.datasets.webdataset.sources import FileSource, ObjectSource, TarSource, version_of
-from feedline.errors import SampleError
+from feedline.datasets.webdataset.sources import TarSource
+from feedline.datasets.webdataset.tar import ShardError
+from feedline.errors import SampleError, StateError
 from feedline.stores import StoreError
 from feedline.stores.base import FileVersion
+from feedline.stores.files import RemoteBlob, local_info
 from feedline.stores.urls import check_path, is_local
 
 _log = logging.getLogger("feedline")
@@ -48,10 +50,14 @@ def build_index(
 
     All of an object is read.
     """
-    with _source(tar) as source:
-        metadata, arrays = table.compute_index(
-            source, allow_truncated=allow_truncated, grids=grids, measure=measure, checksum=checksum
-        )
+    source = _source(tar)
+    try:
+        with source:
+            metadata, arrays = table.compute_index(
+                source, allow_truncated=allow_truncated, grids=grids, measure=measure, checksum=checksum
+            )
+    except StateError as error:
+        raise ShardError(f"{source.name} changed while it was indexed. Wait until its writer has finished") from error
     return TarIndex(source.name, metadata, arrays)
 
 
@@ -110,28 +116,30 @@ def find_index(source: TarSource, index_dir: Pathlike | None) -> TarIndex | None
     for place in where:
         index = fitting(source, place)
         if index is not None:
-            is_current = isinstance(source, FileSource) or index.head.version == source.version
+            # The index of a file may lie in a folder without write access, where it stays that of a copy.
+            is_current = is_local(source.name) or index.head.version == source.version
             return index if is_current else kept(index, source.version, where)
-    if not isinstance(source, ObjectSource):
+    if is_local(source.name):
         return None
-    name = adjacent(source.name)
-    index = fitting(source, name, lambda _: read_adjacent(source.blob, name.rpartition("/")[2]))
+    blob, name = source.blob, adjacent(source.name)
+    assert isinstance(blob, RemoteBlob)
+    index = fitting(source, name, lambda _: read_adjacent(blob, name.rpartition("/")[2]))
     return None if index is None else kept(index, source.version, where)
 
 
 def glance(
-    tar: str, *, version: FileVersion | None = None, index_dir: Pathlike | None = None, allow_truncated: bool = False
+    tar: str, version: FileVersion | None = None, *, index_dir: Pathlike | None = None, allow_truncated: bool = False
 ) -> Head | None:
     """Head of a valid index, by one small read; None if unknown.
 
-    `version` is that of an object; the state of a file is looked up.
+    `version` is that of the tar; without it, that of a file is looked up.
     """
     place = places(tar, index_dir)[0]
     try:
         head = Head.of(array_container.read_table(place).metadata, place)
     except (OSError, SampleError):
         return None
-    if not head.version.matches(version or version_of(tar)):
+    if not head.version.matches(version or local_info(tar).state):
         return None
     return head if head.cut is None or allow_truncated else None
 
@@ -224,7 +232,7 @@ def kept(index: TarIndex, version: FileVersion, where: Sequence[str]) -> TarInde
 
 
 def _source(tar: Tar) -> TarSource:
-    return FileSource(str(Path(tar).absolute())) if isinstance(tar, (str, os.PathLike)) else tar
+    return TarSource.at(tar) if isinstance(tar, (str, os.PathLike)) else tar
 
 
 def _open_explicit(source: TarSource, place: str) -> TarIndex:

@@ -1,17 +1,15 @@
-"""Open tar shards, local and remote, with their indexes.
+"""Open tar shards with their indexes.
 
-`Tars` numbers the tars of a dataset, and `ShardCache` keeps a bounded number of them open. `LocalShard` maps a file;
-`RemoteShard` has the members that were fetched of an object.
+`Tars` numbers the tars of a dataset, and `ShardCache` keeps a bounded number of them open.
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +19,10 @@ from feedline.core.paths import expand_user
 from feedline.core.threads import DaemonPool
 from feedline.datasets.webdataset.index import Head, TarIndex
 from feedline.datasets.webdataset.index_files import Pathlike, build_and_keep, find_index, glance, whole
-from feedline.datasets.webdataset.sources import FileSource, ObjectSource, TarSource, version_of
+from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import BLOCK, ShardError
 from feedline.errors import SampleError
-from feedline.stores.files import FileSet, RemoteBlob
-from feedline.stores.requests import FetchedRanges
+from feedline.stores.files import FileSet, Held
 from feedline.stores.urls import is_local
 
 _log = logging.getLogger("feedline")
@@ -105,98 +102,48 @@ def _missing_field(index: TarIndex, row: int, fields: Sequence[str]) -> SampleEr
     )
 
 
-_MIN_PREFETCH_NBYTES = 4 * mmap.PAGESIZE
+class Shard:
+    """An open tar of a file set, and its index.
 
-
-class LocalShard:
-    """A mapped tar file and its index.
-
-    Views of members keep the mapping alive. Thread-safe.
+    Views of the members of a file keep its mapping alive. Thread-safe.
     """
 
-    def __init__(self, index: TarIndex) -> None:
+    def __init__(self, index: TarIndex, blobs: FileSet, number: int) -> None:
         self.index = index
-        self.tar = index.tar
-        with open(self.tar, "rb", buffering=0) as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._memory = memoryview(self._map)
-        # Taken after the file was mapped: a tar that is replaced in between fails the check below, or the next one.
-        self._version = version_of(self.tar)
-        if not index.fits(FileSource(self.tar)):
-            raise changed_error(self.tar)
-
-    def check_unchanged(self) -> None:
-        """ShardError if the file has changed since it was opened."""
-        if version_of(self.tar) != self._version:
-            raise changed_error(self.tar)
-
-    def cells(self, rows: NDArray[np.int64], fields: Sequence[str]) -> list[MemberSpan]:
-        """The first of `fields` that each sample has; SampleError without any."""
-        starts, stops, columns = locate(self.index, rows, fields, len(self._memory))
-        spans = zip(starts.tolist(), stops.tolist(), rows.tolist(), columns.tolist(), strict=True)
-        return [MemberSpan(self._memory[start:stop], start, row, column) for start, stop, row, column in spans]
-
-    def prefetch(self, cells: Sequence[MemberSpan]) -> None:
-        """Ask the kernel to read these members ahead.
-
-        They lie far apart, so its own read-ahead does not help.
-        """
-        for cell in cells:
-            # For a few pages, the system call takes longer than the read that it saves.
-            if len(cell.data) >= _MIN_PREFETCH_NBYTES:
-                first = cell.start - cell.start % mmap.PAGESIZE
-                self._map.madvise(mmap.MADV_WILLNEED, first, cell.start + len(cell.data) - first)
-
-
-class Held(Protocol):
-    """Fetched bytes of a tar."""
-
-    def cut(self, start: int, stop: int) -> memoryview:
-        """The bytes `[start, stop)` of a whole member."""
-        ...
-
-
-class RemoteShard:
-    """A tar in a store, its index and its fetched members.
-
-    `number` is its index in the file set of the dataset. Members must be fetched before they are decoded; `holding`
-    returns a shard that has them. Thread-safe.
-    """
-
-    def __init__(self, index: TarIndex, number: int, nbytes: int, held: Held | None = None) -> None:
-        self.index = index
-        self.tar = index.tar
+        self.tar = blobs.origin(number)
+        """The path or address of the tar, as it was given."""
         self.number = number
-        self._nbytes = nbytes
-        self._held: Held = held or FetchedRanges()
+        """The number of the tar in its file set."""
+        # Not `blobs[number]`, which stays open: the dataset limits how many tars are.
+        self._blob = blobs.open(number)
 
     def check_unchanged(self) -> None:
-        """Do nothing: reading another version raises ObjectChangedError."""
+        """StateError within moments of a change of the file."""
+        self._blob.check_unchanged()
+
+    def held(self) -> Held | None:
+        """The members that take no request, for one thread; None without any."""
+        return self._blob.held()
 
     def spans(
         self, rows: NDArray[np.int64], choices: Sequence[Sequence[str]] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Byte ranges as of `spans`; ShardError if they exceed the tar."""
         starts, stops = spans(self.index, rows, choices)
-        if stops.max(initial=0) > self._nbytes:
+        if stops.max(initial=0) > self._blob.nbytes:
             raise changed_error(self.tar)
         return starts, stops
 
-    def holding(self, held: Held) -> RemoteShard:
-        """A copy of the shard with these fetched members."""
-        return RemoteShard(self.index, self.number, self._nbytes, held)
+    def cells(self, rows: NDArray[np.int64], fields: Sequence[str], held: Held) -> list[MemberSpan]:
+        """The first of `fields` that each sample has; SampleError without any.
 
-    def cells(self, rows: NDArray[np.int64], fields: Sequence[str]) -> list[MemberSpan]:
-        """The first of `fields` that each sample has; SampleError without any."""
-        starts, stops, columns = locate(self.index, rows, fields, self._nbytes)
-        places = zip(starts.tolist(), stops.tolist(), rows.tolist(), columns.tolist(), strict=True)
-        return [MemberSpan(self._held.cut(start, stop), start, row, column) for start, stop, row, column in places]
-
-    def prefetch(self, cells: Sequence[MemberSpan]) -> None:
-        """Do nothing: the members are in memory."""
-
-
-Shard = LocalShard | RemoteShard
+        Their bytes come from `held`. Those of a file are read ahead.
+        """
+        starts, stops, columns = locate(self.index, rows, fields, self._blob.nbytes)
+        places = list(zip(starts.tolist(), stops.tolist(), strict=True))
+        self._blob.will_need(places)
+        cells = zip(places, rows.tolist(), columns.tolist(), strict=True)
+        return [MemberSpan(held.cut(start, stop), start, row, column) for (start, stop), row, column in cells]
 
 
 _FOUND_AT_ONCE = 32
@@ -223,10 +170,6 @@ class Tars:
     def __len__(self) -> int:
         return len(self.blobs)
 
-    def is_remote(self, number: int) -> bool:
-        """True for an object in a store."""
-        return not is_local(self.blobs.name(number))
-
     def heads(self) -> list[Head]:
         """The head of each index; missing indexes are fetched or built concurrently."""
         heads = {number: self._glance(number) for number in range(len(self))}
@@ -246,15 +189,12 @@ class Tars:
         return index
 
     def shard(self, number: int, index: TarIndex) -> Shard:
-        """Open one tar."""
-        if self.is_remote(number):
-            return RemoteShard(index, number, self.blobs.info(number).size)
-        return LocalShard(index)
+        """Open one tar; StateError if it has changed."""
+        return Shard(index, self.blobs, number)
 
     def _glance(self, number: int) -> Head | None:
-        version = self.blobs.info(number).state if self.is_remote(number) else None
-        name = self.blobs.name(number)
-        return glance(name, version=version, index_dir=self._index_dir, allow_truncated=self._allow_truncated)
+        name, version = self.blobs.name(number), self.blobs.info(number).state
+        return glance(name, version, index_dir=self._index_dir, allow_truncated=self._allow_truncated)
 
     def _find(self, number: int) -> TarIndex | None:
         index = find_index(self._source(number), self._index_dir)
@@ -265,11 +205,7 @@ class Tars:
         return self._remember(number, index)
 
     def _source(self, number: int) -> TarSource:
-        if not self.is_remote(number):
-            return FileSource(self.blobs.name(number))
-        blob = self.blobs[number]
-        assert isinstance(blob, RemoteBlob)
-        return ObjectSource(blob)
+        return TarSource(self.blobs, number)
 
     def _remember(self, number: int, index: TarIndex) -> TarIndex:
         if index.path is None:
@@ -277,7 +213,8 @@ class Tars:
         return whole(index, self._allow_truncated)
 
     def _log_indexing(self, missing: Sequence[int]) -> None:
-        remote = [number for number in missing if self.is_remote(number)]
+        # To index a file, little more than its headers is read.
+        remote = [number for number in missing if not is_local(self.blobs.name(number))]
         if remote:
             nbytes = sum(self.blobs.info(number).size for number in remote)
             first = self.blobs.name(remote[0])
@@ -288,7 +225,7 @@ class Tars:
             )
 
     def __getstate__(self) -> dict[str, object]:
-        unsaved = {number: index for number, index in self._unsaved.items() if self.is_remote(number)}
+        unsaved = {number: index for number, index in self._unsaved.items() if not is_local(index.tar)}
         return {**self.__dict__, "_unsaved": unsaved}
 
 
@@ -333,7 +270,7 @@ class ShardCache:
         shards = self._open()
         shard = shards.get(number)
         if shard is not None:
-            shard.check_unchanged()  # touching a mapping of a truncated file would kill the process
+            shard.check_unchanged()
             return shard
         return shards.put(number, self._open_shard(number))
 

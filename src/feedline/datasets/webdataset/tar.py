@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 
 from feedline.datasets.formats import IMAGE_EXTENSIONS
 from feedline.datasets.inflated import OPENERS, Opener
-from feedline.datasets.webdataset.sources import FileSource, TarSource
+from feedline.datasets.webdataset.sources import TarSource
 from feedline.errors import SampleError
 
 _BOOKKEEPING = re.compile(r"__[^/]*__(/|$)")
@@ -252,7 +252,7 @@ def members(tar: str | os.PathLike[str], *, allow_truncated: bool = False) -> It
 
     ShardError names the member that cannot be read, and a remedy.
     """
-    with FileSource(os.fspath(tar)) as source:
+    with TarSource.at(tar) as source:
         walk = TarWalk(source)
         yield from walk
     if walk.cut is not None and not allow_truncated:
