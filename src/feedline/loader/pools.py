@@ -10,12 +10,12 @@ from typing import Any
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate, default_convert
 
 from feedline.collate.batch_reads import reader_of
-from feedline.core.dataset import ranges_of, traits_of
+from feedline.core.dataset import many_at_once, ranges_of, traits_of
 from feedline.core.schedule import PartitionSchedule
 from feedline.errors import ArgumentError
 from feedline.loader import checks
 from feedline.loader.autoscale import Autoscale, kind_by_measurement
-from feedline.loader.builder import BatchBuilder, many_at_once
+from feedline.loader.builder import BatchBuilder
 from feedline.loader.device import DeviceStage, Stage, StageStatistics, open_stage
 from feedline.loader.loop import Flow, Iteration, Progress
 from feedline.loader.partitions import PartitionBuilder, PartitionedDataset
