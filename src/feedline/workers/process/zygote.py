@@ -24,6 +24,7 @@ from feedline.workers.process import channels, exceptions, fork_server
 from feedline.workers.process.channels import Descriptor
 from feedline.workers.process.environment import ProcessEnvironment
 from feedline.workers.process.launch import ExitedProcess, InheritedLocks, WorkerProcess
+from feedline.workers.process.packages import packages_behind
 from feedline.workers.process.settings import LibrarySettings, registered_collates
 from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup
 from feedline.workers.process.zygote_main import (
@@ -33,6 +34,7 @@ from feedline.workers.process.zygote_main import (
     SharedWork,
     Started,
     StartFailed,
+    Surroundings,
     Wakeup,
     ZygoteStart,
 )
@@ -299,15 +301,17 @@ class ZygoteClient:
         self._owner = os.getpid()
         self._control, theirs = channels.pair()
         tracker = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
-        start = ZygoteStart(
-            ProcessEnvironment.capture(), LibrarySettings.capture(), dumped.skeleton, has_tracker=tracker is not None
-        )
-        start_fd = channels.spill(pickle.dumps(start))
-        own = [start_fd, _dup_or_null(1), _dup_or_null(2), _dup_or_null(-1 if tracker is None else tracker)]
+        surroundings = Surroundings(ProcessEnvironment.capture(), LibrarySettings.capture())
+        start = ZygoteStart(surroundings, dumped.skeleton, has_tracker=tracker is not None)
+        start_fd, branch_fd = (channels.spill(pickle.dumps(each)) for each in (start, surroundings))
+        streams = [_dup_or_null(1), _dup_or_null(2)]
+        own = [start_fd, *streams, _dup_or_null(-1 if tracker is None else tracker)]
         try:
-            self._fork_server, self._number = fork_server.fork([theirs.fileno(), *own, *dumped.fds])
+            self._forking, self._number = fork_server.fork(
+                [theirs.fileno(), *own, *dumped.fds], packages_behind(dumped.modules), [branch_fd, *streams]
+            )
         finally:
-            channels.close_all(own)
+            channels.close_all([*own, branch_fd])
             theirs.close()
 
     def is_ours(self) -> bool:
@@ -334,7 +338,7 @@ class ZygoteClient:
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         if kill and not poll.poll(_ANSWER_S * 1000):
-            self._fork_server.kill(self._number)
+            self._forking.kill(self._number)
         self._control.close()
 
 
