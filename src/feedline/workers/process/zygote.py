@@ -40,6 +40,8 @@ from feedline.workers.process.zygote_main import (
 )
 from feedline.workers.transport import SharedBuilder, dump_builder
 
+_REPORT_MS = 50
+
 
 class ZygoteProcessGroup:
     """Process group of a zygote; see `ProcessGroup`.
@@ -105,13 +107,13 @@ class ZygoteProcessGroup:
             channels.disconnect(self._zygote)
 
     def wait(self) -> None:
-        """Wait for a report on any process, outside the pool's thread."""
+        """Wait for a report on any process, outside the pool's thread, but not for long."""
         poll = select.poll()
         with self._lock:
             if self.lost:
                 return
             poll.register(self._zygote, select.POLLIN)
-        poll.poll()
+        poll.poll(_REPORT_MS)  # the pool's thread may take the report that this one waits for
         with self._lock:
             self._receive()
             self._wake_pool()
