@@ -104,7 +104,7 @@ class LoaderPools:
             builder = builder_of(loader)
             self._kind = kind = _hosting(kind_of(loader, builder), builder, plan)
             # Threads share the generators: seeding them would change the draws of another thread's sample.
-            builder.reseeds = loader.worker_init_fn is None and not kind.shares_rng and builder.draws
+            builder.reseeds = checks.keeps_sample_seeds(loader.worker_init_fn) and not kind.shares_rng and builder.draws
             self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)
             self._together = _work_together(loader, kind, builder)
             # As in torch, the base seed is drawn only when workers start.
