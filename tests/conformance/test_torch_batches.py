@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import DataLoader, StackDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, TensorDataset
 from torch_datasets import (
     Counting,
     CustomBatch,
@@ -231,6 +232,42 @@ def test_tensor_datasets_and_stacks(make_loader: Make, num_workers: int) -> None
     (batch, _, _) = make_loader(dataset, batch_size=4, num_workers=num_workers)
     assert torch.equal(batch["image"][0], data[:4])
     assert torch.equal(batch["label"], labels[:4])
+
+
+class Drawing(Dataset[Any]):
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        return index, random.random() + float(torch.rand(1))
+
+
+class DrawingMany(Drawing):
+    """Draws once for all samples of a batch."""
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, float]]:
+        drawn = float(torch.rand(1))
+        return [(index, drawn) for index in indices]
+
+
+STACKS: dict[str, Callable[[], Any]] = {
+    "tuple": lambda: StackDataset(Drawing(), Drawing()),
+    "dict": lambda: StackDataset(a=Drawing(), b=DrawingMany()),
+    "Subset": lambda: Subset(StackDataset(DrawingMany(), Drawing()), [6, 5, 0, 2]),
+    "nested": lambda: StackDataset(StackDataset(Drawing(), Drawing()), DrawingMany()),
+}
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_stacks_ask_one_part_after_the_other(make_loader: Make, stack: str) -> None:
+    """The order of random draws is torch's."""
+
+    def batches(loader_class: Any) -> list[Any]:
+        random.seed(3)
+        torch.manual_seed(3)
+        return list(loader_class(STACKS[stack](), batch_size=3, shuffle=True, collate_fn=list))
+
+    assert batches(make_loader) == batches(DataLoader)
 
 
 @workers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -104,17 +105,22 @@ def _descriptors() -> dict[int, str]:
     return targets
 
 
+_NAMES = {"feedline-forks", Path(sys.executable).name, "python", "python3"}
+"""Names of a fork server, and before it has taken its own."""
+
+
 def _is_fork_server(process: psutil.Process) -> bool:
-    """The helper that lives as long as the training process; what it forks for one loader may not stay."""
+    """The helper that lives as long as the training process, and its branches; zygotes may not stay."""
     try:
-        return process.ppid() == os.getpid() and "feedline.workers.process.fork_server" in process.cmdline()
+        is_ours = os.getpid() in {parent.pid for parent in process.parents()}
+        return is_ours and "feedline.workers.process.fork_server" in process.cmdline() and process.name() in _NAMES
     except psutil.NoSuchProcess:
         return False
 
 
 def _leads_to_fork_server(fd: int, _target: str) -> bool:
     living = fork_server._servers._by_pid.get(os.getpid())
-    return living is not None and fd == living._socket.fileno()
+    return living is not None and any(fd == end._socket.fileno() for end in (living, *living._branches))
 
 
 def _describe(process: psutil.Process) -> str:

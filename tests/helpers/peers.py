@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -23,6 +23,9 @@ PACKAGES = (
     *("tfrecord==1.14.6", "crc32c==2.9.post0", "protobuf==7.36.2"),
 )
 """What to install, and nothing else."""
+
+LIGHTNING = ("lightning==2.6.6", "torchmetrics==1.9.0", "lightning-utilities==0.15.3")
+"""Its trainer, without the loggers and strategies that need more."""
 
 TORCHVISION = "torchvision==0.28.0"
 """Its Python part is enough: the compiled one belongs to another build of torch, and does not load with this one."""
@@ -42,8 +45,12 @@ WRITERS = Path(__file__).parent / "writers"
 
 def peers() -> Path:
     """The folder that the peers are installed in."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    return _once("peers", repr(PACKAGES), lambda place: _done([*command, "--target", str(place), *PACKAGES], {}))
+    return _once("peers", repr(PACKAGES), lambda place: _install(place, PACKAGES))
+
+
+def lightning() -> Path:
+    """The folder that Lightning is installed in."""
+    return _once("lightning", repr(LIGHTNING), lambda place: _install(place, LIGHTNING))
 
 
 def torchvision() -> Path:
@@ -52,10 +59,14 @@ def torchvision() -> Path:
 
 
 def _install_torchvision(place: Path) -> None:
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    _done([*command, "--target", str(place), TORCHVISION], {})
+    _install(place, [TORCHVISION])
     with (place / "torchvision" / "extension.py").open("a") as file:
         file.write(OPERATORS)
+
+
+def _install(place: Path, packages: Sequence[str]) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    _done([*command, "--target", str(place), *packages], {})
 
 
 def written(script: str) -> Path:
@@ -95,4 +106,5 @@ if __name__ == "__main__":
         print(torchvision())
     else:
         peers()
+        lightning()
         torchvision()

@@ -322,3 +322,31 @@ def steps(dataset: Any) -> Iterator[Any]:
         yield step
         inner = getattr(step, "ex_iterable", None)
         pending += getattr(step, "ex_iterables", []) if inner is None else [inner]
+
+
+def many_at_once(dataset: Any) -> Callable[..., Any] | None:
+    """The dataset's `__getitems__`, or None if it only calls `__getitem__`.
+
+    torch's Subset and StackDataset have such a method, whatever they wrap.
+    """
+    return getattr(dataset, "__getitems__", None) if _fetches_many(dataset) else None
+
+
+def _fetches_many(dataset: Any) -> bool:
+    if isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
+        return _fetches_many(dataset.dataset)
+    if isinstance(dataset, StackDataset) and type(dataset).__getitems__ is StackDataset.__getitems__:
+        parts = dataset.datasets
+        return all(map(_fetches_many, parts.values() if isinstance(parts, dict) else parts))
+    return hasattr(dataset, "__getitems__")
+
+
+def stacked_columns(dataset: Any) -> Callable[..., Any] | None:
+    """`__getitems__` of a StackDataset, also through Subset; None for others.
+
+    It asks part after part for all samples of a batch, which decides the order of random draws.
+    """
+    inner = dataset
+    while isinstance(inner, Subset) and type(inner).__getitems__ is Subset.__getitems__:
+        inner = inner.dataset
+    return dataset.__getitems__ if isinstance(inner, StackDataset) else None

@@ -111,6 +111,12 @@ def accelerate_pillow() -> PillowAcceleration:
     return PillowAcceleration()
 
 
+def restore_pillow() -> None:
+    """End all accelerations of this process; images that are still deferred stay valid."""
+    while _switch.users:
+        _switch.off()
+
+
 class _Switch:
     """State of Pillow's classes and functions: accelerated or its own."""
 

@@ -15,14 +15,13 @@ from time import monotonic_ns
 from typing import Any
 
 import numpy as np
-from torch.utils.data import StackDataset, Subset
 
 from feedline import collate
 from feedline.collate.batch_reads import BatchReader, reader_of
 from feedline.collate.rows import RowBuffer
 from feedline.core import telemetry
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
-from feedline.core.dataset import BatchRead, Keys, adapted, traits_of
+from feedline.core.dataset import BatchRead, Keys, adapted, many_at_once, stacked_columns, traits_of
 from feedline.core.recognition import SampleReader, may_be_recognized, recognized
 from feedline.core.rng import Address, addressed, derive, derive_each
 from feedline.core.rng_globals import global_states, restore_globals, seed_globals
@@ -120,6 +119,7 @@ class BatchBuilder:
     _dataset_state: Any = field(init=False, default=None, compare=False)
     _reader: BatchReader | None = field(init=False, default=None, compare=False)
     _many: Callable[..., Any] | None = field(init=False, default=None, compare=False)
+    _columns: Callable[..., Any] | None = field(init=False, default=None, compare=False)
     _samples: SampleReader | None = field(init=False, default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -127,6 +127,7 @@ class BatchBuilder:
             self._reader = reader_of(adapted(self.dataset) if self.accelerate else self.dataset)
         if self.batched and self.action == "raise":
             self._many = many_at_once(self.dataset)
+            self._columns = stacked_columns(self.dataset)
         if self.accelerate and self._reader is None and self._many is None and may_be_recognized(self.dataset):
             self._samples = recognized(self.dataset).reader
 
@@ -257,9 +258,11 @@ class BatchBuilder:
             return samples[0] if samples else EMPTY_BATCH
         if isinstance(indices, np.ndarray):
             indices = indices.tolist()
-        if self._many is not None:
+        # With a seed, random values belong to the row, whatever the order of the parts.
+        many = self._many or (self._columns if request.seed is None else None)
+        if many is not None:
             address.row = None
-            return self._fetch_many(request, indices, address)
+            return self._fetch_many(many, request, indices, address)
         if request.seed is None and self.action == "raise":
             return self._fetch_plain(request, indices, get)
         return self._fetch_each(request, indices, skipped, address, get)
@@ -278,11 +281,12 @@ class BatchBuilder:
             raise
         return samples
 
-    def _fetch_many(self, request: BatchRequest, indices: Sequence[Any], address: Address) -> Any:
-        assert self._many is not None
+    def _fetch_many(
+        self, many: Callable[..., Any], request: BatchRequest, indices: Sequence[Any], address: Address
+    ) -> Any:
         self._reseed(request, 0)
         try:
-            return self._many(indices)
+            return many(indices)
         except Exception as error:
             self._address(error, request, self._failing_row(error, request, address), "fetch")
             raise
@@ -422,23 +426,6 @@ def _plain(index: Any) -> Any:
 def _is_builtin(collate_fn: Callable[[Any], Any] | None) -> bool:
     """True for default collate and builtins such as `list`, which draw nothing."""
     return collate_fn is None or getattr(collate_fn, "__module__", None) == "builtins"
-
-
-def many_at_once(dataset: Any) -> Callable[..., Any] | None:
-    """The dataset's `__getitems__`, or None if it only calls `__getitem__`.
-
-    torch's Subset and StackDataset have such a method, whatever they wrap.
-    """
-    return getattr(dataset, "__getitems__", None) if _fetches_many(dataset) else None
-
-
-def _fetches_many(dataset: Any) -> bool:
-    if isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
-        return _fetches_many(dataset.dataset)
-    if isinstance(dataset, StackDataset) and type(dataset).__getitems__ is StackDataset.__getitems__:
-        parts = dataset.datasets
-        return all(map(_fetches_many, parts.values() if isinstance(parts, dict) else parts))
-    return hasattr(dataset, "__getitems__")
 
 
 def _collate_error(samples: Sequence[Any]) -> Exception | None:

@@ -130,6 +130,23 @@ def shard_inline(dataset: Any) -> None:
         graph_settings.apply_sharding(dataset, *torchs._get_distributed_settings())  # type: ignore[no-untyped-call]
 
 
+_SEEDERS = {
+    *(("lightning", "pl_worker_init_function"), ("lightning_fabric", "pl_worker_init_function")),
+    *(("transformers", "seed_worker"), ("ultralytics", "seed_worker")),
+}
+"""Package and name of functions that trainers pass as `worker_init_fn`, and that seed the generators only."""
+
+
+def keeps_sample_seeds(init_fn: Any) -> bool:
+    """True if samples may be seeded one by one in workers that have called `init_fn`.
+
+    A function of the user's may have made random choices of its own.
+    """
+    function = getattr(init_fn, "func", init_fn)  # a partial
+    package = str(getattr(function, "__module__", "")).partition(".")[0]
+    return init_fn is None or (package, getattr(function, "__name__", "")) in _SEEDERS
+
+
 def sharding_init_fn(dataset: Any, init_fn: Callable[[int], Any] | None) -> Callable[[int], Any] | None:
     """A `worker_init_fn` that shards a data pipe, then calls the user's."""
     if not isinstance(dataset, (IterDataPipe, MapDataPipe)):

@@ -10,12 +10,12 @@ from typing import Any
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate, default_convert
 
 from feedline.collate.batch_reads import reader_of
-from feedline.core.dataset import ranges_of, traits_of
+from feedline.core.dataset import many_at_once, ranges_of, traits_of
 from feedline.core.schedule import PartitionSchedule
 from feedline.errors import ArgumentError
 from feedline.loader import checks
 from feedline.loader.autoscale import Autoscale, kind_by_measurement
-from feedline.loader.builder import BatchBuilder, many_at_once
+from feedline.loader.builder import BatchBuilder
 from feedline.loader.device import DeviceStage, Stage, StageStatistics, open_stage
 from feedline.loader.loop import Flow, Iteration, Progress
 from feedline.loader.partitions import PartitionBuilder, PartitionedDataset
@@ -104,7 +104,7 @@ class LoaderPools:
             builder = builder_of(loader)
             self._kind = kind = _hosting(kind_of(loader, builder), builder, plan)
             # Threads share the generators: seeding them would change the draws of another thread's sample.
-            builder.reseeds = loader.worker_init_fn is None and not kind.shares_rng and builder.draws
+            builder.reseeds = checks.keeps_sample_seeds(loader.worker_init_fn) and not kind.shares_rng and builder.draws
             self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)
             self._together = _work_together(loader, kind, builder)
             # As in torch, the base seed is drawn only when workers start.

@@ -12,10 +12,9 @@ import numpy as np
 
 from feedline import collate
 from feedline.collate.batch_reads import reader_of
-from feedline.core.dataset import BatchRead, has_traits, traits_of
+from feedline.core.dataset import BatchRead, has_traits, many_at_once, traits_of
 from feedline.core.rng import addressed, derive_each
 from feedline.core.tensors import allocate_tensor
-from feedline.loader.builder import many_at_once
 from feedline.loader.dataloader import DataLoader
 from feedline.testing.difference import check_same
 

@@ -23,7 +23,7 @@ def table() -> Any:
         "x": rng.random(ROWS, np.float32),
         "features": list(rng.random((ROWS, 8))),
         "label": rng.integers(0, 10, ROWS),
-        "text": [f"row {number}" for number in range(ROWS)],
+        "text": ["", "zero\0", "größer als das Übrige", *(f"row {number}" for number in range(3, ROWS))],
     }
     return datasets.Dataset.from_dict(columns)
 
@@ -44,7 +44,8 @@ WITHOUT_PYTHON = {
     "torch, some columns": lambda table: table.with_format("torch", columns=["x", "label"]),
     "torch, selected": lambda table: table.with_format("torch").select(range(50, 3, -2)),
     "torch, shuffled": lambda table: table.with_format("torch").shuffle(seed=1),
-    "numpy": lambda table: table.remove_columns("text").with_format("numpy"),
+    "numpy": lambda table: table.with_format("numpy"),
+    "numpy, texts only": lambda table: table.select_columns("text").with_format("numpy"),
     "no format": lambda table: table.remove_columns("features"),
     "subset": lambda table: Subset(table.with_format("torch"), [5, 3, 3, 59]),
     "split": lambda table: random_split(table.with_format("torch"), [20, 40])[1],
@@ -53,7 +54,6 @@ WITHOUT_PYTHON = {
 
 WITH_PYTHON = {
     "lists of Python": lambda table: table,
-    "texts in NumPy's format": lambda table: table.with_format("numpy"),
     "a transform": lambda table: table.with_transform(lambda rows: {"x": [value * 2 for value in rows["x"]]}),
     "all columns": lambda table: table.with_format("torch", columns=["x"], output_all_columns=True),
 }
@@ -73,6 +73,12 @@ def test_what_datasets_has_to_format_is_read_by_it(table: Any, form: str) -> Non
     plan = fl.DataLoader(dataset).plan()
     assert not plan.accelerated
     assert "need the code of Hugging Face's datasets" in str(plan)
+
+
+def test_texts_have_numpys_type_in_its_format(table: Any) -> None:
+    (batch,) = fl.DataLoader(table.select([1, 2]).with_format("numpy"), batch_size=2)
+    assert [type(text) for text in batch["text"]] == [np.str_, np.str_]
+    assert batch["text"][0] == "zero"
 
 
 def test_tables_in_worker_processes(table: Any) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import decimal
 import logging
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -20,14 +21,15 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from PIL import ImageFile
+from PIL import Image, ImageFile
 from process_cases import default_start_method
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
 import feedline as fl
 from feedline.errors import NotPicklableError
-from feedline.workers.process import fork_server
+from feedline.images import accelerate_pillow, pillow_obstacle
+from feedline.workers.process import fork_server, worker_main
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork\\(\\) may lead to deadlocks:DeprecationWarning")
 
@@ -330,3 +332,38 @@ def train(rank):
 if __name__ == "__main__":
     torch.multiprocessing.spawn(train, nprocs=2)
 """
+
+
+@pytest.mark.parametrize("accelerate", [True, False])
+def test_what_all_workers_need_is_imported_once(accelerate: bool, tmp_path: Path, monkeypatch: Any) -> None:
+    """In the training process, which is not accelerated by it."""
+    (tmp_path / "accelerations.py").write_text(
+        "import os\nIMPORTED_BY, ACCELERATED = os.getpid(), []\ndef accelerate(): ACCELERATED.append(os.getpid())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "accelerations", raising=False)
+    monkeypatch.setattr(worker_main, "_ACCELERATIONS", {"decimal": ("accelerations", "accelerate")})
+
+    def ask() -> tuple[int, int] | None:
+        module: Any = sys.modules.get("accelerations")
+        return module and (module.IMPORTED_BY, len(module.ACCELERATED))
+
+    for _ in range(2):
+        batches = list(fl.DataLoader(Asking(ask), 2, num_workers=2, collate_fn=list, accelerate=accelerate))
+        assert only(batches) == ((os.getpid(), 1) if accelerate else None)
+    if accelerate:
+        assert sys.modules["accelerations"].ACCELERATED == []
+
+
+@pytest.mark.skipif(pillow_obstacle() is not None, reason=str(pillow_obstacle()))
+@pytest.mark.parametrize("accelerate", [True, False])
+def test_accelerated_pillow_of_the_training_process(accelerate: bool) -> None:
+    """`accelerate=False` gives the workers Pillow as it is, also if the script has accelerated its own process."""
+
+    def is_accelerated() -> bool:
+        return Image.Image.resize.__module__ != "PIL.Image" or hasattr(Image.Image.resize, "__wrapped__")
+
+    with accelerate_pillow(), accelerate_pillow():
+        loader = fl.DataLoader(Asking(is_accelerated), 2, num_workers=2, collate_fn=list, accelerate=accelerate)
+        assert only(list(loader)) is accelerate
+        assert is_accelerated()

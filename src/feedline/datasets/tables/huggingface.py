@@ -6,7 +6,7 @@ and `HuggingFaceImages` decodes a column of images from the stored bytes. All el
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,10 +30,23 @@ from feedline.transforms import plan
 Targets = Mapping[str, torch.dtype | None]
 
 
+def _without_zeros(texts: list[Any]) -> list[Any]:
+    return [text.rstrip("\0") for text in texts]
+
+
+_TEXTS_IN: dict[str | None, Callable[[list[Any]], list[Any]]] = {
+    # `datasets` makes a NumPy array of the texts first, which drops zero characters at the end of a text.
+    "torch": _without_zeros,
+    "numpy": lambda texts: list(np.asarray(texts)),
+}
+"""Texts of a batch in each format of `datasets`."""
+
+
 class StoredRows:
     """Rows of an Arrow table, in the order of the dataset's selection."""
 
     def __init__(self, dataset: Any, table: Any, nulls: Nulls) -> None:
+        self._texts = _TEXTS_IN.get(dataset.format["type"], list)
         self._rows, self._bounds = _chunk_rows(table, nulls)
         self._selected: ChunkRows | None = None
         if dataset._indices is not None:
@@ -47,7 +60,11 @@ class StoredRows:
     def converted(self, indices: Int64s, targets: Targets) -> list[dict[str, Any]]:
         """A dict for each sample, with tensors cast to the target dtypes."""
         dtypes = list(targets.items())
-        return [{n: each[n] if d is None else each[n].to(d) for n, d in dtypes} for each in self.samples(indices)]
+        texts = self._texts
+        return [
+            {n: texts([each[n]])[0] if d is None else each[n].to(d) for n, d in dtypes}
+            for each in self.samples(indices)
+        ]
 
     def batch(self, indices: Int64s, targets: Targets, allocate: Allocator) -> dict[str, Any]:
         """The collated batch in the target dtypes, in memory from `allocate`."""
@@ -58,7 +75,12 @@ class StoredRows:
             return (allocate if dtype in final else allocate_tensor)(shape, dtype)
 
         batch = self._rows.batch(*_places(self._stored(indices), self._bounds), allocate_final)
-        return {name: _cast(batch[name], dtype, allocate) for name, dtype in targets.items()}
+        return {name: self._formatted(batch[name], dtype, allocate) for name, dtype in targets.items()}
+
+    def _formatted(self, values: Any, dtype: torch.dtype | None, allocate: Allocator) -> Any:
+        if dtype is None:
+            return self._texts(values)
+        return values if values.dtype == dtype else allocate(tuple(values.shape), dtype).copy_(values)
 
     def _stored(self, indices: Int64s) -> Int64s:
         """Table rows of samples, by the selection of the dataset."""
@@ -82,28 +104,21 @@ def _places(rows: Int64s, bounds: Int64s) -> tuple[Int64s, Int64s]:
     return which, rows - bounds[which]
 
 
-def _cast(values: Any, dtype: torch.dtype | None, allocate: Allocator) -> Any:
-    if dtype is None or values.dtype == dtype:
-        return values
-    return allocate(tuple(values.shape), dtype).copy_(values)
-
-
 class _Rule(NamedTuple):
     """Dtypes of collated numbers in a format of `datasets`.
 
-    `texts` and `lists` tell if columns of these are known to be read alike.
+    `lists` tells if columns of lists are known to be read alike.
     """
 
     integers: torch.dtype
     floats: torch.dtype
-    texts: bool
     lists: bool
 
 
 _RULES = {
-    "torch": _Rule(torch.int64, torch.float32, texts=True, lists=True),
-    "numpy": _Rule(torch.int64, torch.float32, texts=False, lists=True),
-    None: _Rule(torch.int64, torch.float64, texts=True, lists=False),
+    "torch": _Rule(torch.int64, torch.float32, lists=True),
+    "numpy": _Rule(torch.int64, torch.float32, lists=True),
+    None: _Rule(torch.int64, torch.float64, lists=False),
 }
 
 
@@ -145,7 +160,7 @@ def _is_plain(feature: Any) -> bool:
 
 def _is_known(kind: ColumnType, rule: _Rule) -> bool:
     if isinstance(kind, TextType):
-        return rule.texts and not kind.binary
+        return not kind.binary
     if isinstance(kind, ListType):
         return (
             rule.lists and isinstance(kind.item, NumberType) and _is_known(kind.item, rule) and kind.item.dtype != bool

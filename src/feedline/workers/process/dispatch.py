@@ -193,7 +193,7 @@ class Dispatch:
                     value = value._replace(worker_state=self._generators[worker_id].latest)
                 value.spans.append(("encode", answer.began_ns, answer.ended_ns, worker_id))
                 value.spans.append(("decode", began_ns, monotonic_ns(), MAIN))
-                future.succeed(value)
+                future.succeed(value, inbox.latest)
             else:
                 future.fail(exceptions.rebuild(value, f"in DataLoader worker process {worker_id}"))
         del self.open[answer.task]

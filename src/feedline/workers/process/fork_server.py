@@ -17,10 +17,7 @@ from typing import NamedTuple
 
 from feedline.workers.base import Closeable
 from feedline.workers.process import channels
-
-# OpenMP, OpenBLAS and MKL start their threads as they are loaded, and a process with threads must not be forked.
-_SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-
+from feedline.workers.process.packages import SINGLE_THREADED
 
 # The imports make hundreds of thousands of objects, none of them garbage: collections took a quarter of the start-up
 # time. The fork server enables them again.
@@ -45,15 +42,59 @@ class KillZygote(NamedTuple):
     number: int
 
 
-class ForkServer:
-    """Client of the fork server process.
+class ForkBranch(NamedTuple):
+    """Command to fork a fork server with packages; comes with its socket and those of `BranchStart`."""
 
-    The process ends when this object is closed, or when this process ends for any reason.
-    """
+    packages: frozenset[str]
+
+
+class Forking:
+    """Client of a process that forks zygotes."""
 
     def __init__(self) -> None:
         self._numbers = count()
-        self._socket, theirs = channels.pair()
+        self._socket, self._theirs = channels.pair()
+
+    def fork(self, fds: Sequence[int]) -> int:
+        """Request a zygote with these descriptors and return its number, for `kill`.
+
+        Does not wait for the fork. Raises ConnectionError if the process has died.
+        """
+        number = next(self._numbers)
+        channels.send(self._socket, [pickle.dumps(ForkZygote(number))], fds)
+        return number
+
+    def kill(self, number: int) -> None:
+        """Kill a zygote, if it still runs."""
+        with suppress(ConnectionError):  # the process has ended, and with it all its zygotes
+            channels.send(self._socket, [pickle.dumps(KillZygote(number))])
+
+    def branch(self, packages: frozenset[str], fds: Sequence[int]) -> Forking:
+        """Fork a process that imports packages, and then forks zygotes itself.
+
+        It ends with this one. `fds` are the pickled surroundings, standard output and error. Raises ConnectionError.
+        """
+        branch = Forking()
+        with branch._theirs as theirs:
+            channels.send(self._socket, [pickle.dumps(ForkBranch(packages))], [theirs.fileno(), *fds])
+        return branch
+
+    def close(self) -> None:
+        """Let the process end."""
+        channels.disconnect(self._socket)
+
+
+class ForkServer(Forking):
+    """Client of the fork server process, and of its branches.
+
+    The processes end when this object is closed, or when this process ends for any reason.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._branches: list[Forking] = []
+        self._packages: frozenset[str] = frozenset()
+        theirs = self._theirs
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         # -P: a module of the user's in the current directory must not shadow one of Python's.
         program = [sys.executable, *flags, "-P", "-c", _BOOT, __name__]
@@ -64,7 +105,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C in a terminal goes to the group of the training process
-                env={**os.environ, **_SINGLE_THREADED},
+                env={**os.environ, **SINGLE_THREADED},
             )
 
     @property
@@ -76,24 +117,29 @@ class ForkServer:
         """True while the process runs; it may still be importing."""
         return self._process.poll() is None
 
-    def fork(self, fds: Sequence[int]) -> int:
-        """Request a zygote with these descriptors and return its number, for `kill`.
+    def with_packages(self, packages: frozenset[str], fds: Sequence[int]) -> Forking:
+        """The process that has imported these packages; a new branch if there is none.
 
-        Does not wait for the fork. Raises ConnectionError if the fork server has died.
+        Raises ConnectionError.
         """
-        number = next(self._numbers)
-        channels.send(self._socket, [pickle.dumps(ForkZygote(number))], fds)
-        return number
+        latest = self._branches[-1] if self._branches else self
+        if not packages <= self._packages:
+            latest = latest.branch(packages, fds)
+            self._branches.append(latest)
+            self._packages |= packages
+        return latest
 
-    def kill(self, number: int) -> None:
-        """Kill a zygote, if it still runs."""
-        with suppress(ConnectionError):  # the fork server has ended, and with it all zygotes
-            channels.send(self._socket, [pickle.dumps(KillZygote(number))])
+    def close_branches(self) -> None:
+        """End all branches, and with them their zygotes."""
+        while self._branches:
+            self._branches.pop().close()
+        self._packages = frozenset()
 
     def close(self) -> None:
         """End the fork server and all of its descendants."""
         # The process notices the end of its socket, but not while it still imports torch.
-        channels.disconnect(self._socket)
+        self.close_branches()
+        super().close()
         try:
             self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -154,13 +200,20 @@ def start() -> ForkServer:
     return _servers.get()
 
 
-def fork(fds: Sequence[int]) -> tuple[ForkServer, int]:
-    """Request a zygote; replace a fork server that has died.
+def fork(
+    fds: Sequence[int], packages: frozenset[str] = frozenset(), surroundings: Sequence[int] = ()
+) -> tuple[Forking, int]:
+    """Request a zygote from a process with these packages; replace a fork server that has died.
 
-    See `ForkServer.fork`.
+    See `Forking.fork` and `Forking.branch`.
     """
+    fork_server = start()
     try:
-        fork_server = start()
+        forking = fork_server.with_packages(packages, surroundings)
+        return forking, forking.fork(fds)
+    except ConnectionError:
+        fork_server.close_branches()
+    try:
         return fork_server, fork_server.fork(fds)
     except ConnectionError:
         fork_server.close()

@@ -9,11 +9,14 @@ import select
 import signal
 import socket
 import traceback
+from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import NamedTuple, NoReturn
 
 from feedline.workers.process import channels, zygote_main
-from feedline.workers.process.fork_server import ForkZygote, KillZygote
+from feedline.workers.process.fork_server import ForkBranch, ForkZygote, KillZygote
+from feedline.workers.process.packages import import_all
 from feedline.workers.process.worker_main import STACK_SIGNAL, name_process
 
 _GRACE_S = 0.5
@@ -36,11 +39,28 @@ def main(commands: int, parent: int) -> None:
         os._exit(0)
     gc.freeze()  # imported objects are never garbage: collections in zygotes need not visit them
     gc.enable()
+    _serve(commands, parent_fd)
+    os._exit(0)
+
+
+def _serve(commands: int, parent_fd: int) -> None:
     fork_server = _ForkServer(socket.socket(fileno=commands), parent_fd)
     while fork_server.step():
         pass
     fork_server.drain()
-    os._exit(0)
+
+
+def _serve_branch(packages: frozenset[str], fork_server: int, fds: list[int]) -> None:
+    """Program of a branch, which imports packages and then serves as the fork server does."""
+    commands, surroundings, stdout, stderr = fds
+    parent_fd = os.pidfd_open(fork_server)
+    zygote_main.take_over(fork_server, pickle.loads(channels.read_all(surroundings)), stdout, stderr)
+    import_all(packages)
+    _serve(commands, parent_fd)
+
+
+_NO_ZYGOTE = -1
+"""Number of a branch, which is not killed by a command."""
 
 
 class _ZygoteChild(NamedTuple):
@@ -84,32 +104,34 @@ class _ForkServer:
             for fd, _ in self._poll.poll(left * 1000):
                 self._reap(fd)
 
-    def _execute(self, command: ForkZygote | KillZygote, fds: list[int]) -> None:
+    def _execute(self, command: ForkZygote | ForkBranch | KillZygote, fds: list[int]) -> None:
         if isinstance(command, ForkZygote):
-            self._fork(command.number, fds)
+            self._fork(command.number, zygote_main.main, fds)
+        elif isinstance(command, ForkBranch):
+            self._fork(_NO_ZYGOTE, partial(_serve_branch, command.packages), fds)
         else:
             for child in self._zygotes.values():
                 if child.number == command.number:
                     os.kill(child.pid, signal.SIGKILL)
 
-    def _fork(self, number: int, fds: list[int]) -> None:
+    def _fork(self, number: int, program: Callable[[int, list[int]], object], fds: list[int]) -> None:
         fork_server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_zygote(fork_server, fds)
+            self._become(partial(program, fork_server, fds))
         channels.close_all(fds)
         # Safe even if the zygote has ended: its number is not given to another process before `_reap` waits for it.
         pidfd = os.pidfd_open(pid)
         self._zygotes[pidfd] = _ZygoteChild(number, pid)
         self._poll.register(pidfd, select.POLLIN)
 
-    def _become_zygote(self, fork_server: int, fds: list[int]) -> NoReturn:
-        """Run as a zygote, without the fork server's descriptors."""
+    def _become(self, program: Callable[[], object]) -> NoReturn:
+        """Run a program without the fork server's descriptors."""
         try:
             # With a copy of the socket in a zygote, commands to a dead fork server would seem to arrive.
             self._commands.close()
             channels.close_all([self._parent_fd, *self._zygotes])
-            zygote_main.main(fork_server, fds)
+            program()
             os._exit(0)
         except BaseException:  # noqa: BLE001 - the child must not return into the fork server's loop
             traceback.print_exc()

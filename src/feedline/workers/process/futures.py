@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from feedline.core.batch import BatchResult, SkippedSample
 from feedline.errors import WorkerError
+from feedline.workers.transport import forks
 
 
 class FutureOwner(Protocol):
@@ -27,7 +29,9 @@ class ProcessFuture:
     A request may be built twice; the later result is dropped.
     """
 
-    __slots__ = ("_error", "_pool", "_result", "request", "settled", "skipped", "strikes", "task", "trial", "work")
+    __slots__ = (
+        *("_error", "_pool", "_result", "_slots", "request", "settled", "skipped", "strikes", "task", "trial", "work"),
+    )
 
     def __init__(self, pool: FutureOwner, task: int, request: Any, *, trial: bool = False) -> None:
         self._pool, self.task, self.request, self.trial = pool, task, request, trial
@@ -37,6 +41,7 @@ class ProcessFuture:
         self.strikes = 0
         self.skipped: tuple[SkippedSample, ...] = ()
         self._result: BatchResult | None = None
+        self._slots: Sequence[Any] = ()
         self._error: BaseException | None = None
 
     def done(self) -> bool:
@@ -53,6 +58,7 @@ class ProcessFuture:
         built, self._result = self._result, None
         if built is None:
             raise WorkerError(f"{self.request} was canceled, or its result has been taken already")
+        forks.add_delivered(self._slots)
         return built
 
     def cancel(self) -> None:
@@ -61,8 +67,9 @@ class ProcessFuture:
         self.settled = True
         self._pool.drop(self)
 
-    def succeed(self, built: BatchResult) -> None:
-        """Settle with a batch."""
+    def succeed(self, built: BatchResult, slots: Sequence[Any] = ()) -> None:
+        """Settle with a batch in these slots of shared memory."""
+        self._slots = slots
         self._result = built._replace(skipped=built.skipped + self.skipped) if self.skipped else built
         self.settled = True
 

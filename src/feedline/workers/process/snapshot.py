@@ -30,9 +30,10 @@ from typing import Any, NamedTuple, NoReturn
 from feedline.workers.process import channels
 from feedline.workers.process.environment import die_with_parent
 from feedline.workers.process.launch import InheritedLocks, Launcher
-from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup, name_process
+from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup, import_for_workers, name_process
 from feedline.workers.process.zygote import ZygoteLauncher, ZygoteProcessGroup
 from feedline.workers.process.zygote_main import SharedWork, WorkerForker, serve_forked
+from feedline.workers.transport import forks
 
 _EXIT_S = 2.0
 """Seconds that a snapshot gets to end by itself once its group is closed."""
@@ -64,6 +65,7 @@ class SnapshotLauncher:
 
     def new_group(self) -> SnapshotProcessGroup:
         """Fork a snapshot; OSError if the system cannot."""
+        import_for_workers(self.builder)
         return SnapshotProcessGroup(SharedWork(self.builder, self._init_fn))
 
     def without_inheritance(self) -> Launcher:
@@ -166,7 +168,8 @@ class ForkedProcess:
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             _silence_fork_warning()
             # One call without a step of the interpreter between the fork and the list: no interrupt loses a child.
-            self._pids.extend(starmap(os.fork, [()]))
+            with forks.sharing():
+                self._pids.extend(starmap(os.fork, [()]))
             if self._pids == [0]:
                 _run(program, blocked)
             with suppress(ProcessLookupError):  # it has ended, and the system reaps children by itself
@@ -190,7 +193,8 @@ class ForkedProcess:
         self._pids.clear()
 
     def __del__(self) -> None:
-        self.end(0)
+        if self._pidfds:
+            self.end(0)
 
 
 def _has_ended(pidfd: int, within_s: float) -> bool:

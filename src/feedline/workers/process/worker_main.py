@@ -9,8 +9,10 @@ import random
 import signal
 import socket
 import struct
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import monotonic_ns
@@ -82,8 +84,10 @@ def run_worker(
         id=setup.worker_id, num_workers=setup.num_workers, seed=setup.base_seed + setup.worker_id, dataset=dataset
     )
     if getattr(builder, "accelerate", False):
-        after_import("PIL.Image", _accelerate_pillow)
-        after_import("torchvision", _accelerate_compose)
+        for accelerated, (module, function) in _ACCELERATIONS.items():
+            after_import(accelerated, partial(_accelerate, module, function))
+    elif (accelerated_pillow := sys.modules.get("feedline.images.accelerate")) is not None:
+        accelerated_pillow.restore_pillow()  # this process may have been forked from an accelerated one
     build = builder if init_fn is None else _run_init_fn(builder, init_fn, setup.worker_id)
     if setup.opening_generators is not None:
         getattr(builder, "restore", restore_globals)(setup.opening_generators)
@@ -115,12 +119,26 @@ def name_process(name: str) -> None:
         Path("/proc/self/comm").write_text(name)
 
 
-def _accelerate_pillow() -> None:
-    import_module("feedline.images.accelerate").accelerate_pillow()  # slow to import, for who uses Pillow only
+_ACCELERATIONS = {
+    "PIL.Image": ("feedline.images.accelerate", "accelerate_pillow"),
+    "torchvision": ("feedline.transforms.recognized.calls", "accelerate_compose"),
+}
+"""Module and function that accelerate a library; slow to import, for those who use it."""
 
 
-def _accelerate_compose() -> None:
-    import_module("feedline.transforms.recognized.calls").accelerate_compose()
+def _accelerate(module: str, function: str) -> None:
+    getattr(import_module(module), function)()
+
+
+def import_for_workers(builder: Any) -> None:
+    """Import what workers forked from this process would each import.
+
+    Nothing is accelerated here.
+    """
+    if getattr(builder, "accelerate", False):
+        for accelerated, (module, _) in _ACCELERATIONS.items():
+            if accelerated in sys.modules:
+                import_module(module)
 
 
 def _answer_all(

@@ -24,6 +24,7 @@ from feedline.workers.process import channels, exceptions, fork_server
 from feedline.workers.process.channels import Descriptor
 from feedline.workers.process.environment import ProcessEnvironment
 from feedline.workers.process.launch import ExitedProcess, InheritedLocks, WorkerProcess
+from feedline.workers.process.packages import packages_behind
 from feedline.workers.process.settings import LibrarySettings, registered_collates
 from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup
 from feedline.workers.process.zygote_main import (
@@ -33,10 +34,13 @@ from feedline.workers.process.zygote_main import (
     SharedWork,
     Started,
     StartFailed,
+    Surroundings,
     Wakeup,
     ZygoteStart,
 )
 from feedline.workers.transport import SharedBuilder, dump_builder
+
+_REPORT_MS = 50
 
 
 class ZygoteProcessGroup:
@@ -104,14 +108,14 @@ class ZygoteProcessGroup:
             channels.disconnect(self._zygote)
 
     def wait(self) -> None:
-        """Wait for a report on any process, outside the pool's thread."""
+        """Wait for a report on any process, outside the pool's thread, but not for long."""
         poll = select.poll()
         with self._lock:
             if self.lost:
                 return
             poll.register(self._zygote, select.POLLIN)
-        # Without the lock: this may last as long as the worker lives.
-        poll.poll()
+        # Without the lock, and not for long: the pool's thread may take the report that this one waits for.
+        poll.poll(_REPORT_MS)
         with self._lock:
             self._receive()
             self._wake_pool()
@@ -302,16 +306,17 @@ class ZygoteClient:
         self._owner = os.getpid()
         self._control, theirs = channels.pair()
         tracker = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
-        start = ZygoteStart(
-            ProcessEnvironment.capture(), LibrarySettings.capture(), dumped.skeleton, has_tracker=tracker is not None
-        )
-        # In a file: environment variables alone may be longer than a message.
-        start_fd = channels.spill(pickle.dumps(start))
-        own = [start_fd, _dup_or_null(1), _dup_or_null(2), _dup_or_null(-1 if tracker is None else tracker)]
+        surroundings = Surroundings(ProcessEnvironment.capture(), LibrarySettings.capture())
+        start = ZygoteStart(surroundings, dumped.skeleton, has_tracker=tracker is not None)
+        start_fd, branch_fd = (channels.spill(pickle.dumps(each)) for each in (start, surroundings))
+        streams = [_dup_or_null(1), _dup_or_null(2)]
+        own = [start_fd, *streams, _dup_or_null(-1 if tracker is None else tracker)]
         try:
-            self._fork_server, self._number = fork_server.fork([theirs.fileno(), *own, *dumped.fds])
+            self._forking, self._number = fork_server.fork(
+                [theirs.fileno(), *own, *dumped.fds], packages_behind(dumped.modules), [branch_fd, *streams]
+            )
         finally:
-            channels.close_all(own)
+            channels.close_all([*own, branch_fd])
             theirs.close()
 
     def is_ours(self) -> bool:
@@ -339,7 +344,7 @@ class ZygoteClient:
             # Only this direction: that the zygote closes its end is the answer that is waited for.
             self._control.shutdown(socket.SHUT_WR)
         if kill and not poll.poll(_ANSWER_S * 1000):
-            self._fork_server.kill(self._number)
+            self._forking.kill(self._number)
         self._control.close()
 
 

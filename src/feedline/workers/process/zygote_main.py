@@ -23,7 +23,13 @@ from typing import Any, NamedTuple
 from feedline.workers.process import channels, exceptions
 from feedline.workers.process.environment import ProcessEnvironment, die_with_parent
 from feedline.workers.process.settings import LibrarySettings, register_collates
-from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup, name_process, run_worker
+from feedline.workers.process.worker_main import (
+    WorkerChannels,
+    WorkerSetup,
+    import_for_workers,
+    name_process,
+    run_worker,
+)
 from feedline.workers.transport import load_builder
 
 TAIL_NBYTES = 4096
@@ -60,11 +66,17 @@ class SharedWork(NamedTuple):
     """Functions registered with torch's `default_collate`, for processes that do not inherit them."""
 
 
-class ZygoteStart(NamedTuple):
-    """Initial state of a zygote; arrays of the builder come as descriptors."""
+class Surroundings(NamedTuple):
+    """Environment and settings of the training process."""
 
     environment: ProcessEnvironment
     settings: LibrarySettings
+
+
+class ZygoteStart(NamedTuple):
+    """Initial state of a zygote; arrays of the builder come as descriptors."""
+
+    surroundings: Surroundings
     skeleton: bytes
     has_tracker: bool
     """Whether a descriptor leads to the resource tracker of the training process."""
@@ -115,24 +127,15 @@ def main(fork_server: int, fds: Sequence[int]) -> None:
     Runs in a fresh child of the fork server. `fds` are the launcher's socket, the pickled `ZygoteStart`, standard
     output and error, the resource tracker, and the files with the arrays of the builder, if any.
     """
-    # First of all: unpickling a dataset may take minutes, in which the training process may end.
-    die_with_parent(fork_server)
     control, start_fd, stdout, stderr, tracker, *arrays = fds
-    os.dup2(stdout, 1)
-    os.dup2(stderr, 2)
-    channels.close_all([stdout, stderr])
-    faulthandler.enable(2)
     name_process("feedline-zygote")
     start: ZygoteStart = pickle.loads(channels.read_all(start_fd))
-    start.environment.apply()
-    start.settings.apply()
+    take_over(fork_server, start.surroundings, stdout, stderr)
     if start.has_tracker:
         # Its own tracker would remove the shared memory of the training process when this process ends.
         resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
     else:
         os.close(tracker)
-    # Threads in this process belong to libraries that the dataset imports: the user cannot change that.
-    warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
     zygote = WorkerForker(_load_target(arrays, start.skeleton))
     zygote.accept_groups(socket.socket(fileno=control))
     channels.close_all(arrays)
@@ -143,11 +146,29 @@ def main(fork_server: int, fds: Sequence[int]) -> None:
     zygote.drain()
 
 
+def take_over(fork_server: int, surroundings: Surroundings, stdout: int, stderr: int) -> None:
+    """Prepare a child of the fork server for code of the user.
+
+    It dies with the fork server.
+    """
+    # First of all: unpickling a dataset may take minutes, in which the training process may end.
+    die_with_parent(fork_server)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    channels.close_all([stdout, stderr])
+    faulthandler.enable(2)
+    surroundings.environment.apply()
+    surroundings.settings.apply()
+    # Threads in this process belong to libraries that the dataset imports: the user cannot change that.
+    warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+
+
 def _load_target(arrays: Sequence[int], skeleton: bytes) -> Callable[..., None] | exceptions.RemoteException:
     """Unpickle the builder; return a worker's program, or the error."""
     try:
         work: SharedWork = load_builder(arrays, skeleton)
         register_collates(work.collates)
+        import_for_workers(work.builder)
     except BaseException as error:  # noqa: BLE001 - it is raised again in the training process
         error.add_note("feedline: raised while the dataset was unpickled for the worker processes")
         return exceptions.pack(error)

@@ -1,6 +1,7 @@
 """Transport of batches between processes: pickle protocol 5 with reusable shared memory."""
 
 from feedline.workers.transport.explain import explain_unpicklable
+from feedline.workers.transport.forks import forks
 from feedline.workers.transport.receiver import Inbox, InboxStatistics
 from feedline.workers.transport.sender import MAX_FDS, Arena, ArenaStatistics, Message
 from feedline.workers.transport.shared_builder import SharedBuilder, dump_builder, load_builder
@@ -19,6 +20,7 @@ __all__ = [
     "SlotMemoryError",
     "dump_builder",
     "explain_unpicklable",
+    "forks",
     "load_builder",
     "share",
 ]

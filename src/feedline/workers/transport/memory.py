@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import os
 import sys
 import tempfile
@@ -15,6 +16,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
 
 
 if sys.platform == "linux":
@@ -177,6 +180,22 @@ def _write(fd: int, piece: MemoryPiece) -> None:
         done += os.pwrite(fd, source[done:], piece.offset + done)
 
 
+def make_private(memory: NDArray[np.uint8]) -> None:
+    """Replace mapped pages by a private copy at the same address.
+
+    `memory` is a whole mapping. Raises OSError, and changes nothing then.
+    """
+    library = _c_library()
+    address, nbytes = memory.ctypes.data, memory.nbytes
+    copy = _checked(library.mmap(None, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0), nbytes)
+    ctypes.memmove(copy, address, nbytes)
+    _checked(
+        library.mmap(address, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1, 0), nbytes
+    )
+    ctypes.memmove(address, copy, nbytes)
+    library.munmap(copy, nbytes)
+
+
 def equal_memory(address: int, other: int, nbytes: int) -> bool:
     """True if the bytes at two addresses of this process are equal."""
     return nbytes == 0 or _c_library().memcmp(address, other, nbytes) == 0
@@ -198,6 +217,9 @@ _MAP_SHARED = 0x1
 _MAP_PRIVATE = 0x2
 
 
+_MAP_FIXED = 0x10
+
+
 class _CLibrary:
     """mmap, munmap and memcmp of the C library; calls release the GIL."""
 
@@ -217,8 +239,13 @@ _c_library = functools.cache(_CLibrary)
 
 def _map_descriptor(fd: int, nbytes: int, sharing: int) -> Mapping:
     library = _c_library()
-    address: int = library.mmap(None, nbytes, _PROT_READ_WRITE, sharing, fd, 0)
+    address = _checked(library.mmap(None, nbytes, _PROT_READ_WRITE, sharing, fd, 0), nbytes)
+    return Mapping(address, nbytes, functools.partial(library.munmap, address, nbytes))
+
+
+def _checked(address: int, nbytes: int) -> int:
+    """The address; OSError if mapping has failed."""
     if address == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()
         raise OSError(code, f"{os.strerror(code)}: {nbytes} bytes of shared memory could not be mapped")
-    return Mapping(address, nbytes, functools.partial(library.munmap, address, nbytes))
+    return address

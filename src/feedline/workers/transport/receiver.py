@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from feedline.errors import WorkerError
+from feedline.workers.transport.forks import forks
 from feedline.workers.transport.memory import attach
 from feedline.workers.transport.slots import FREE, RETIRED
 from feedline.workers.transport.views import watchable
@@ -53,6 +54,8 @@ class Inbox:
         self._unregister = unregister
         self._slots: dict[int, _LentSlot] = {}
         self._peak_nbytes = 0
+        self.latest: list[weakref.ref[Bytes]] = []
+        """Slots of the latest message, for `forks.add_delivered`."""
 
     def __enter__(self) -> Self:
         return self
@@ -67,7 +70,9 @@ class Inbox:
         unpickling raises, and frees the slots then.
         """
         contents, stream = self._open(payload, fds)
-        return pickle.loads(stream, buffers=contents.build(self._leases(contents)))
+        leases = self._leases(contents)
+        self.latest = [weakref.ref(memory) for memory in leases.values()]
+        return pickle.loads(stream, buffers=contents.build(leases))
 
     def discard(self, payload: bytes, fds: Sequence[int] = ()) -> None:
         """Skip a message and free its slots."""
@@ -151,25 +156,8 @@ class _Release:
     def __init__(self, header: memoryview) -> None:
         self._header = header
         self._pid = os.getpid()
-        self._forks = _forks.count
+        self._forks = forks.count
 
     def __call__(self, _: object) -> None:
         if os.getpid() == self._pid:
-            self._header[0] = FREE if self._forks == _forks.count else RETIRED
-
-
-class _Forks:
-    """Number of forks of this process."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def add(self) -> None:
-        self.count += 1
-
-
-_forks = _Forks()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_parent=_forks.add)
+            self._header[0] = FREE if self._forks == forks.count else RETIRED

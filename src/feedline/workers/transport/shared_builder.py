@@ -60,12 +60,12 @@ class SharedBuilder:
     memory.
     """
 
-    def __init__(
-        self, outline: bytes, extents: list[FileExtent], fd: int | None, nbytes: int, shared: list[SharedFile]
-    ) -> None:
-        self._outline, self._extents, self._shared = outline, extents, shared
+    def __init__(self, plan: _PicklePlan, extents: list[FileExtent], fd: int | None) -> None:
+        self._outline, self._extents, self._shared = plan.outline, extents, plan.shared
         self.fd = fd
-        self.nbytes = nbytes
+        self.nbytes = 0 if fd is None else plan.nbytes
+        self.modules = plan.modules
+        """Modules of the classes and functions that it refers to."""
 
     @property
     def fds(self) -> list[int]:
@@ -127,13 +127,13 @@ def dump_builder(obj: object, name: str = "builder") -> SharedBuilder:
             f"{_MOST_SHARED} of them. Share one large array and take views of it"
         )
     if not plan.pieces:
-        return SharedBuilder(plan.outline, [], None, 0, plan.shared)
+        return SharedBuilder(plan, [], None)
     try:
         fd = sealed_file(plan.nbytes, plan.pieces)
     except OSError as error:
         raise allocation_error(plan.nbytes, f"the arrays of the {name}", error) from error
     extents = [FileExtent(piece.offset, piece.nbytes) for piece in plan.pieces]
-    return SharedBuilder(plan.outline, extents, fd, plan.nbytes, plan.shared)
+    return SharedBuilder(plan, extents, fd)
 
 
 def load_builder(fds: Sequence[int], skeleton: bytes) -> Any:
@@ -172,11 +172,13 @@ class _PicklePlan(NamedTuple):
     nbytes: int
     oob: OutOfBandPickle  # keeps the memory of the pieces alive
     shared: list[SharedFile]
+    modules: frozenset[str]
 
 
 def _build_plan(obj: object, name: str) -> _PicklePlan:
     try:
-        stream, oob = _dump(obj)
+        modules: set[str] = set()
+        stream, oob = _dump(obj, modules)
     except Exception as error:
         raise NotPicklableError(
             f"{explain_unpicklable(obj, name, _dump)} cannot be sent to a worker process: {error}. Create it lazily "
@@ -202,19 +204,19 @@ def _build_plan(obj: object, name: str) -> _PicklePlan:
     contents = MessageContents(regions, layout.places, oob.views).encode()
     # With the identities of the files: a builder over another shared file differs, even if the bytes are equal.
     head = pickle.dumps((contents, [file.identity for file in shared]), 5)
-    return _PicklePlan(head + stream, pieces, end, oob, list(shared))
+    return _PicklePlan(head + stream, pieces, end, oob, list(shared), frozenset(modules))
 
 
-def _dump(obj: object) -> Pickling:
+def _dump(obj: object, modules: set[str] | None = None) -> Pickling:
     """Pickle the object, then dicts of the definitions it needs of `__main__`.
 
-    An empty dict ends the stream.
+    An empty dict ends the stream. `modules` collects the modules of other definitions.
     """
     oob = OutOfBandPickle()
     stream = io.BytesIO()
     if (script := sys.modules.get("__mp_main__")) is not None:
         cloudpickle.register_pickle_by_value(script)
-    pickler = _BuilderPickler(stream, oob)
+    pickler = _BuilderPickler(stream, oob, set() if modules is None else modules)
     pickler.dump(obj)
     while definitions := pickler.take_definitions():
         pickler.dump(definitions)
@@ -225,8 +227,9 @@ def _dump(obj: object) -> Pickling:
 class _BuilderPickler(ValuePickler):
     """Pickler that collects definitions of `__main__` and refuses inherited shared memory."""
 
-    def __init__(self, file: io.BytesIO, oob: OutOfBandPickle) -> None:
+    def __init__(self, file: io.BytesIO, oob: OutOfBandPickle, modules: set[str]) -> None:
         super().__init__(file, oob)
+        self._modules = modules
         self._definitions: dict[str, object] = {}
         self._written: set[str] = set()
 
@@ -239,8 +242,10 @@ class _BuilderPickler(ValuePickler):
         if isinstance(obj, io.TextIOWrapper) and all(obj is not own for own in (sys.stdin, sys.stdout, sys.stderr)):
             # cloudpickle would copy the text of the whole file, and lose its encoding and position.
             raise pickle.PicklingError("it is an open file, which a worker can only inherit (fork)")
-        if isinstance(obj, (type, types.FunctionType)) and obj.__module__ in _MAIN_MODULES:
-            self._note_definition(obj)
+        if isinstance(obj, (type, types.FunctionType)):
+            self._modules.add(str(obj.__module__))
+            if obj.__module__ in _MAIN_MODULES:
+                self._note_definition(obj)
         return super().reducer_override(obj)
 
     def take_definitions(self) -> dict[str, object]:

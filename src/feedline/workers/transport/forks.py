@@ -1,0 +1,92 @@
+"""Copies of delivered batches for processes that the user forks.
+
+Batches lie in memory that a worker and the training process share. A forked child would share it, too, and see what the
+training process writes. It replaces that memory by private copies at the same addresses.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from feedline.workers.transport.memory import make_private
+from feedline.workers.transport.views import Bytes
+
+_COPY_S = 20.0
+"""Seconds that a fork waits at most for the child's copies: the child may have been killed."""
+
+
+_PRUNE_AT = 64
+
+
+class ForkRecord:
+    """Forks of this process, and the shared memory of batches that were delivered.
+
+    Batches that the loop has not received yet are left out: a child cannot reach them.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Forks so far."""
+        self._delivered: list[weakref.ref[Bytes]] = []
+        self._local = threading.local()
+        self._copied: list[int] = []
+
+    def add_delivered(self, slots: Iterable[weakref.ref[Bytes]]) -> None:
+        """Record the slots of a batch that the loop gets now."""
+        self._delivered.extend(slots)
+        if len(self._delivered) > _PRUNE_AT + 2 * len(self._live()):
+            self._delivered = [slot for slot in self._delivered if slot() is not None]
+
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """Let a child that this thread forks share the batches: workers do, as torch's."""
+        self._local.shares = True
+        try:
+            yield
+        finally:
+            self._local.shares = False
+
+    def before(self) -> None:
+        """Prepare a fork."""
+        if self._live() and not self._shares():
+            self._copied.extend(os.pipe())
+
+    def after_in_parent(self) -> None:
+        """Wait until the child has its copies: this process may write to its batches then."""
+        self.count += 1
+        if self._copied:
+            reading, writing = self._copied
+            os.close(writing)
+            poll = select.poll()
+            poll.register(reading, select.POLLIN)
+            poll.poll(_COPY_S * 1000)
+            os.close(reading)
+            self._copied.clear()
+
+    def after_in_child(self) -> None:
+        """Copy the memory of all delivered batches."""
+        if self._copied and not self._shares():
+            for memory in self._live():
+                make_private(memory)
+        while self._copied:
+            os.close(self._copied.pop())  # the parent sees the end of the pipe
+        self._delivered = []
+
+    def _shares(self) -> bool:
+        return getattr(self._local, "shares", False)
+
+    def _live(self) -> list[Bytes]:
+        return [memory for slot in list(self._delivered) if (memory := slot()) is not None]
+
+
+forks = ForkRecord()
+"""The record of this process."""
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=forks.before, after_in_parent=forks.after_in_parent, after_in_child=forks.after_in_child)
