@@ -90,7 +90,7 @@ nb::object left_over(std::int64_t row, const Status& status) {
 class ImagePlan {
 public:
     ImagePlan(std::pair<int, int> size, int law, std::array<double, 4> bounds, double flip, bool bicubic, bool planar,
-              int number, nb::handle values, Triple mean, Triple std, bool oriented, bool scaled, bool plain, bool quick) {
+              int number, nb::handle values, Triple mean, Triple std, bool oriented, bool scaled, int sets, bool quick) {
         plan_.layout = {size.second, size.first, planar, static_cast<Number>(number)};
         plan_.law.kind = static_cast<Kind>(law);
         if (plan_.law.kind == Kind::random_box) {
@@ -103,7 +103,7 @@ public:
         plan_.oriented = oriented;
         plan_.scaled = scaled;
         plan_.quick = quick;
-        plan_.passes = plain ? &plain_passes : &fastest_passes();
+        plan_.passes = &passes_of(sets);
         const Buffer table(values);
         if (table.ndim() != 2 || table.shape(0) != 3 || table.shape(1) != 256 || table.item_nbytes() != 4 ||
             table.row_nbytes() != 1024)
@@ -322,11 +322,10 @@ nb::object image_part(nb::handle source, std::pair<int, int> size, int scale, st
 void bind_images(nb::module_& m) {
     nb::class_<ImagePlan>(m, "ImagePlan")
         .def(nb::init<std::pair<int, int>, int, std::array<double, 4>, double, bool, bool, int, nb::handle, Triple,
-                      Triple, bool, bool, bool, bool>(),
+                      Triple, bool, bool, int, bool>(),
              nb::arg("size"), nb::arg("law"), nb::arg("bounds"), nb::kw_only(), nb::arg("flip"), nb::arg("bicubic"),
              nb::arg("planar"), nb::arg("number"), nb::arg("values"), nb::arg("mean"), nb::arg("std"),
-             nb::arg("oriented"), nb::arg("scaled"), nb::arg("plain") = false,
-             nb::arg("quick") = true)
+             nb::arg("oriented"), nb::arg("scaled"), nb::arg("sets") = kAllSets, nb::arg("quick") = true)
         .def("read", &ImagePlan::read, nb::arg("sources"), nb::arg("out"), nb::arg("keys").none(),
              nb::arg("grids").none(), nb::arg("limit"), nb::arg("threads"))
         .def("read_placed", &ImagePlan::read_placed, nb::arg("sources"), nb::arg("out"), nb::arg("placements"),

@@ -62,7 +62,7 @@ bool ScanDecoder::restart() {
     return true;
 }
 
-bool ScanDecoder::decode(JBLOCKROW* blocks) {
+FEEDLINE_INLINE inline bool ScanDecoder::decode_mcu(JBLOCKROW* blocks) {
     if (interval_) {
         if (left_ == 0 && !restart()) return false;
         left_--;
@@ -82,6 +82,17 @@ bool ScanDecoder::decode(JBLOCKROW* blocks) {
     }
     reader_ = reader;
     return !reader.overdrawn();
+}
+
+// Shifts by a number in a register are half of the work, and take half the time with BMI2.
+ScanDecoder::Decoder ScanDecoder::fastest_decoder() {
+#if defined(__x86_64__) && defined(__GNUC__)
+    if (__builtin_cpu_supports("bmi2"))
+        return [](ScanDecoder& scan, JBLOCKROW* blocks) __attribute__((target("bmi2"))) {
+            return scan.decode_mcu(blocks);
+        };
+#endif
+    return [](ScanDecoder& scan, JBLOCKROW* blocks) { return scan.decode_mcu(blocks); };
 }
 
 }  // namespace feedline

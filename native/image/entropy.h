@@ -34,7 +34,7 @@ public:
 
     // Decodes the next MCU into zeroed blocks, as libjpeg's entropy decoder does, or skips it for nullptr. False for
     // irregular data: libjpeg then has to decode the whole image.
-    bool decode(JBLOCKROW* blocks);
+    bool decode(JBLOCKROW* blocks) { return decoder_(*this, blocks); }
 
     // Position in the data: all before it were as they should be.
     const std::uint8_t* at() const { return reader_.at; }
@@ -49,9 +49,14 @@ private:
         bool flat;  // only its mean is needed
     };
 
+    using Decoder = bool (*)(ScanDecoder&, JBLOCKROW*);
+    static Decoder fastest_decoder();
+
+    bool decode_mcu(JBLOCKROW* blocks);
     bool find_codes(const jpeg_decompress_struct& info);
     bool restart();
 
+    const Decoder decoder_ = fastest_decoder();
     CodeCache codes_;
     BitReader reader_;
     Block blocks_[D_MAX_BLOCKS_IN_MCU];

@@ -24,13 +24,13 @@ void across(const std::uint8_t* line, const Taps& taps, std::uint8_t* out) {
     }
 }
 
-void down(const std::uint8_t* const* lines, const Taps::Block* block, int blocks, std::size_t nbytes,
-          std::uint8_t* out) {
+void down(const std::uint8_t* const* lines, const Taps& taps, int output, std::size_t nbytes, std::uint8_t* out) {
+    const Taps::Block* const block = taps.of(output);
     constexpr std::size_t kBytes = kStep * kPixel;
     for (std::size_t x = 0; x < nbytes; x += kBytes) {
         std::int32_t sums[kBytes];
         std::fill(sums, sums + kBytes, kHalf);
-        for (int j = 0; j < blocks * Taps::kBlock; j++) {
+        for (int j = 0; j < taps.length(); j++) {
             const std::uint8_t* const line = lines[j] + x;
             const std::int32_t weight = block[j / Taps::kBlock].weight(j % Taps::kBlock);
             for (std::size_t i = 0; i < kBytes; i++) sums[i] += weight * line[i];
@@ -81,9 +81,15 @@ void halves(const std::uint8_t* line, int count, const Numbers& numbers, std::ui
 
 const Passes plain_passes{across, down, widen, narrow, levels, floats, halves};
 
+const Passes& passes_of(int sets) {
+    const Passes *const wide = avx2_passes(), *const widest = avx512_passes();
+    if (sets > 2 && widest) return *widest;
+    return sets > 1 && wide ? *wide : plain_passes;
+}
+
 const Passes& fastest_passes() {
-    static const Passes* const chosen = avx2_passes() ? avx2_passes() : &plain_passes;
-    return *chosen;
+    static const Passes& chosen = passes_of(kAllSets);
+    return chosen;
 }
 
 }  // namespace feedline

@@ -8,7 +8,7 @@ namespace feedline {
 
 // Lines hold pixels of four bytes; the fourth is unused. Kernels work in steps of up to kStep pixels: they may write
 // that many pixels past the end of an output line, and read Taps::overrun() past the end of a line of samples.
-constexpr std::size_t kPixel = 4, kStep = 8;
+constexpr std::size_t kPixel = 4, kStep = 16;
 
 // Levels as numbers: `of[channel][level]`, equal to (level / 255 - mean) / std in float32.
 //
@@ -25,10 +25,8 @@ struct Numbers {
 struct Passes {
     // Computes one line of taps.padded_count() outputs from a line of samples that begins with sample taps.low().
     void (*across)(const std::uint8_t* line, const Taps& taps, std::uint8_t* out);
-    // Computes one line of the result: the weighted sum of `lines`, one per weight of `blocks`; `nbytes` is a multiple
-    // of 32.
-    void (*down)(const std::uint8_t* const* lines, const Taps::Block* block, int blocks, std::size_t nbytes,
-                 std::uint8_t* out);
+    // Computes line `output` of the result: the weighted sum of taps.length() `lines`; `nbytes` is a multiple of 64.
+    void (*down)(const std::uint8_t* const* lines, const Taps& taps, int output, std::size_t nbytes, std::uint8_t* out);
     // Convert between pixels of three bytes and lines.
     void (*widen)(const std::uint8_t* rgb, int count, std::uint8_t* line);
     void (*narrow)(const std::uint8_t* line, int count, std::uint8_t* rgb);
@@ -39,7 +37,12 @@ struct Passes {
 };
 
 extern const Passes plain_passes;
-const Passes* avx2_passes();     // nullptr if the CPU or the compiler lacks them
-const Passes& fastest_passes();  // on this CPU
+const Passes* avx2_passes();    // nullptr if the CPU or the compiler lacks them
+const Passes* avx512_passes();  // likewise
+
+// Best passes for this CPU, of the first `sets` of: plain, AVX2, AVX-512.
+constexpr int kAllSets = 3;
+const Passes& passes_of(int sets);
+const Passes& fastest_passes();
 
 }  // namespace feedline

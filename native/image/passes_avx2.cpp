@@ -114,10 +114,9 @@ AVX2_INLINE void down_blocks(const std::uint8_t* const* lines, const Taps::Block
     }
 }
 
-AVX2 void down(const std::uint8_t* const* lines, const Taps::Block* block, int blocks, std::size_t nbytes,
-               std::uint8_t* out) {
-    if (blocks == 1) down_blocks(lines, block, 1, nbytes, out);
-    else down_blocks(lines, block, blocks, nbytes, out);
+AVX2 void down(const std::uint8_t* const* lines, const Taps& taps, int output, std::size_t nbytes, std::uint8_t* out) {
+    if (taps.blocks() == 1) down_blocks(lines, taps.of(output), 1, nbytes, out);
+    else down_blocks(lines, taps.of(output), taps.blocks(), nbytes, out);
 }
 
 AVX2 void widen(const std::uint8_t* rgb, int count, std::uint8_t* line) {
@@ -144,14 +143,17 @@ AVX2_INLINE __m256i channel_of(const std::uint8_t* line, int channel) {
 }
 
 AVX2 void levels(const std::uint8_t* line, int count, std::uint8_t* out, std::size_t plane) {
+    const __m256i by_channel = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m256i join = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // the channels' parts from both halves
     int i = 0;
-    for (; i + 8 <= count; i += 8, line += 8 * kPixel, out += 8)
-        for (int c = 0; c < 3; c++) {
-            const __m256i eight = channel_of(line, c);
-            const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-            _mm_storel_epi64(reinterpret_cast<__m128i*>(out + static_cast<std::size_t>(c) * plane),
-                             _mm_packus_epi16(words, words));
-        }
+    for (; i + 8 <= count; i += 8, line += 8 * kPixel, out += 8) {
+        const __m256i eight = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(load(line), by_channel), join);
+        const __m128i red_green = _mm256_castsi256_si128(eight);
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(out), red_green);
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(out + plane), _mm_unpackhi_epi64(red_green, red_green));
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(out + 2 * plane), _mm256_extracti128_si256(eight, 1));
+    }
     plain_passes.levels(line, count - i, out, plane);
 }
 

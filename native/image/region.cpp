@@ -80,6 +80,17 @@ bool RegionDecoder::assembled(const Region& region, Region& smaller) {
     return true;
 }
 
+// libjpeg-turbo writes aligned lines past the caches, and each line is read at once: none is aligned.
+void RegionDecoder::place(std::uint8_t* (&lines)[JpegReader::kLines], std::size_t pixels) {
+    constexpr std::size_t kAligned = 64, kAside = 8;
+    const std::size_t stride = (pixels * kPixel + kAligned - 1) / kAligned * kAligned;
+    const std::size_t nbytes = JpegReader::kLines * stride + kAligned + kAside;
+    if (lines_.size() < nbytes) lines_.resize(nbytes);
+    const auto from = reinterpret_cast<std::uintptr_t>(lines_.data()) % kAligned;
+    for (std::size_t i = 0; i < JpegReader::kLines; i++)
+        lines[i] = lines_.data() + (kAligned - from) + kAside + i * stride;
+}
+
 bool RegionDecoder::lines(const Region& region, int overrun, Samples& samples) {
     const Window& part = region.part;
     int first = 0;
@@ -88,11 +99,8 @@ bool RegionDecoder::lines(const Region& region, int overrun, Samples& samples) {
     if (!jpeg_.start(region.scale, JCS_EXT_RGBX, region.quick)) return false;
     if (part.x + part.width > jpeg_.scaled_width() || part.y + part.height > jpeg_.scaled_height()) return false;
     if (!jpeg_.region(part.x, part.x + part.width, part.y, first)) return false;
-    const std::size_t stride =
-        (static_cast<std::size_t>(jpeg_.line_width()) + static_cast<std::size_t>(overrun)) * kPixel;
-    if (lines_.size() < JpegReader::kLines * stride) lines_.resize(JpegReader::kLines * stride);
     std::uint8_t* lines[JpegReader::kLines];
-    for (int i = 0; i < JpegReader::kLines; i++) lines[i] = lines_.data() + static_cast<std::size_t>(i) * stride;
+    place(lines, static_cast<std::size_t>(jpeg_.line_width()) + static_cast<std::size_t>(overrun));
     for (int left = part.height; left > 0;) {
         const int got = jpeg_.read(lines, std::min(left, JpegReader::kLines));
         if (got == 0) return false;

@@ -48,6 +48,7 @@ private:
     bool assembled(const Region& region, Region& smaller);
     bool drawn(const Region& region, int overrun, Samples& samples);
     bool lines(const Region& region, int overrun, Samples& samples);
+    void place(std::uint8_t* (&lines)[JpegReader::kLines], std::size_t pixels);
     bool whole(const Region& region, std::uint8_t* rgb);
 
     JpegReader jpeg_;

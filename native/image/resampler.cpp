@@ -23,7 +23,7 @@ void Resampler::prepare(const Axis& across, const Axis& down, bool across_first)
     down_.prepare(down);
     stride_ = line_nbytes(down_first_ ? across_.high() - across_.low() : across_.count());
     std::size_t lines = 1;
-    while (lines <= static_cast<std::size_t>(down_.overrun())) lines *= 2;
+    while (lines <= static_cast<std::size_t>(down_.length())) lines *= 2;
     mask_ = lines - 1;
     taken_.resize(lines);
     grow(ring_, lines * stride_);
@@ -37,8 +37,8 @@ void Resampler::push(const std::uint8_t* samples, const Passes& passes, Lines& l
     if (down_first_) std::memcpy(kept, samples, static_cast<std::size_t>(across_.high() - across_.low()) * kPixel);
     else passes.across(samples, across_, kept);
     for (; made_ < down_.count() && down_.end(made_) <= pushed_; made_++) {
-        for (int j = 0; j < down_.overrun(); j++) taken_[static_cast<std::size_t>(j)] = line(down_.offset(made_) + j);
-        passes.down(taken_.data(), down_.of(made_), down_.blocks(), stride_, above_.data());
+        for (int j = 0; j < down_.length(); j++) taken_[static_cast<std::size_t>(j)] = line(down_.offset(made_) + j);
+        passes.down(taken_.data(), down_, made_, stride_, above_.data());
         if (down_first_) passes.across(above_.data(), across_, result_.data());
         lines.take(made_, down_first_ ? result_.data() : above_.data());
     }

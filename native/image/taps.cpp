@@ -57,17 +57,6 @@ Kernel kernel_of(Filter filter) {
     return {triangle, 1.0};
 }
 
-// Rounds shares to integers, halves away from zero.
-void fix(const double* shares, int count, Taps::Block* blocks) {
-    for (int j = 0; j < count; j++) {
-        const double scaled = shares[j] * (1 << Taps::kBits);
-        const int weight = static_cast<int>(shares[j] < 0 ? scaled - 0.5 : scaled + 0.5), high = (weight + 128) >> 8;
-        Taps::Block& block = blocks[j / Taps::kBlock];
-        block.high[j % Taps::kBlock] = static_cast<std::int16_t>(high);
-        block.low[j % Taps::kBlock] = static_cast<std::int16_t>(weight - high * 256);
-    }
-}
-
 // Computes the share of each sample [from, to) in an output centered at `center`; they sum to one.
 void shares_of(const Kernel& kernel, double narrowing, double center, int from, int to, double* shares) {
     double sum = 0.0;
@@ -80,6 +69,40 @@ void shares_of(const Kernel& kernel, double narrowing, double center, int from, 
 }
 
 }  // namespace
+
+// Rounds shares to integers, halves away from zero.
+void Taps::fix(int output, const double* shares, int count) {
+    const auto first = static_cast<std::size_t>(output) * static_cast<std::size_t>(blocks_);
+    const auto team = static_cast<std::size_t>(output / kTeam) * static_cast<std::size_t>(blocks_);
+    for (int j = 0; j < count; j++) {
+        const double scaled = shares[j] * (1 << kBits);
+        const int weight = static_cast<int>(shares[j] < 0 ? scaled - 0.5 : scaled + 0.5), high = (weight + 128) >> 8,
+                  highest = (high + 128) >> 8;
+        Block& block = weights_[first + static_cast<std::size_t>(j / kBlock)];
+        block.high[j % kBlock] = static_cast<std::int16_t>(high);
+        block.low[j % kBlock] = static_cast<std::int16_t>(weight - high * 256);
+        auto& bytes = team_weights_[team + static_cast<std::size_t>(j / kBlock)].bytes;
+        bytes[0][output % kTeam][j % kBlock] = static_cast<std::int8_t>(weight - high * 256);
+        bytes[1][output % kTeam][j % kBlock] = static_cast<std::int8_t>(high - highest * 256);
+        bytes[2][output % kTeam][j % kBlock] = static_cast<std::int8_t>(highest);
+    }
+}
+
+void Taps::form_teams() {
+    constexpr int kSamples = kTeam * kBlock;
+    near_ = true;
+    for (std::size_t team = 0; team < bases_.size(); team++) {
+        const int* const offset = offsets_.data() + team * kTeam;
+        const int base = *std::min_element(offset, offset + kTeam);
+        near_ = near_ && *std::max_element(offset, offset + kTeam) - base <= kReach - kBlock;
+        bases_[team] = base;
+        std::uint8_t* const places = places_[team].at;
+        for (int i = 0; i < kSamples; i++)
+            places[i] = static_cast<std::uint8_t>((offset[i / kBlock] - base + i % kBlock) * 4);
+        for (int c = 1; c < 4; c++)
+            for (int i = 0; i < kSamples; i++) places[c * kSamples + i] = static_cast<std::uint8_t>(places[i] + c);
+    }
+}
 
 // The arithmetic and its order are those of Pillow's resampling, so that the weights are equal.
 void Taps::prepare(const Axis& axis) {
@@ -106,15 +129,21 @@ void Taps::prepare(const Axis& axis) {
     high_ = *std::max_element(ends_.begin(), ends_.begin() + count_);
     blocks_ = (most + kBlock - 1) / kBlock;
     weights_.assign(offsets_.size() * static_cast<std::size_t>(blocks_), Block{});
+    bases_.resize(offsets_.size() / kTeam);
+    places_.resize(bases_.size());
+    team_weights_.assign(bases_.size() * static_cast<std::size_t>(blocks_), TeamBlock{});
     shares_.resize(static_cast<std::size_t>(most));
     for (int i = 0; i < count_; i++) {
         int& from = offsets_[place(i)];
         int& to = ends_[place(i)];
         shares_of(kernel, narrowing, center(i), from, to, shares_.data());
-        fix(shares_.data(), to - from, weights_.data() + place(i) * static_cast<std::size_t>(blocks_));
+        fix(static_cast<int>(place(i)), shares_.data(), to - from);
         from -= low_;
         to -= low_;
     }
+    // Outputs of the padding read the last output's samples, with weight zero, so that their team stays near.
+    std::fill(offsets_.begin() + count_, offsets_.end(), offsets_[static_cast<std::size_t>(count_ - 1)]);
+    form_teams();
 }
 
 }  // namespace feedline

@@ -18,6 +18,10 @@ native: Any = kernels.native if hasattr(kernels.native, "ImagePlan") else None
 """The extension module; None if it was built without libjpeg-turbo, or not at all."""
 
 
+ALL_SETS = 3
+"""Sets of instructions that the kernels can use; value of `kAllSets` in native/image/passes.h."""
+
+
 _DTYPES = {torch.uint8: 0, torch.float32: 1, torch.bfloat16: 2}
 """Values of `enum class Number` in native/image/writer.h."""
 
@@ -31,11 +35,11 @@ def plan_of(recipe: Recipe) -> Any:
     return build_plan(recipe)
 
 
-def build_plan(recipe: Recipe, *, plain: bool = False, quick: bool = True) -> Any:
+def build_plan(recipe: Recipe, *, sets: int = ALL_SETS, quick: bool = True) -> Any:
     """Build a native plan that is not cached.
 
-    `plain` uses no instruction sets beyond the baseline; without `quick` libjpeg-turbo decodes all Huffman codes. All
-    plans of a recipe give the same bits.
+    The kernels use the first `sets` of the baseline, AVX2 and AVX-512 that the CPU has; without `quick` libjpeg-turbo
+    decodes all Huffman codes. All plans of a recipe give the same bits.
     """
     return native.ImagePlan(
         recipe.size,
@@ -50,7 +54,7 @@ def build_plan(recipe: Recipe, *, plain: bool = False, quick: bool = True) -> An
         std=recipe.std or (1, 1, 1),
         oriented=recipe.apply_exif_orientation,
         scaled=recipe.scaled_decode,
-        plain=plain,
+        sets=sets,
         quick=quick,
     )
 
