@@ -3,7 +3,8 @@
 All functions are pure.
 """
 
-from feedline.loader.report.stats import Context, StageTimes, Stats, Totals
+from feedline.loader.report.context import Context
+from feedline.loader.report.stats import StageTimes, Stats, Totals
 from feedline.loader.report.verdict import Verdict, diagnose
 
 __all__ = ["Context", "StageTimes", "Stats", "Totals", "Verdict", "diagnose"]

@@ -165,7 +165,7 @@ def too_many_workers(figures: Figures) -> Cause | None:
         return None
     stage = figures.building_stage
     explanation = (
-        f"{count(figures.workers, 'worker')} share {count(context.cpus, 'CPU')}, so they take turns, also with the "
+        f"{count(figures.workers, 'worker')} share {count(int(context.cpus), 'CPU')}, so they take turns, also with the "
         f"training process; a batch takes {seconds(figures.work_s)} to build, most of it in the {stage} stage."
     )
     return Cause(stage, explanation, (f"num_workers={context.cpus} is as fast or faster.", *_cheaper(figures, stage)))

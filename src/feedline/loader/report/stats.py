@@ -13,8 +13,7 @@ from statistics import median
 
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import CPU, MAIN, RUN_DELAY, Span, SpanTuple
-from feedline.workers.base import PoolKind
-from feedline.workers.registry import INLINE
+from feedline.loader.report.context import Context
 
 RECENT = 256
 """Number of latest batches whose spans are kept, for medians and exporters."""
@@ -214,23 +213,6 @@ def _times(
         workers=tuple(sorted(worker for worker, _ in cells)),
         cpu_s=cpu_ns / 1e9 * count / measured if measured else None,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """Setup of the loader, for the advice of a verdict."""
-
-    dataset: str = "the dataset"
-    """Its class name."""
-    pool: PoolKind = INLINE
-    """The kind of pool that builds the batches."""
-    num_workers: int = 0
-    prefetch_factor: int = 2
-    cpus: int = 1
-    """CPUs available to this process."""
-    many_at_once: bool = False
-    """True if the dataset returns many samples per call (`__getitems__`, `read_batch`)."""
-    device: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from textwrap import fill
 
 from feedline.loader.report import causes
-from feedline.loader.report.stats import Context, Figures, Stats, count, share
+from feedline.loader.report.context import Context
+from feedline.loader.report.stats import Figures, Stats, count, share
 
 WIDTH = 80
 
