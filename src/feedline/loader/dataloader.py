@@ -322,8 +322,9 @@ class DataLoader(TorchDataLoader[T_co]):
         return self._pools.complete(replace(progress.totals.stats(), stores=stores), progress.quarantine.count)
 
     def report(self) -> Verdict:
-        """The limit of the loop and advice, in words; to be printed."""
-        return diagnose(self.stats(), self._pools.context(self))
+        """The limit of the loop, and advice with predicted gains."""
+        recent = [] if self._progress is None else self._progress.totals.recent
+        return diagnose(self.stats(), self._pools.context(self), recent)
 
     def plan(self) -> ReadingPlan:
         """Plan of reading the dataset, with reasons; to be printed."""

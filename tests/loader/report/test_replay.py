@@ -17,8 +17,8 @@ from feedline.loader.report.replay import (
     PROCESS,
     THREAD,
     BatchTimes,
+    EngineSetting,
     Machine,
-    Setting,
     Task,
     replay,
 )  # fmt: skip
@@ -32,44 +32,46 @@ def batches(wait: float = 0, cpu: float = 0, step: Task = STEP, **stages: Task) 
 
 def test_without_workers_times_add_up() -> None:
     times = batches(0.02, 0.06, sample=Task(0, 0.005))
-    assert replay(times, Setting(), Machine(2)) == pytest.approx(0.095)
+    assert replay(times, EngineSetting(), Machine(2)) == pytest.approx(0.095)
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(1, 0.08), (2, 0.04), (4, 0.02), (8, 0.01), (16, 0.01)])
 def test_waiting_overlaps_without_limit(workers: int, expected: float) -> None:
-    setting = Setting(workers, method=PROCESS)
+    setting = EngineSetting(workers, method=PROCESS)
     assert replay(batches(0.08), setting, Machine(1)) == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize(("workers", "cpus", "expected"), [(2, 8, 0.04), (2, 2, 0.045), (8, 2, 0.045), (4, 1, 0.09)])
 def test_computing_shares_the_cpus_with_the_step(workers: int, cpus: float, expected: float) -> None:
-    setting = Setting(workers, method=PROCESS)
+    setting = EngineSetting(workers, method=PROCESS)
     assert replay(batches(cpu=0.08), setting, Machine(cpus)) == pytest.approx(expected, rel=0.05)
 
 
 def test_threads_compute_one_at_a_time_as_far_as_they_hold_the_lock() -> None:
     times = batches(cpu=0.08, step=Task(0.001))
-    periods = [replay(times, Setting(4, method=THREAD), Machine(8, gil=gil)) for gil in (1.0, 0.5, 0.1)]
+    periods = [replay(times, EngineSetting(4, method=THREAD), Machine(8, gil=gil)) for gil in (1.0, 0.5, 0.1)]
     assert periods == pytest.approx([0.08, 0.04, 0.02], rel=0.05)
-    assert replay(times, Setting(4, method=PROCESS), Machine(8, gil=1.0)) == pytest.approx(0.02, rel=0.05)
+    assert replay(times, EngineSetting(4, method=PROCESS), Machine(8, gil=1.0)) == pytest.approx(0.02, rel=0.05)
 
 
 def test_a_sampler_runs_before_every_batch_whatever_the_workers_do() -> None:
     times = batches(0.001, sample=Task(0, 0.03))
-    assert replay(times, Setting(8, method=PROCESS), Machine(8)) == pytest.approx(0.04)
+    assert replay(times, EngineSetting(8, method=PROCESS), Machine(8)) == pytest.approx(0.04)
 
 
 def test_a_task_with_threads_of_its_own_uses_several_cpus() -> None:
     wide = [BatchTimes({"fetch": Task(0, 0.08, 4.0)}, step=Task(0.01))] * 64
-    assert replay(wide, Setting(2, method=PROCESS), Machine(8)) == pytest.approx(0.04, rel=0.05)
-    assert replay(wide, Setting(2, method=PROCESS), Machine(4)) == pytest.approx(0.08, rel=0.05)
+    assert replay(wide, EngineSetting(2, method=PROCESS), Machine(8)) == pytest.approx(0.04, rel=0.05)
+    assert replay(wide, EngineSetting(2, method=PROCESS), Machine(4)) == pytest.approx(0.08, rel=0.05)
 
 
 def test_a_slow_batch_holds_up_its_worker_where_requests_are_assigned() -> None:
     slow = [BatchTimes({"fetch": Task(0.5 if n % 16 == 0 else 0.01)}, step=Task(0.005)) for n in range(128)]
-    pinned, free = (replay(slow, Setting(4, method=PROCESS, pinned=pinned), Machine(8)) for pinned in (True, False))
-    unordered = replay(slow, Setting(4, in_order=False, method=PROCESS), Machine(8))
-    deep = replay(slow, Setting(4, prefetch_factor=16, method=PROCESS), Machine(8))
+    pinned, free = (
+        replay(slow, EngineSetting(4, method=PROCESS, pinned=pinned), Machine(8)) for pinned in (True, False)
+    )
+    unordered = replay(slow, EngineSetting(4, in_order=False, method=PROCESS), Machine(8))
+    deep = replay(slow, EngineSetting(4, prefetch_factor=16, method=PROCESS), Machine(8))
     assert pinned >= 0.99 * free > 1.05 * unordered
     assert deep < free
 
@@ -88,7 +90,7 @@ def test_no_replay_beats_what_its_parts_allow(
     pinned: bool, in_order: bool,
 ) -> None:  # fmt: skip
     times = [BatchTimes({"fetch": fetch}, sample, decode, step)] * 24
-    setting = Setting(workers, prefetch, in_order, method if workers else INLINE, pinned)
+    setting = EngineSetting(workers, prefetch, in_order, method if workers else INLINE, pinned)
     period = replay(times, setting, Machine(cpus, gil=0.0))
     decoding = decode if workers else Task()
     loop = step.alone_s + sample.alone_s
@@ -102,7 +104,7 @@ def test_no_replay_beats_what_its_parts_allow(
 
 def test_a_replay_needs_batches() -> None:
     with pytest.raises(ValueError, match="at least one batch"):
-        replay([], Setting(), Machine())
+        replay([], EngineSetting(), Machine())
 
 
 WAITS = Pipeline(fetch=(40, 2), step=(3, 2), workers=2)

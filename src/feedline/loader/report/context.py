@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedline.loader.report.replay import INLINE, PROCESS, THREAD, Setting
-from feedline.loader.report.sources import Source
+from feedline.loader.report.replay import INLINE, PROCESS, THREAD, EngineSetting
+from feedline.loader.report.sources import SampleSource
 from feedline.workers.base import PoolKind
 from feedline.workers.registry import INLINE as INLINE_POOL
 from feedline.workers.registry import PROCESSES
@@ -38,6 +38,8 @@ class Context:
     thread_safe: bool = False
     shares_itself_out: bool = True
     """False for a stream of which every worker would read all samples."""
+    most_workers: int | None = None
+    """Workers that find something to do: partitions of a stream; None without a limit."""
     together: bool = False
     """True if native threads work together on each batch."""
     device: str | None = None
@@ -47,19 +49,19 @@ class Context:
     """Name of the user's collate function; empty for default collate."""
     epoch_batches: int | None = None
     """Batches per epoch; None where unknown."""
-    source: Source = field(default_factory=Source)
+    source: SampleSource = field(default_factory=SampleSource)
     """What the dataset reads its samples with."""
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> EngineSetting:
         """The arguments that decide how batches overlap."""
         method = method_of(self.pool)
         workers = 0 if method == INLINE else max(1, min(2, self.num_workers) if self.together else self.num_workers)
-        return Setting(workers, self.prefetch_factor, self.in_order, method, self.pinned)
+        return EngineSetting(workers, self.prefetch_factor, self.in_order, method, self.pinned)
 
     def has(self, arguments: Mapping[str, Any]) -> bool:
-        """True if all these arguments are set already."""
-        return all(getattr(self, name, None) == value for name, value in arguments.items())
+        """True if there are arguments, and all of them are set already."""
+        return bool(arguments) and all(getattr(self, name, None) == value for name, value in arguments.items())
 
 
 def method_of(kind: PoolKind) -> str:

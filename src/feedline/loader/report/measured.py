@@ -40,13 +40,15 @@ class Measured:
     """Wait for the first batch of an epoch."""
     delay: Mapping[int, float] = field(default_factory=dict)
     """Run delay of each worker, as a multiple of its CPU time; -1 is the training process."""
+    delayed_s: float = 0.0
+    """Run delay of workers and loop, summed."""
     has_cpu: bool = False
     """True if CPU times were measured; else all work counts as computing."""
 
     @classmethod
     def of(cls, recent: Sequence[Sequence[Span]], stats: Stats) -> Self:
         """Figures of the latest spans; of the totals where there are none."""
-        tables = [_Table.of(spans) for spans in recent]
+        tables = [_BatchSpans.of(spans) for spans in recent]
         later = [table for table in tables if "step" in table.wall]
         if not later:
             return cls._of_totals(stats)
@@ -60,6 +62,7 @@ class Measured:
             step_s=_mean(table.wall["step"] for table in later),
             startup_s=_mean(first) if first else stats.startup_s,
             delay=delay,
+            delayed_s=sum(sum(table.delay.values()) for table in tables) / len(later),
             has_cpu=bool(ratios),
         )
 
@@ -87,9 +90,13 @@ class Measured:
 
     @property
     def delay_share(self) -> float:
-        """Run delay as a share of the time in which something wanted to compute, 0 to 1."""
-        delay = max(self.delay.values(), default=0.0)
-        return delay / (1 + delay)
+        """Run delay per time that something wanted to compute, 0 to 1."""
+        return _share(self.delayed_s, self.concurrency * self.period_s)
+
+    @property
+    def robbed_share(self) -> float:
+        """Run delay per time that workers and loop worked, 0 to 1."""
+        return _share(self.delayed_s, sum(self.mean(stage).alone_s for stage in (*WORK, *_OURS)))
 
     def mean(self, stage: str) -> Task:
         """Mean task of a stage; empty for one that did not run."""
@@ -108,8 +115,8 @@ class Measured:
 
 
 @dataclass(slots=True)
-class _Table:
-    """Seconds of one batch by stage, on the wall clock and on CPU clocks."""
+class _BatchSpans:
+    """Seconds of one batch by stage, on wall and CPU clocks."""
 
     wall: dict[str, float]
     cpu: dict[str, float]
@@ -149,15 +156,15 @@ class _Table:
 
 
 def _task(wall_s: float, cpu_s: float | None, delay: float) -> Task:
-    """The task of a span; without a CPU time it counts as computing."""
+    """Task of a span; it computes where no CPU time is known."""
     if cpu_s is None:
         return Task(0.0, wall_s / (1 + delay))
     if cpu_s > WIDE * wall_s:
-        return Task(0.0, wall_s / (1 + delay), cpu_s / wall_s) if wall_s else NO_TASK
+        return Task(0.0, wall_s / (1 + delay), min(cpu_s / wall_s, _WIDEST)) if wall_s else NO_TASK
     return Task(max(wall_s - cpu_s * (1 + delay), 0.0), min(cpu_s, wall_s))
 
 
-def _cpu_ratios(tables: Iterable[_Table]) -> dict[str, float]:
+def _cpu_ratios(tables: Iterable[_BatchSpans]) -> dict[str, float]:
     """CPU seconds per second of each stage, where both were measured."""
     wall, cpu = defaultdict[str, float](float), defaultdict[str, float](float)
     for table in tables:
@@ -167,7 +174,7 @@ def _cpu_ratios(tables: Iterable[_Table]) -> dict[str, float]:
     return {stage: cpu[stage] / wall[stage] for stage in cpu if wall[stage]}
 
 
-def _delays(tables: Sequence[_Table]) -> dict[int, float]:
+def _delays(tables: Sequence[_BatchSpans]) -> dict[int, float]:
     """Run delay per CPU second, by worker.
 
     A worker's delay may have been read with other batches than its CPU time: only sums over many batches are compared.
@@ -186,6 +193,14 @@ def _delays(tables: Sequence[_Table]) -> dict[int, float]:
 
 
 _MOST_DELAY = 100.0
+
+
+_WIDEST = 1024.0
+"""CPUs of the largest machines: clocks of different resolution give any ratio for the shortest spans."""
+
+
+def _share(part: float, rest: float) -> float:
+    return part / (part + rest) if part > 0 else 0.0
 
 
 def _mean(values: Iterable[float]) -> float:

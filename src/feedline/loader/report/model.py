@@ -1,4 +1,4 @@
-"""Model of a loop, calibrated with its recorded batches, and the gains it predicts."""
+"""Model of a loop, calibrated by its batches, and predicted gains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 from feedline.loader.report.context import Context
 from feedline.loader.report.measured import WORK, Measured
-from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, Machine, Setting, Task, replay
+from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Machine, Task, replay
 
 STAGES = ("sample", *WORK, "decode")
 """Stages that a prediction can remove."""
@@ -55,7 +55,7 @@ class Gain(NamedTuple):
 class Case(NamedTuple):
     """Loop to be replayed, as a change of the present one."""
 
-    setting: Setting
+    setting: EngineSetting
     machine: Machine
     change: Change | None = None
 
@@ -131,18 +131,18 @@ class Model:
 
     @cached_property
     def free_gain(self) -> float:
-        """Gain if data took no time at all: the headroom of the loop."""
+        """Gain if data took no time: the headroom of the loop."""
         case = Case(self.present.setting, replace(self.machine, hop_s=0.0), BatchTimes.free)
         step_s = case.period_s(self.measured.batches)
         return self.now_s / step_s if step_s > 0 else _MOST_GAIN
 
     @cached_property
     def data_gain(self) -> float:
-        """Speed of the data alone, as a multiple of the loop's: headroom of the loader."""
+        """Speed of the data alone, as a multiple of the loop's."""
         data_s = self.present._replace(change=lambda batch: batch.without("step")).period_s(self.measured.batches)
         return self.now_s / data_s if data_s > 0 else _MOST_GAIN
 
-    def with_setting(self, setting: Setting) -> Case:
+    def with_setting(self, setting: EngineSetting) -> Case:
         """The loop with other arguments, on the same machine."""
         before = self.present.setting
         if before.method == setting.method:
@@ -154,7 +154,7 @@ class Model:
 
     @property
     def startup_s(self) -> float:
-        """Wait for the first batch of an epoch beyond the building of it."""
+        """Wait for the first batch, without the building of it."""
         first_s = fmean(sum(task.alone_s for task in batch.work.values()) for batch in self.measured.batches)
         return max(self.measured.startup_s - first_s, 0.0)
 
@@ -185,9 +185,9 @@ _MOST_GAIN = 1000.0
 
 
 def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]:
-    """Separate the wait for Python's lock, or for a quota, from other waiting.
+    """Separate waiting for Python's lock, or a quota, from other waiting.
 
-    A resource that is in use nearly all the time explains the waiting of those who compute: the replay makes it anew
+    A resource that is in use nearly all the time explains the waiting of those who compute: the replay computes it
     from the computing alone, and for any other number of them.
     """
     setting = context.setting
@@ -219,8 +219,8 @@ def _only_computing(measured: Measured) -> Measured:
     return replace(measured, batches=batches)
 
 
-def _with_others(measured: Measured, setting: Setting, machine: Machine) -> Machine:
-    """The machine with as many CPUs as explain the period; at least a twentieth."""
+def _with_others(measured: Measured, setting: EngineSetting, machine: Machine) -> Machine:
+    """The machine with as many CPUs as explain the period."""
     low, high = machine.cpus / 20, machine.cpus
     for _ in range(_STEPS):
         middle = (low + high) / 2
@@ -231,7 +231,7 @@ def _with_others(measured: Measured, setting: Setting, machine: Machine) -> Mach
     return replace(machine, cpus=high)
 
 
-def _with_hop(measured: Measured, setting: Setting, machine: Machine, most_s: float) -> Machine:
+def _with_hop(measured: Measured, setting: EngineSetting, machine: Machine, most_s: float) -> Machine:
     """The machine with a wait per batch that gives the measured period."""
     low, high = machine.hop_s, 2 * most_s
     for _ in range(_STEPS):
@@ -243,8 +243,8 @@ def _with_hop(measured: Measured, setting: Setting, machine: Machine, most_s: fl
     return replace(machine, hop_s=low)
 
 
-_STEPS = 7
-"""Bisections: the last interval is a hundredth of the first."""
+_STEPS = 9
+"""Bisections: the last interval is a 500th of the first."""
 
 
 def _transported(method: str) -> Change:

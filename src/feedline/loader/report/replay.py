@@ -40,7 +40,7 @@ NO_TASK = Task()
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """The tasks of one batch, as they would run on an idle machine."""
+    """Tasks of one batch, each as on an idle machine."""
 
     work: Mapping[str, Task]
     """By stage, in the order in which a worker does them: "fetch", "collate", "encode"."""
@@ -59,6 +59,8 @@ class BatchTimes:
         """The batch with the time of one stage multiplied."""
         if stage in self.work:
             return replace(self, work={**self.work, stage: _scaled(self.work[stage], factor)})
+        if stage not in ("sample", "decode", "step"):
+            return self  # a stage that other batches have
         changed: dict[str, Any] = {stage: _scaled(getattr(self, stage), factor)}
         return replace(self, **changed)
 
@@ -72,7 +74,7 @@ def _scaled(task: Task, factor: float) -> Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class EngineSetting:
     """Arguments of a loader that decide how its batches overlap."""
 
     num_workers: int = 0
@@ -90,7 +92,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the tasks share."""
+    """CPUs, lock and latency that tasks share."""
 
     cpus: float = 1.0
     """CPUs that affinity, quota and other programs leave."""
@@ -119,7 +121,7 @@ def _phases(task: Task) -> Sequence[_Phase]:
 
 @dataclass(slots=True)
 class _Clock:
-    """Time of processes that sleep, and that share CPUs fairly while they compute.
+    """Time of processes that sleep, or compute on shared CPUs.
 
     All computing processes progress at one rate. Virtual time passes at this rate, so a process ends when virtual time
     has advanced by its computing time, whatever others do.
@@ -177,7 +179,7 @@ class _Clock:
 class _Engine:
     """The loop, its window and its workers, as processes of a clock."""
 
-    def __init__(self, batches: Sequence[BatchTimes], setting: Setting, machine: Machine) -> None:
+    def __init__(self, batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machine) -> None:
         locked = machine.gil if setting.method == THREAD else 0.0
         self._clock = _Clock(min(machine.cpus, 1 / locked) if locked else machine.cpus)
         self._batches, self._setting, self._machine = batches, setting, machine
@@ -261,20 +263,22 @@ LEAST = 48
 
 
 MOST = 400
-"""Batches that a replay has at most."""
+"""Batches from which a replay has no more than two windows."""
 
 
-def replay(batches: Sequence[BatchTimes], setting: Setting, machine: Machine) -> float:
+def replay(batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machine) -> float:
     """Mean seconds from batch to batch, once the window is full.
 
     ValueError without batches.
     """
     if not batches:
         raise ValueError("a replay needs at least one batch")
-    filling = min(setting.ahead + 1, MOST // 2)
-    number = min(max(len(batches), LEAST, 4 * filling), MOST)
+    filling = setting.ahead + 1
+    number = len(batches) * -(-LEAST // len(batches))
+    if number < 8 * filling:
+        # Whole windows: a loop that receives all that has arrived does so in bursts of one window.
+        number = filling * max(2, min(-(-max(number, 4 * filling) // filling), MOST // filling))
+    # The last window does not count: nothing new is requested then, and the workers are idle.
     cycle = [batches[turn % len(batches)] for turn in range(number + filling)]
-    delivered_s = _Engine(cycle, setting, machine).run()
-    # At the end of the cycle nothing new is requested, and the workers are idle: the last window does not count.
-    steady = delivered_s[filling : max(number, filling + 2)]
+    steady = _Engine(cycle, setting, machine).run()[filling : number + 1]
     return (steady[-1] - steady[0]) / (len(steady) - 1)
