@@ -10,6 +10,7 @@ from feedline.loader.report.context import Context, method_of
 from feedline.loader.report.model import UNKNOWN_GIL, Case, Gain, Model
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Machine, Task
 from feedline.loader.report.stats import Stats, count, seconds, share, size
+from feedline.workers.registry import find_pool
 
 Basis = Literal["replayed", "measured", "bound"]
 
@@ -342,3 +343,28 @@ _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
     kept_objects,
     cheaper_fetch,
 )
+
+
+def predict(model: Model, arguments: Mapping[str, Any]) -> Gain | None:
+    """The gain of other arguments; None for those that the model does not know."""
+    context, setting = model.context, model.present.setting
+    known = {"num_workers", "prefetch_factor", "in_order", "worker_method"}
+    if arguments == {"persistent_workers": True}:
+        gain = model.without_startup()
+        return Gain(gain, gain, gain)
+    if not arguments or not known.issuperset(arguments) or context.together:
+        return None
+    if arguments.get("num_workers", context.num_workers) == 0:
+        return model.range_of(model.with_setting(EngineSetting()))
+    chosen = arguments.get("worker_method")
+    kind = context.pool_with_workers if chosen in (None, "auto") else find_pool(chosen)
+    method = method_of(kind)
+    changed = EngineSetting(
+        arguments.get("num_workers", context.num_workers),
+        arguments.get("prefetch_factor", setting.prefetch_factor),
+        arguments.get("in_order", context.in_order),
+        method,
+        context.pinned and method == PROCESS,
+    )
+    case = model.with_setting(changed)
+    return model.range_of(case, _doubt(model, case))

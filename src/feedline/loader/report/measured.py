@@ -23,6 +23,10 @@ WIDE = 1.1
 """CPU seconds per second from which a task counts as computing in several threads."""
 
 
+LEAST_BATCHES = 8
+"""Batches from which the run delay, which is read ten times a second, can be compared with the computing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Batches of the latest spans, and what they took.
@@ -52,7 +56,8 @@ class Measured:
         later = [table for table in tables if "step" in table.wall]
         if not later:
             return cls._of_totals(stats)
-        delay = _delays(tables)
+        robbed = len(later) >= LEAST_BATCHES
+        delay = _delays(tables) if robbed else {}
         ratios = _cpu_ratios(tables)
         first = [table.wall["wait"] for table in tables if "step" not in table.wall and "wait" in table.wall]
         return cls(
@@ -62,7 +67,7 @@ class Measured:
             step_s=_mean(table.wall["step"] for table in later),
             startup_s=_mean(first) if first else stats.startup_s,
             delay=delay,
-            delayed_s=sum(sum(table.delay.values()) for table in tables) / len(later),
+            delayed_s=sum(sum(table.delay.values()) for table in tables) / len(later) if robbed else 0.0,
             has_cpu=bool(ratios),
         )
 

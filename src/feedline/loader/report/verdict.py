@@ -33,6 +33,7 @@ STRAGGLING = 3.0
 
 
 _NOTHING_S = 1e-9
+"""Resolution of the clock: no batch comes sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +79,11 @@ def diagnose(stats: Stats, context: Context | None = None, recent: Sequence[Sequ
 
     `recent` are the spans of the latest batches; without them the means of the totals stand for every batch.
     """
-    context = context or Context()
     if not stats.batches:
         return Verdict("nothing", 0.0, "No batch has been delivered yet.", "", notes=tuple(_incidents(stats)))
-    if context.epoch_batches is None and context.shares_itself_out:
-        context = replace(context, epoch_batches=stats.batches)
-    measured = Measured.of(recent, stats)
-    if not measured.batches or measured.period_s <= _NOTHING_S:
+    model = model_of(stats, context or Context(), recent)
+    if model is None:
         return _after_one_batch(stats)
-    model = Model.of(measured, context)
     stage = limiting_stage(model, stats)
     return Verdict(
         stage,
@@ -100,6 +97,14 @@ def diagnose(stats: Stats, context: Context | None = None, recent: Sequence[Sequ
         model.data_gain,
         model.explained_share,
     )
+
+
+def model_of(stats: Stats, context: Context, recent: Sequence[Sequence[Span]]) -> Model | None:
+    """The model of the latest batches; None if there are too few."""
+    if context.epoch_batches is None and context.shares_itself_out:
+        context = replace(context, epoch_batches=stats.batches)
+    measured = Measured.of(recent, stats)
+    return Model.of(measured, context) if measured.batches and measured.period_s > _NOTHING_S else None
 
 
 def limiting_stage(model: Model, stats: Stats) -> str:
