@@ -51,7 +51,7 @@ class Pipeline:
         return replace(
             Context(
                 dataset="Photos", pool=kind, num_workers=self.workers, prefetch_factor=self.prefetch,
-                in_order=self.in_order, pinned=pinned, cpus=self.cpus,
+                in_order=self.in_order, pinned=pinned, cpus=self.cpus, epoch_batches=10_000,
             ),
             **known,  # type: ignore[arg-type]
         )  # fmt: skip

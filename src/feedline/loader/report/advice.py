@@ -19,7 +19,7 @@ LEAST_GAIN = 1.05
 """Gain below which a change is not worth it."""
 
 
-ENOUGH = 0.97
+ENOUGH = 0.95
 """Share of the best gain from which a smaller change is advised."""
 
 

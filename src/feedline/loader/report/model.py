@@ -25,6 +25,10 @@ TRANSPORT = Task(0.0, 100e-6)
 """Packing, and also unpacking, of a batch that was never sent between processes."""
 
 
+START_CPU_S = 0.03
+"""CPU seconds for the start of a worker process."""
+
+
 ROBBED = 0.05
 """Share of run delay from which other programs may explain what the model does not."""
 
@@ -102,7 +106,7 @@ class Model:
 
     def gain(self, case: Case) -> float:
         """Speed-up of the whole loop, start-up included."""
-        return self._weighed(self.now_s, case.period_s(self.measured.batches))
+        return self._weighed(self.now_s, case.period_s(self.measured.batches), case.setting)
 
     def range_of(self, case: Case, other: Case | None = None) -> Gain:
         """The gain with its range, from resampled batches.
@@ -167,14 +171,22 @@ class Model:
     def _epoch_batches(self) -> int:
         return max(self.context.epoch_batches or _LONG, 1)
 
-    def _weighed(self, before_s: float, after_s: float) -> float:
+    def _weighed(self, before_s: float, after_s: float, setting: EngineSetting) -> float:
         """Ratio of the times of an epoch, each with its start-up."""
         startup_s = 0.0 if self.context.persistent_workers else self.startup_s
+        after_s += self._start_s(setting) / self._epoch_batches
         startup_s /= self._epoch_batches
         return min((startup_s + before_s) / max(startup_s + after_s, before_s / _MOST_GAIN), _MOST_GAIN)
 
+    def _start_s(self, setting: EngineSetting) -> float:
+        """Seconds of an epoch that the start of further processes takes."""
+        if setting.method != PROCESS or self.context.persistent_workers:
+            return 0.0
+        present = self.present.setting.num_workers if self.present.setting.method == PROCESS else 0
+        return max(setting.num_workers - present, 0) * START_CPU_S / self.machine.cpus
+
     def _resampled_gain(self, case: Case, batches: Sequence[BatchTimes]) -> float:
-        return self._weighed(self.present.period_s(batches), case.period_s(batches))
+        return self._weighed(self.present.period_s(batches), case.period_s(batches), case.setting)
 
 
 _LONG = 1_000_000

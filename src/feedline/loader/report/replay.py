@@ -262,10 +262,6 @@ LEAST = 48
 """Batches that a replay has at least: fewer are repeated."""
 
 
-MOST = 400
-"""Batches from which a replay has no more than two windows."""
-
-
 def replay(batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machine) -> float:
     """Mean seconds from batch to batch, once the window is full.
 
@@ -274,11 +270,11 @@ def replay(batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machi
     if not batches:
         raise ValueError("a replay needs at least one batch")
     filling = setting.ahead + 1
-    number = len(batches) * -(-LEAST // len(batches))
-    if number < 8 * filling:
-        # Whole windows: a loop that receives all that has arrived does so in bursts of one window.
-        number = filling * max(2, min(-(-max(number, 4 * filling) // filling), MOST // filling))
-    # The last window does not count: nothing new is requested then, and the workers are idle.
-    cycle = [batches[turn % len(batches)] for turn in range(number + filling)]
-    steady = _Engine(cycle, setting, machine).run()[filling : number + 1]
-    return (steady[-1] - steady[0]) / (len(steady) - 1)
+    # Whole cycles: every batch counts as often as every other, whatever the setting.
+    number = len(batches) * -(-max(LEAST, 2 * filling) // len(batches))
+    cycle = [batches[turn % len(batches)] for turn in range(number + 3 * filling)]
+    delivered_s = _Engine(cycle, setting, machine).run()
+    # A loop that receives all that has arrived does so in bursts of one window: the mean over one window of starts. In
+    # the last window nothing new is requested, and in the first one the workers have nothing yet: neither counts.
+    starts = range(filling, 2 * filling)
+    return sum(delivered_s[start + number] - delivered_s[start] for start in starts) / (number * filling)
