@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from feedline.loader.report.layout import gain_of
 from resume import checksum
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _milliseconds(side: Side, *stages: str) -> str:
 
 
 def _words(verdict: Verdict) -> Text:
-    advice = (f"→ {hint}" for hint in verdict.advice)
+    advice = (f"→ {advice} ({gain_of(advice)})" for advice in verdict.advice)
     return Text("\n".join([verdict.headline, verdict.explanation, *advice]).replace(" %", "%"))
 
 

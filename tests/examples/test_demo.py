@@ -30,7 +30,7 @@ import show
 import training
 from compare import Outcome, Settings, Side
 from dataset import CroppedImages, EpochSampler, IndexRng, random_box
-from feedline.loader.report import StageTimes, Stats, Verdict
+from feedline.loader.report import Advice, StageTimes, Stats, Verdict
 from image_files import ImageFile, ImageSet, Photo
 from resume import ResumeTest, run_resume_test
 from training import Span, TrainingRun, leave_cpus_to, train
@@ -310,7 +310,7 @@ def run(losses: tuple[float, ...]) -> TrainingRun:
 def side(losses: tuple[float, ...], words: str) -> Side:
     stages = {"fetch": StageTimes(2, 0.25, 0.1, 0.2, (0, 1)), "encode": StageTimes(2, 0.004, 0.001, 0.002, (0, 1))}
     stats = Stats(batches=2, stages=stages)
-    return Side(0.75, run(losses), stats, Verdict("fetch", 0.67, words, "", ("More of that.",)))
+    return Side(0.75, run(losses), stats, Verdict("fetch", 0.67, words, "", (Advice("More of that.", gain=2.0),)))
 
 
 RESUMED = ResumeTest('{"feedline": 1}', (2, 1), ("a", "b", "c"), ("a",), ("b", "c"))

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
+from feedline.cli import attempt as attempting
 from feedline.cli import index as indexing
 from feedline.cli.bench import command as benching
 from feedline.cli.bench.show import summary as bench_summary
@@ -215,6 +216,35 @@ def bench(
     else:
         benching.print_outcome(outcome, sweep, Console())
     raise typer.Exit(1 if outcome.failed or outcome.chosen is None else 0)
+
+
+@app.command("try", cls=_Command)
+def attempt(
+    target: Annotated[str, typer.Argument(metavar="LOADER", help="train.py:loader or package.module:loader.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="An argument to change, such as num_workers=10; repeat it for more."),
+    ] = None,
+    step: Annotated[str, typer.Option(help="Length of a training step, such as 20ms; it sleeps.")] = "0",
+    seconds: Annotated[float, typer.Option(min=0.3, help="Seconds of measurement.")] = 10.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what changed arguments gain, next to the prediction.
+
+    Without --set, the first advice of the loader's verdict is tried.
+
+    The script of the loader is executed without its `if __name__ == "__main__"` block. Copies of the loader read its
+    data in turn, as it is and changed; nothing is delivered.
+
+    Exit code 1 if there is nothing to try.
+    """
+    arguments = attempting.parse_arguments(changes or ())
+    result = attempting.run(target, arguments, seconds, benching.parse_step(step), Console(stderr=True))
+    if as_json:
+        typer.echo(json.dumps(result.summary(), indent=2))
+    else:
+        attempting.show(result, Console())
+    raise typer.Exit(0 if result.arguments else 1)
 
 
 @app.command(cls=_Command)

@@ -33,6 +33,8 @@ from feedline.loader.pools import LoaderPools, check_method
 from feedline.loader.read_plan import ReadingPlan, read_plan
 from feedline.loader.report import Stats, Totals, Verdict, diagnose
 from feedline.loader.report.exporters import trace_events
+from feedline.loader.report.model import Model
+from feedline.loader.report.verdict import model_of
 from feedline.loader.resources import rank_and_world_size, usable_cpus
 from feedline.loader.state import check_version, part_of, unpack_quarantine
 from feedline.loader.worker_states import WorkerStates, check_process, of_dataset, process_generators, restore_process
@@ -322,8 +324,14 @@ class DataLoader(TorchDataLoader[T_co]):
         return self._pools.complete(replace(progress.totals.stats(), stores=stores), progress.quarantine.count)
 
     def report(self) -> Verdict:
-        """The limit of the loop and advice, in words; to be printed."""
-        return diagnose(self.stats(), self._pools.context(self))
+        """The limit of the loop, and advice with predicted gains."""
+        recent = [] if self._progress is None else self._progress.totals.recent
+        return diagnose(self.stats(), self._pools.context(self), recent)
+
+    def _model(self) -> Model | None:
+        """The model that predicts gains; None before the second batch."""
+        recent = [] if self._progress is None else self._progress.totals.recent
+        return model_of(self.stats(), self._pools.context(self), recent)
 
     def plan(self) -> ReadingPlan:
         """Plan of reading the dataset, with reasons; to be printed."""

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate, default_convert
 
-from feedline.collate.batch_reads import reader_of
-from feedline.core.dataset import many_at_once, ranges_of, traits_of
+from feedline.core.dataset import ranges_of, traits_of
 from feedline.core.schedule import PartitionSchedule
 from feedline.errors import ArgumentError
 from feedline.loader import checks
 from feedline.loader.autoscale import Autoscale, kind_by_measurement
 from feedline.loader.builder import BatchBuilder
+from feedline.loader.description import describe
 from feedline.loader.device import DeviceStage, Stage, StageStatistics, open_stage
 from feedline.loader.loop import Flow, Iteration, Progress
 from feedline.loader.partitions import PartitionBuilder, PartitionedDataset
@@ -154,15 +154,9 @@ class LoaderPools:
 
     def context(self, loader: Any) -> Context:
         """The setup of the loader, for the advice of a verdict."""
-        return Context(
-            dataset=type(loader.dataset).__name__,
-            pool=self._kind,
-            num_workers=loader.num_workers,
-            prefetch_factor=loader.prefetch_factor or 2,
-            cpus=usable_cpus(),
-            many_at_once=many_at_once(loader.dataset) is not None or reader_of(loader.dataset) is not None,
-            device=None if loader.device is None else str(loader.device),
-        )
+        builder = builder_of(loader)
+        with_workers = self._kind if loader.num_workers else _kind_with_workers(loader, builder)
+        return describe(loader, builder, self._kind, with_workers, together=self._together)
 
     def close(self) -> None:
         """Stop all workers and release retained resources."""
@@ -212,6 +206,15 @@ class LoaderPools:
             retained=self._retained,
         )
         return kind.open(build, options)
+
+
+def _kind_with_workers(loader: Any, builder: Any) -> PoolKind:
+    """The kind of pool of this loader, if it had workers."""
+    if loader.worker_method != AUTO:
+        return find_pool(loader.worker_method)
+    is_stream = isinstance(loader.dataset, IterableDataset) and not isinstance(loader.dataset, PartitionedDataset)
+    safe = traits_of(loader.dataset).thread_safe or builder.vectorized
+    return THREADS if safe and not is_stream else PROCESSES
 
 
 def _work_together(loader: Any, kind: PoolKind, builder: Any) -> bool:

@@ -22,6 +22,12 @@ def usable_cpus(cgroup: Cgroup | None = None) -> int:
     return max(1, affine_cpus() if quota is None else min(affine_cpus(), int(quota)))
 
 
+def available_cpus(cgroup: Cgroup | None = None) -> float:
+    """CPUs that affinity and quota allow, parts of a CPU included."""
+    quota = (cgroup or Cgroup.of_process()).cpu_quota()
+    return float(affine_cpus()) if quota is None else min(float(affine_cpus()), quota)
+
+
 def affine_cpus() -> int:
     """CPUs in the affinity mask of this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

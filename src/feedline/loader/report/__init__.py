@@ -1,9 +1,11 @@
-"""Reports from spans: totals, a verdict in words, and exporters.
+"""Reports from spans: totals, a verdict with predicted gains, exporters.
 
 All functions are pure.
 """
 
-from feedline.loader.report.stats import Context, StageTimes, Stats, Totals
+from feedline.loader.report.advice import Advice
+from feedline.loader.report.context import Context
+from feedline.loader.report.stats import StageTimes, Stats, Totals
 from feedline.loader.report.verdict import Verdict, diagnose
 
-__all__ = ["Context", "StageTimes", "Stats", "Totals", "Verdict", "diagnose"]
+__all__ = ["Advice", "Context", "StageTimes", "Stats", "Totals", "Verdict", "diagnose"]

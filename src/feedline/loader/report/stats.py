@@ -5,7 +5,6 @@ Adding a span is cheap, so totals are always kept.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +12,6 @@ from statistics import median
 
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import CPU, MAIN, RUN_DELAY, Span, SpanTuple
-from feedline.workers.base import PoolKind
-from feedline.workers.registry import INLINE
 
 RECENT = 256
 """Number of latest batches whose spans are kept, for medians and exporters."""
@@ -214,132 +211,6 @@ def _times(
         workers=tuple(sorted(worker for worker, _ in cells)),
         cpu_s=cpu_ns / 1e9 * count / measured if measured else None,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """Setup of the loader, for the advice of a verdict."""
-
-    dataset: str = "the dataset"
-    """Its class name."""
-    pool: PoolKind = INLINE
-    """The kind of pool that builds the batches."""
-    num_workers: int = 0
-    prefetch_factor: int = 2
-    cpus: int = 1
-    """CPUs available to this process."""
-    many_at_once: bool = False
-    """True if the dataset returns many samples per call (`__getitems__`, `read_batch`)."""
-    device: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Figures derived from the totals, per batch or as shares.
-
-    Shares lie between 0 and 1. Where totals are zero, so are the figures.
-    """
-
-    stats: Stats
-    context: Context
-
-    @property
-    def later(self) -> int:
-        """Number of batches after the first, whose wait counts as start-up."""
-        return max(self.stats.batches - 1, 0)
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of the loop's own work per batch."""
-        return _each(self.stats.step_s, self.later)
-
-    @property
-    def period_s(self) -> float:
-        """Seconds from batch to batch, after the first."""
-        return _each(self.stats.wall_s - self.stats.startup_s, self.later)
-
-    @property
-    def later_wait_share(self) -> float:
-        """Waiting time as a share of the time after the first batch."""
-        return _share(self.stats.wait_s - self.stats.startup_s, self.stats.wall_s - self.stats.startup_s)
-
-    @property
-    def work_s(self) -> float:
-        """Seconds to build one batch, wherever it is built."""
-        return _each(sum(times.total_s for times in self._building()), self.stats.batches)
-
-    @property
-    def main_s(self) -> float:
-        """Seconds per batch of the training process for receiving; 0 without workers."""
-        ours = (times.total_s for times in self.stats.stages.values() if not times.in_workers)
-        return 0.0 if self.inline else _each(sum(ours), self.stats.batches)
-
-    @property
-    def inline(self) -> bool:
-        """True if the training process builds the batches itself."""
-        return not any(times.in_workers for times in self.stats.stages.values())
-
-    @property
-    def workers(self) -> int:
-        """Number of workers: `num_workers`, or those seen at work if more."""
-        seen = {worker for times in self.stats.stages.values() for worker in times.workers if worker >= 0}
-        return 0 if self.inline else max(self.context.num_workers, len(seen), 1)
-
-    @property
-    def busy_share(self) -> float:
-        """Share of the workers' time spent on delivered batches."""
-        return min(1.0, _share(self.work_s, self.workers * self.period_s))
-
-    @property
-    def copying_share(self) -> float:
-        """Copying time of the device as a share of the wall time."""
-        return _share(self.stats.copy_s, self.stats.wall_s)
-
-    @property
-    def needed(self) -> int:
-        """Workers needed to keep up with the loop; 0 if none suffice."""
-        return math.ceil(min(self.work_s / self.step_s, 1e9)) if self.step_s > 0 else 0
-
-    @property
-    def samples_each(self) -> float:
-        """Samples per batch; 0 where their number is unknown."""
-        return _each(self.stats.samples, self.stats.batches)
-
-    @property
-    def main_stage(self) -> str:
-        """The stage of receiving with the most time in the training process."""
-        return max(
-            (name for name, times in self.stats.stages.items() if not times.in_workers),
-            key=lambda name: self.stats.stages[name].total_s,
-            default="decode",
-        )
-
-    @property
-    def building_stage(self) -> str:
-        """The stage with the most time in building batches."""
-        stages = self.stats.stages
-        names = [name for name, times in stages.items() if self.inline or times.in_workers]
-        return max(names, key=lambda name: stages[name].total_s, default="fetch")
-
-    def share_of_work(self, stage: str) -> float:
-        """Time of one stage as a share of building a batch."""
-        return _share(self.each_s(stage), self.work_s)
-
-    def each_s(self, stage: str) -> float:
-        """Seconds per batch of one stage."""
-        times = self.stats.stages.get(stage)
-        return _each(times.total_s, self.stats.batches) if times is not None else 0.0
-
-    def _building(self) -> list[StageTimes]:
-        return [times for times in self.stats.stages.values() if self.inline or times.in_workers]
-
-
-def _each(total: float, number: int) -> float:
-    return max(total, 0.0) / number if number else 0.0
-
-
-def _share(part: float, whole: float) -> float:
-    return min(max(part / whole, 0.0), 1.0) if whole > 0 else 0.0
 
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))

@@ -2,69 +2,314 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from textwrap import fill
+from functools import reduce
 
-from feedline.loader.report import causes
-from feedline.loader.report.stats import Context, Figures, Stats, count, share
-
-WIDTH = 80
-
+from feedline.core.telemetry import Span
+from feedline.loader.report import layout
+from feedline.loader.report.advice import LEAST_GAIN, Advice, advise
+from feedline.loader.report.context import Context
+from feedline.loader.report.measured import WORK, Measured
+from feedline.loader.report.model import Model
+from feedline.loader.report.replay import INLINE, NO_TASK, THREAD, BatchTimes, Task
+from feedline.loader.report.stats import Stats, count, seconds, share, size
 
 FEW = 10
 """Batches below which a verdict calls itself a first impression."""
 
 
+EXPLAINED = 0.9
+"""Share of the waiting that the stages should explain."""
+
+
+COPYING = 0.8
+"""Copying share from which a device can hardly copy more."""
+
+
+STRAGGLING = 3.0
+"""Ratio of the 99th to the 50th percentile from which slow batches may be the limit."""
+
+
+_NOTHING_S = 1e-9
+"""Resolution of the clock: no batch comes sooner."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The limit of a loop; `str()` wraps it at 80 columns."""
+    """The limit of a loop, and advice with predicted gains.
+
+    `str()` wraps it for the terminal, or at 80 columns for files, with the characters that standard output can show.
+    """
 
     limiting_stage: str
-    """A stage ("fetch", "collate", "encode", "decode", "copy"), or "step", "startup", "straggler", "overhead",
-    "prefetch"; "nothing" before the first batch."""
+    """A stage ("sample", "fetch", "collate", "encode", "decode", "copy"), or "step", "startup", "straggler",
+    "overhead", "cpus"; "nothing" before the first batch."""
     wait_share: float
     """Waiting time of the loop as a share of the wall time, 0 to 1."""
     headline: str
     explanation: str
-    advice: tuple[str, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    """What is worth a change: predictions first, then bounds, each by gain."""
+    notes: tuple[str, ...] = ()
+    """Restarts, skips, and the basis of the verdict."""
+    period_s: float = 0.0
+    """Seconds from batch to batch."""
+    free_gain: float = 1.0
+    """Speed of the loop if data were free, as a multiple of today's."""
+    data_gain: float = 1.0
+    """Speed of the data alone, as a multiple of the loop's."""
+    explained_share: float = 1.0
+    """Share of the waiting that the recorded stages explain, 0 to 1."""
+
+    def text(self, width: int = layout.WIDTH) -> str:
+        """The verdict in lines of at most `width` columns."""
+        parts = [layout.paragraph(self.headline, width), layout.paragraph(self.explanation, width)]
+        parts.append("\n".join(layout.table(self.advice, self.period_s, width)))
+        parts.append("\n".join(layout.paragraph(note, width) for note in self.notes))
+        return "\n\n".join(part for part in parts if part)
 
     def __str__(self) -> str:
-        paragraphs = [fill(self.headline, WIDTH), fill(self.explanation, WIDTH)]
-        hints = [fill(hint, WIDTH, initial_indent="→ ", subsequent_indent="  ") for hint in self.advice]
-        return "\n".join([paragraph for paragraph in paragraphs if paragraph] + hints)
+        return layout.printable(self.text(layout.columns()), getattr(sys.stdout, "encoding", None))
 
 
-def diagnose(stats: Stats, context: Context | None = None) -> Verdict:
-    """Find the first cause that fits the statistics."""
+def diagnose(stats: Stats, context: Context | None = None, recent: Sequence[Sequence[Span]] = ()) -> Verdict:
+    """Find the limiting stage, and replay the remedies.
+
+    `recent` are the spans of the latest batches; without them the means of the totals stand for every batch.
+    """
     if not stats.batches:
-        return Verdict("nothing", 0.0, "No batch has been delivered yet.", "", _incidents(stats))
-    figures = Figures(stats, context or Context())
-    cause = next(cause for find in causes.IN_ORDER if (cause := find(figures)) is not None)
-    verdict = Verdict(
-        cause.stage,
+        return Verdict("nothing", 0.0, "No batch has been delivered yet.", "", notes=tuple(_incidents(stats)))
+    model = model_of(stats, context or Context(), recent)
+    if model is None:
+        return _after_one_batch(stats)
+    stage = limiting_stage(model, stats)
+    return Verdict(
+        stage,
         stats.wait_share,
-        f"The loop waited for data {share(stats.wait_share)} of the time{cause.conclusion}.",
-        cause.explanation,
-        (*cause.advice, *_incidents(stats)),
+        _headline(model, stats, stage),
+        _explanation(model, stats, stage),
+        advise(model, stats),
+        (*_incidents(stats), _basis(model, stats)),
+        model.now_s,
+        model.free_gain,
+        model.data_gain,
+        model.explained_share,
     )
-    if stats.batches >= FEW:
-        return verdict
-    caution = f"Only {count(stats.batches, 'batch')} seen: take this as a first impression."
-    return replace(verdict, explanation=f"{caution} {cause.explanation}")
 
 
-def _incidents(stats: Stats) -> tuple[str, ...]:
-    notes = []
+def model_of(stats: Stats, context: Context, recent: Sequence[Sequence[Span]]) -> Model | None:
+    """The model of the latest batches; None if there are too few."""
+    if context.epoch_batches is None and context.shares_itself_out:
+        context = replace(context, epoch_batches=stats.batches)
+    measured = Measured.of(recent, stats)
+    return Model.of(measured, context) if measured.batches and measured.period_s > _NOTHING_S else None
+
+
+def limiting_stage(model: Model, stats: Stats) -> str:
+    """The stage whose removal gains most; "step" if free data gains little."""
+    if _copies(model, stats) >= COPYING:
+        return "copy"
+    gains = {**model.removal_gains, "overhead": model.gain(model.removal("hop"))}
+    startup = 1.0 if model.context.persistent_workers else model.without_startup()
+    if startup >= max(LEAST_GAIN, *gains.values()):
+        return "startup"
+    if model.free_gain < LEAST_GAIN:
+        return "step"
+    if _is_robbed(model):
+        return "cpus"
+    stage = max(gains, key=gains.__getitem__)
+    return "straggler" if stage in WORK and _straggles(model) else stage
+
+
+def _copies(model: Model, stats: Stats) -> float:
+    if model.context.device is None or not stats.wall_s:
+        return 0.0
+    return stats.copy_s / stats.wall_s
+
+
+def _is_robbed(model: Model) -> bool:
+    """True if CPUs of its own would help the loop most."""
+    machine = replace(model.machine, cpus=model.context.cpus)
+    gain = model.gain(model.present._replace(machine=machine))
+    return gain >= 1.5 and gain - 1 >= 0.5 * (model.free_gain - 1)
+
+
+def _straggles(model: Model) -> bool:
+    """True if the same work, evenly spread, would help most."""
+    if model.present.setting.method == INLINE:
+        return False
+    works = [reduce(Task.__add__, batch.work.values(), NO_TASK) for batch in model.measured.batches]
+    times = sorted(work.alone_s for work in works)
+    if times[-1 - len(times) // 100] < STRAGGLING * times[len(times) // 2]:
+        return False
+    mean = Task(sum(work.wait_s for work in works) / len(works), sum(work.cpu_s for work in works) / len(works))
+
+    def smooth(batch: BatchTimes) -> BatchTimes:
+        return replace(batch, work={"fetch": mean})
+
+    gain = model.gain(model.present._replace(change=smooth))
+    return gain >= LEAST_GAIN and gain - 1 >= 0.5 * (model.free_gain - 1)
+
+
+def _after_one_batch(stats: Stats) -> Verdict:
+    return Verdict(
+        "startup",
+        stats.wait_share,
+        f"The loop waited {seconds(stats.startup_s)} for its first batch.",
+        "Nothing came after it yet: take this as a first impression.",
+        notes=tuple(_incidents(stats)),
+    )
+
+
+def _headline(model: Model, stats: Stats, stage: str) -> str:
+    measured = model.measured
+    waits = (
+        f"The loop waits for data {share(stats.wait_share)} of the time: {seconds(measured.step_s)} of step and "
+        f"{seconds(measured.wait_s)} of waiting a batch."
+    )
+    if stage == "copy":
+        return f"{waits} Its steps wait for copies to the device."
+    if stage == "step":
+        return f"{waits} It is not bound by its data: the data alone is {layout.number(model.data_gain)} × as fast."
+    return f"{waits} With data for nothing it would be {layout.number(model.free_gain)} × as fast."
+
+
+def _explanation(model: Model, stats: Stats, stage: str) -> str:
+    caution = ""
+    if stats.batches < FEW:
+        caution = f"Only {count(stats.batches, 'batch')} seen: take this as a first impression. "
+    return caution + _EXPLANATIONS.get(stage, _explain_stage)(model, stats, stage)
+
+
+def _explain_stage(model: Model, stats: Stats, stage: str) -> str:
+    context, measured, setting = model.context, model.measured, model.present.setting
+    task = measured.mean(stage)
+    name = f"{stage} ({context.dataset}.__getitem__)" if stage == "fetch" else stage
+    samples = stats.samples / stats.batches
+    each = f", {seconds(task.alone_s / samples)} a sample" if samples > 1 and stage == "fetch" else ""
+    waiting = (
+        f", and {share(task.wait_s / task.alone_s)} of that is waiting" if task.wait_s > 0.03 * task.alone_s else ""
+    )
+    place = f" ({context.source.where}, {context.source.call})" if waiting and context.source.where else ""
+    where = _where(setting.num_workers, setting.method, stage)
+    return f"Why: {name} takes {seconds(task.alone_s)} a batch{each}{waiting}{place}, {where}. {_machine(model)}"
+
+
+def _where(workers: int, method: str, stage: str) -> str:
+    if stage in ("sample", "decode") or method == INLINE:
+        return "in the training process, where no worker helps" if method != INLINE else "in the training process"
+    return f"on {count(workers, 'worker')}"
+
+
+def _machine(model: Model) -> str:
+    """Use of the CPUs, in one sentence."""
+    cpus, measured = model.context.cpus, model.measured
+    if model.present.setting.method == THREAD and model.machine.gil >= 1:
+        return "Its threads hold Python's lock in turn: only one of them computes at a time."
+    width = measured.mean("fetch").width
+    demand = model.present.setting.num_workers * width
+    if demand > cpus and measured.concurrency > 0.8 * cpus:
+        threads = f" with {width:.1f} threads each" if width > 1.2 else ""
+        return f"{count(model.present.setting.num_workers, 'worker')}{threads} share {cpus:g} CPUs with the step."
+    if measured.robbed_share > 0.1:
+        return f"Processes were ready to run, and did not, for {share(measured.robbed_share)} of their time."
+    return f"The CPUs are idle {share(max(1 - measured.concurrency / cpus, 0.0))} of the time."
+
+
+def _explain_step(model: Model, _: Stats, stage: str) -> str:
+    measured, setting = model.measured, model.present.setting
+    built_s = sum(measured.mean(each).alone_s for each in WORK)
+    on = "" if setting.method == INLINE else f" on {count(setting.num_workers, 'worker')}"
+    text = (
+        f"Why: its own {stage} takes {seconds(measured.step_s)} a batch; building one takes {seconds(built_s)}{on}. "
+        "Make the step itself faster."
+    )
+    fewer = _fewer_workers(model)
+    return f"{text} num_workers={fewer} would keep up as well." if fewer else text
+
+
+def _fewer_workers(model: Model) -> int:
+    """Workers that are as fast, if fewer; 0 for none."""
+    setting = model.present.setting
+    for number in range(1, setting.num_workers - 1) if setting.method != INLINE else ():
+        if model.gain(model.with_setting(replace(setting, num_workers=number))) > 0.98:
+            return number
+    return 0
+
+
+def _explain_copy(model: Model, stats: Stats, _: str) -> str:
+    rate = size(stats.copied_nbytes / max(stats.copy_s, 1e-9))
+    return (
+        f"Why: the device copied for {share(min(_copies(model, stats), 1.0))} of the time, "
+        f"{size(stats.copied_nbytes / stats.batches)} a batch at {rate}/s, whatever the host does."
+    )
+
+
+def _explain_startup(model: Model, stats: Stats, _: str) -> str:
+    batches = count(model.context.epoch_batches or stats.batches, "batch")
+    return (
+        f"Why: an epoch of {batches} begins with {seconds(model.measured.startup_s)} of waiting for the first one; "
+        f"after it, a batch comes every {seconds(model.now_s)}."
+    )
+
+
+def _explain_straggler(model: Model, _: Stats, __: str) -> str:
+    times = sorted(sum(task.alone_s for task in batch.work.values()) for batch in model.measured.batches)
+    return (
+        f"Why: half of the batches take up to {seconds(times[len(times) // 2])} to build, but some "
+        f"{seconds(times[-1 - len(times) // 100])}. Finished ones wait behind a slow one."
+    )
+
+
+def _explain_overhead(model: Model, _: Stats, __: str) -> str:
+    measured = model.measured
+    built_s = sum(measured.mean(each).alone_s for each in WORK)
+    where = "between the loop and its workers" if model.present.setting.method != INLINE else "outside every stage"
+    return (
+        f"Why: a batch takes {seconds(built_s)} to build, and {seconds(model.machine.hop_s)} pass {where}: queues, "
+        "sockets, wake-ups."
+    )
+
+
+def _explain_cpus(model: Model, _: Stats, __: str) -> str:
+    return (
+        "Why: the CPUs are not yours. Your processes were ready to run, and did not, for "
+        f"{share(model.measured.robbed_share)} of their time: of {model.context.cpus:g} CPUs, others leave about "
+        f"{model.machine.cpus:.1f}."
+    )
+
+
+_EXPLANATIONS = {
+    "step": _explain_step,
+    "copy": _explain_copy,
+    "startup": _explain_startup,
+    "straggler": _explain_straggler,
+    "overhead": _explain_overhead,
+    "cpus": _explain_cpus,
+}
+
+
+def _basis(model: Model, stats: Stats) -> str:
+    """Explained share of the waiting, and its batches."""
+    explained = f"Explained: {share(model.explained_share)} of the waiting."
+    if model.explained_share < EXPLAINED:
+        missing_s = (1 - model.explained_share) * model.measured.wait_s
+        explained = f"Not explained: {seconds(missing_s)} of {seconds(model.measured.wait_s)} of waiting a batch."
+    return f"{explained} {count(stats.batches, 'batch')}, {seconds(stats.wall_s)}."
+
+
+def _incidents(stats: Stats) -> Iterator[str]:
     if stats.restarts:
         died = "died and was" if stats.restarts == 1 else "died and were"
-        notes.append(
+        yield (
             f"{count(stats.restarts, 'worker')} {died} replaced; no sample was lost, but restarts cost time; the "
             "log gives the reasons"
         )
     if stats.skipped:
         were = "was" if stats.skipped == 1 else "were"
-        notes.append(
+        yield (
             f"{count(stats.skipped, 'sample')} could not be read and {were} skipped or replaced; "
             "ErrorPolicy(quarantine=...) lists them in a file"
         )
-    return tuple(notes)

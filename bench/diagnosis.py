@@ -1,0 +1,146 @@
+"""Stage named and gain predicted, on sixteen loops with a known bottleneck each.
+
+Each loop runs as it is; the first remedy of its verdict is taken; and both run in turn, for whole epochs. Prints a
+table, with the mean absolute error of the predicted gains; `--write` keeps it in bench/results/diagnosis.json.
+`--only TEXT` runs the loops whose names contain it.
+
+Quiet machines only: where other programs take the CPUs, the truth changes from run to run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from time import perf_counter
+from typing import Any
+
+from diagnosis_pipelines import Pipeline, real, serve, synthetic, temporary_folder, write_files
+from feedline.loader.dataloader import DataLoader
+from feedline.loader.report import Advice, Verdict
+from harness import RESULTS, machine
+
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Verdict and truth of one loop."""
+
+    name: str
+    expected: str
+    named: str
+    remedy: str
+    predicted: float
+    low: float
+    high: float
+    measured: float
+    robbed: float
+    """Run delay as a share of the working time."""
+
+    @property
+    def is_right(self) -> bool:
+        """True if the stage was named."""
+        return self.named in self.expected.split(" or ")
+
+    @property
+    def error(self) -> float:
+        """Error of the predicted gain, as a share of the true one."""
+        return abs(self.predicted / self.measured - 1)
+
+
+def main() -> None:
+    """Run all loops, or those of `--only`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--write", action="store_true", help="write the results file")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", "This DataLoader will create")
+    outcomes = []
+    server, url = serve()
+    with temporary_folder() as folder:
+        write_files(Path(folder))
+        for pipeline in [*synthetic(), *real(Path(folder), url)]:
+            if options.only in pipeline.name:
+                outcomes.append(examine(pipeline, options.rounds))
+                print(line(outcomes[-1]), flush=True)
+    server.shutdown()
+    server.server_close()
+    print(summary(outcomes))
+    if options.write:
+        result = {"machine": machine(), "outcomes": [asdict(outcome) for outcome in outcomes]}
+        (RESULTS / "diagnosis.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def examine(pipeline: Pipeline, rounds: int) -> Outcome:
+    """Verdict on a loop, and the gain of its first remedy in interleaved rounds."""
+    before, verdict, robbed = run(pipeline, {})
+    first = verdict.advice[0] if verdict.advice else Advice("data for free", {}, verdict.free_gain)
+    changes = dict(first.arguments) or dict(pipeline.fixed)
+    befores, afters = [before], []
+    for turn in range(rounds):
+        if turn:
+            befores.append(run(pipeline, {})[0])
+        afters.append(free(pipeline) if not verdict.advice else run(pipeline, changes)[0])
+    remedy = ", ".join(f"{name}={value!r}" for name, value in first.arguments.items()) or first.text.partition(":")[0]
+    measured = median(befores) / median(afters)
+    expected = " or ".join(pipeline.stages)
+    return Outcome(
+        pipeline.name, expected, verdict.limiting_stage, remedy, first.gain, first.low, first.high, measured, robbed
+    )
+
+
+def run(pipeline: Pipeline, changes: dict[str, Any]) -> tuple[float, Verdict, float]:
+    """Seconds a batch, verdict, and share of run delay of one epoch.
+
+    With persistent workers, of the second epoch.
+    """
+    with pipeline.make(**changes) as loader:
+        seconds = [one_epoch(loader, pipeline) for _ in range(2 if loader.persistent_workers else 1)][-1]
+        model = loader._model()
+        return seconds, loader.report(), 0.0 if model is None else model.measured.robbed_share
+
+
+def one_epoch(loader: DataLoader[Any], pipeline: Pipeline) -> float:
+    """Seconds a batch of a whole epoch, its start included."""
+    began, number = perf_counter(), 0
+    for number, batch in enumerate(loader, 1):  # noqa: B007 - the last number is used
+        pipeline.step(batch)
+    return (perf_counter() - began) / number
+
+
+def free(pipeline: Pipeline) -> float:
+    """Seconds a batch of the loop over data that takes no time."""
+    number = 100
+    began = perf_counter()
+    for _ in range(number):
+        pipeline.step(None)
+    return (perf_counter() - began) / number
+
+
+def line(outcome: Outcome) -> str:
+    """A row of the table."""
+    named = outcome.named if outcome.is_right else f"**{outcome.named}**, not {outcome.expected}"
+    predicted = f"{outcome.predicted:.2f} ({outcome.low:.2f}–{outcome.high:.2f})"
+    return (
+        f"| {outcome.name} | {named} | {outcome.remedy} | {predicted} | {outcome.measured:.2f} | "
+        f"{outcome.error:.0%} | {outcome.robbed:.0%} |"
+    )
+
+
+def summary(outcomes: list[Outcome]) -> str:
+    """The head of the table, and the figures below it."""
+    errors = [outcome.error for outcome in outcomes]
+    right = sum(outcome.is_right for outcome in outcomes)
+    return (
+        "| loop | limit | first remedy | predicted | measured | error | robbed |\n|---|---|---|---:|---:|---:|---:|\n\n"
+        f"{right} of {len(outcomes)} named; mean absolute error {fmean(errors):.0%}, largest {max(errors):.0%}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,370 @@
+"""Advice with predicted gains: arguments of the loader, and changes of code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from feedline.loader.report.context import Context, method_of
+from feedline.loader.report.model import UNKNOWN_GIL, Case, Gain, Model
+from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Machine, Task
+from feedline.loader.report.stats import Stats, count, seconds, share, size
+from feedline.workers.registry import find_pool
+
+Basis = Literal["replayed", "measured", "bound"]
+
+
+LEAST_GAIN = 1.05
+"""Gain below which a change is not worth it."""
+
+
+ENOUGH = 0.95
+"""Share of the best gain from which a smaller change is advised."""
+
+
+COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+"""Worker counts that are replayed."""
+
+
+MOST_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One change, and what it is worth to the whole loop."""
+
+    text: str
+    """The reason, with the figures behind the gain."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the loader to set; empty for a change of code or of the machine."""
+    gain: float = 1.0
+    """Speed of the loop after the change, as a multiple of today's."""
+    low: float = 1.0
+    high: float = 1.0
+    basis: Basis = "replayed"
+    """"replayed" by the model; "measured"; or "bound", where the change would leave nothing of a stage."""
+
+    @property
+    def change(self) -> str:
+        """The arguments as one writes them; for other changes the text."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.arguments.items()) or self.text
+
+    def __str__(self) -> str:
+        return self.change if not self.arguments else f"{self.change}: {self.text}"
+
+
+def advise(model: Model, stats: Stats) -> tuple[Advice, ...]:
+    """Find what gains at least `LEAST_GAIN`, sorted.
+
+    Predictions come first, then bounds, each by gain.
+    Of changes with the same gain, to one decimal, the cheapest comes first: memory, then processes, then the order.
+    """
+    found = [advice for find in _REMEDIES for advice in find(model, stats) if not model.context.has(advice.arguments)]
+    worth = [advice for advice in found if advice.gain >= LEAST_GAIN]
+    worth.sort(key=lambda advice: (advice.basis == "bound", -round(advice.gain, 1)))
+    return tuple(worth[:MOST_SHOWN])
+
+
+def _advice(
+    model: Model,
+    case: Case,
+    text: str,
+    arguments: Mapping[str, Any],
+    other: Case | None = None,
+    basis: Basis = "replayed",
+) -> Iterator[Advice]:
+    """Advice for a case; none where the gain is too small."""
+    if model.gain(case) >= LEAST_GAIN:
+        gain = model.range_of(case, other)
+        yield Advice(text, dict(arguments), *gain, basis=basis)
+
+
+def _bound(model: Model, stage: str, text: str) -> Iterator[Advice]:
+    case = model.removal(stage)
+    if model.gain(case) >= LEAST_GAIN:
+        gain = model.range_of(case)
+        yield Advice(text, {}, gain.gain, 1.0, gain.high, "bound")
+
+
+def more_or_fewer_workers(model: Model, _: Stats) -> Iterator[Advice]:
+    """The fewest workers with nearly the best gain, and half the way."""
+    context = model.context
+    if not context.shares_itself_out or context.together:
+        return
+    cases = {number: _with_workers(model, number) for number in _counts(context)}
+    gains = {number: model.gain(case) for number, case in cases.items()}
+    best = max(gains.values(), default=1.0)
+    wanted = next((number for number, gain in gains.items() if gain >= ENOUGH * best), None)
+    if wanted is None or best < LEAST_GAIN:
+        return
+    half = next((number for number, gain in gains.items() if gain - 1 >= 0.6 * (best - 1)), wanted)
+    for number in dict.fromkeys((wanted, half)):
+        text = _reason_for_workers(model, number)
+        yield from _advice(model, cases[number], text, {"num_workers": number}, _doubt(model, cases[number]))
+
+
+def _counts(context: Context) -> list[int]:
+    most = context.most_workers or COUNTS[-1]
+    return [number for number in COUNTS if number <= most and number != context.num_workers]
+
+
+def _with_workers(model: Model, number: int) -> Case:
+    context, setting = model.context, model.present.setting
+    if setting.method != INLINE:
+        return model.with_setting(replace(setting, num_workers=number))
+    method = method_of(context.pool_with_workers)
+    return model.with_setting(EngineSetting(number, 2, context.in_order, method, context.pinned and method == PROCESS))
+
+
+def _doubt(model: Model, case: Case) -> Case:
+    """The same change under the other assumption about what cannot be measured.
+
+    CPUs that others leave are either a fixed part, as under autogroup, or grow with the number of workers. A lock is
+    held all the time, or for a part of it.
+    """
+    machine = case.machine
+    if case.setting.method == THREAD:
+        machine = replace(machine, gil=1.0 if machine.gil <= UNKNOWN_GIL else UNKNOWN_GIL)
+    cpus = model.context.cpus
+    if machine.cpus < cpus:
+        before, after = (each.setting.num_workers + 1 for each in (model.present, case))
+        others = before * (cpus - machine.cpus) / machine.cpus
+        machine = replace(machine, cpus=cpus * after / (after + others))
+    return case._replace(machine=machine)
+
+
+def _reason_for_workers(model: Model, number: int) -> str:
+    measured, workers = model.measured, model.present.setting.num_workers
+    work = [measured.mean(stage) for stage in ("fetch", "collate", "encode")]
+    alone_s, waits_s = sum(task.alone_s for task in work), sum(task.wait_s for task in work)
+    if number < workers:
+        return f"{count(number, 'worker')} keep up, and leave CPUs to the step"
+    waiting = share(waits_s / alone_s) if alone_s else "0 %"
+    doing = "workers overlap this with the step" if not workers else f"{count(number, 'batch')} at once, not {workers}"
+    return f"a batch takes {seconds(alone_s)} to build, {waiting} of it waiting; {doing}"
+
+
+def deeper_prefetch(model: Model, _: Stats) -> Iterator[Advice]:
+    """More batches ahead, so that a slow one is not waited for."""
+    setting = model.present.setting
+    if setting.method == INLINE:
+        return
+    cases = {
+        factor: model.with_setting(replace(setting, prefetch_factor=factor))
+        for factor in (setting.prefetch_factor * step for step in (2, 4, 8))
+    }
+    gains = {factor: model.gain(case) for factor, case in cases.items()}
+    factor = next(factor for factor, gain in gains.items() if gain >= ENOUGH * max(gains.values()))
+    ahead = factor * setting.num_workers
+    text = f"{ahead} batches ahead, not {setting.ahead}, cover the slow ones"
+    yield from _advice(model, cases[factor], text, {"prefetch_factor": factor})
+
+
+def any_order(model: Model, _: Stats) -> Iterator[Advice]:
+    """Delivery of what is finished."""
+    setting = model.present.setting
+    if setting.method == INLINE or not setting.in_order:
+        return
+    text = "delivers what is finished, if the order need not be exact"
+    yield from _advice(model, model.with_setting(replace(setting, in_order=False)), text, {"in_order": False})
+
+
+def kept_workers(model: Model, _: Stats) -> Iterator[Advice]:
+    """Workers that stay from epoch to epoch."""
+    context = model.context
+    if model.present.setting.method == INLINE or context.persistent_workers or context.epoch_batches is None:
+        return
+    gain = model.without_startup()
+    epoch = count(context.epoch_batches, "batch")
+    text = f"each epoch of {epoch} waits {seconds(model.startup_s)} for its workers to start"
+    yield Advice(text, {"persistent_workers": True}, gain, 1 + 0.7 * (gain - 1), 1 + 1.1 * (gain - 1), "measured")
+
+
+def other_pools(model: Model, _: Stats) -> Iterator[Advice]:
+    """Threads, processes, or no workers at all."""
+    context, setting = model.context, model.present.setting
+    if setting.method == PROCESS and context.thread_safe and not context.together:
+        case = model.with_setting(replace(setting, method=THREAD, pinned=False))
+        text = "threads send nothing between processes"
+        yield from _advice(model, case, text, {"worker_method": "thread"}, _doubt(model, case))
+    if setting.method == THREAD and not context.together:
+        case = model.with_setting(replace(setting, method=PROCESS, pinned=context.pinned))
+        text = f"threads share Python's lock, and compute on {model.measured.concurrency:.1f} CPUs together"
+        yield from _advice(model, case, text, {"worker_method": "process"})
+    if setting.method != INLINE:
+        sent_s = sum(model.measured.mean(stage).alone_s for stage in ("encode", "decode")) + model.machine.hop_s
+        text = f"a batch costs {seconds(sent_s)} on its way from the worker, and {_building(model)} to build"
+        yield from _advice(model, model.with_setting(EngineSetting()), text, {"num_workers": 0})
+
+
+def _building(model: Model) -> str:
+    return seconds(sum(model.measured.mean(stage).alone_s for stage in ("fetch", "collate")))
+
+
+def faster_sampler(model: Model, _: Stats) -> Iterator[Advice]:
+    """A sampler that takes no time."""
+    name = model.context.sampler
+    answer = next((text for part, text in _SAMPLERS.items() if part in name.lower()), _SAMPLERS[""])
+    draws = f"{name or 'the sampler'} takes {seconds(model.measured.mean('sample').alone_s)} a batch"
+    yield from _bound(model, "sample", f"{answer}: {draws} in the training process, where no worker helps")
+
+
+_SAMPLERS = {
+    "weighted": "feedline.samplers.Weighted(weights, seed=...)",
+    "bucket": "feedline.samplers.LengthBuckets(lengths, ...)",
+    "distributed": "distributed='auto' in place of the sampler",
+    "": "draw the order of an epoch at once, as an array",
+}
+
+
+def cheaper_collate(model: Model, _: Stats) -> Iterator[Advice]:
+    """A collate function that takes no time."""
+    name = model.context.collate_fn or "default collate"
+    text = (
+        f"a cheaper {name}: it takes {seconds(model.measured.mean('collate').alone_s)} a batch; let the dataset return "
+        "arrays, and only stack or pad them there (feedline.collate)"
+    )
+    yield from _bound(model, "collate", text)
+
+
+def fewer_objects(model: Model, _: Stats) -> Iterator[Advice]:
+    """Batches that cost nothing to send."""
+    sent = [model.measured.mean(stage) for stage in ("encode", "decode")]
+    text = (
+        f"return few and large tensors or arrays: packing takes {seconds(sent[0].alone_s)} a batch and unpacking "
+        f"{seconds(sent[1].alone_s)}; Python objects are sent one by one"
+    )
+    case = model.present._replace(change=lambda batch: batch.without("encode").without("decode"))
+    if model.present.setting.method == PROCESS and model.gain(case) >= LEAST_GAIN:
+        gain = model.range_of(case)
+        yield Advice(text, {}, gain.gain, 1.0, gain.high, "bound")
+
+
+def kept_objects(model: Model, stats: Stats) -> Iterator[Advice]:
+    """A cache for what stores send again in every epoch."""
+    stores = stats.stores
+    looked_up = stores.cache_hits + stores.cache_misses
+    if not stores.nbytes or (looked_up and stores.cache_misses < 0.1 * looked_up):
+        return
+    rate = size(stores.nbytes / max(stats.wall_s, 1e-9))
+    text = f"cache= of the dataset: stores send {rate}/s, {count(stores.requests, 'request')} so far"
+    if looked_up:
+        text = f"the next epoch: {share(stores.cache_hits / looked_up)} of the pieces were in the cache so far"
+    gain = model.range_of(model.present._replace(change=_without_waiting))
+    yield Advice(f"{text}; from the second epoch on they are local", {}, gain.gain, 1.0, gain.high, "bound")
+
+
+def _without_waiting(batch: BatchTimes) -> BatchTimes:
+    fetch = batch.work.get("fetch", Task())
+    return replace(batch, work={**batch.work, "fetch": fetch._replace(wait_s=0.0)})
+
+
+def cheaper_fetch(model: Model, _: Stats) -> Iterator[Advice]:
+    """A dataset that takes no time."""
+    context, source = model.context, model.context.source
+    method = f"{context.dataset}.__getitem__"
+    if source.answer:
+        where = f" ({source.where})" if source.where else ""
+        text = f"{source.answer}: {method} uses {source.call}{where}"
+    elif context.many_at_once:
+        text = f"do less in {method}: decode only what is used, and store what never changes ready-made"
+    else:
+        text = (
+            f"do less in {method}, or fetch many samples at once: __getitems__, or feedline.datasets.ArrayFile for "
+            "rows of arrays"
+        )
+    yield from _bound(model, "fetch", text)
+
+
+def own_cpus(model: Model, _: Stats) -> Iterator[Advice]:
+    """All CPUs of the machine, without other programs or a quota."""
+    cpus = model.context.cpus
+    if model.machine.cpus < 0.9 * cpus:
+        machine = Machine(cpus, model.machine.gil, model.machine.hop_s)
+        text = (
+            f"{cpus:g} CPUs without other programs: your processes were ready to run, and did not, for "
+            f"{share(model.measured.robbed_share)} of their time"
+        )
+        yield from _advice(model, model.present._replace(machine=machine), text, {}, basis="bound")
+    if model.context.throttled and model.measured.concurrency > 0.8 * cpus:
+        machine = Machine(2 * cpus, model.machine.gil, model.machine.hop_s)
+        text = f"a CPU quota of {2 * cpus:g}, not {cpus:g}: the system stops this job whenever its quota is used up"
+        yield from _advice(model, model.present._replace(machine=machine), text, {}, basis="replayed")
+
+
+def single_threads(model: Model, _: Stats) -> Iterator[Advice]:
+    """One thread per worker, where the workers' own threads outnumber the CPUs."""
+    width, workers = model.measured.mean("fetch").width, model.present.setting.num_workers
+    if workers and width > 1.2 and width * workers > model.context.cpus:
+        case = model.present._replace(change=_one_thread)
+        text = (
+            f"one thread in each worker (cv2.setNumThreads(0), OMP_NUM_THREADS=1): {workers} workers with "
+            f"{width:.1f} threads each share {model.context.cpus:g} CPUs"
+        )
+        gain = model.gain(case)
+        yield Advice(text, {}, max(gain, width), 1.0, max(gain, width), "bound")
+
+
+def _one_thread(batch: BatchTimes) -> BatchTimes:
+    fetch = batch.work.get("fetch", Task())
+    return replace(batch, work={**batch.work, "fetch": fetch._replace(width=1.0)})
+
+
+def fewer_bytes(model: Model, stats: Stats) -> Iterator[Advice]:
+    """Copies to the device that are a quarter as large."""
+    copy_s = stats.copy_s / max(stats.batches, 1)
+    if model.context.device is None or not stats.copied_nbytes or copy_s < 0.5 * model.measured.period_s:
+        return
+    rate = size(stats.copied_nbytes / max(stats.copy_s, 1e-9))
+    each = size(stats.copied_nbytes / max(stats.batches, 1))
+    text = f"uint8 instead of float32, converted on the device: {each} a batch at {rate}/s"
+    others_s = max(model.measured.period_s - copy_s, copy_s / 4)
+    gain = Gain(model.measured.period_s / max(others_s, 1e-9), 1.0, 4.0)
+    yield Advice(text, {}, min(gain.gain, 4.0), gain.low, gain.high, "bound")
+    if stats.staged_nbytes > 0.05 * stats.copied_nbytes:
+        part = share(min(stats.staged_nbytes / stats.copied_nbytes, 1.0))
+        text = f"worker processes send in page-locked memory: {part} of the bytes were copied twice"
+        yield Advice(text, {"worker_method": "process"}, min(gain.gain, 2.0), 1.0, 2.0, "bound")
+
+
+_REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
+    kept_workers,
+    deeper_prefetch,
+    more_or_fewer_workers,
+    any_order,
+    other_pools,
+    own_cpus,
+    single_threads,
+    fewer_bytes,
+    faster_sampler,
+    cheaper_collate,
+    fewer_objects,
+    kept_objects,
+    cheaper_fetch,
+)
+
+
+def predict(model: Model, arguments: Mapping[str, Any]) -> Gain | None:
+    """The gain of other arguments; None for those that the model does not know."""
+    context, setting = model.context, model.present.setting
+    known = {"num_workers", "prefetch_factor", "in_order", "worker_method"}
+    if arguments == {"persistent_workers": True}:
+        gain = model.without_startup()
+        return Gain(gain, gain, gain)
+    if not arguments or not known.issuperset(arguments) or context.together:
+        return None
+    if arguments.get("num_workers", context.num_workers) == 0:
+        return model.range_of(model.with_setting(EngineSetting()))
+    chosen = arguments.get("worker_method")
+    kind = context.pool_with_workers if chosen in (None, "auto") else find_pool(chosen)
+    method = method_of(kind)
+    changed = EngineSetting(
+        arguments.get("num_workers", context.num_workers),
+        arguments.get("prefetch_factor", setting.prefetch_factor),
+        arguments.get("in_order", context.in_order),
+        method,
+        context.pinned and method == PROCESS,
+    )
+    case = model.with_setting(changed)
+    return model.range_of(case, _doubt(model, case))

@@ -1,0 +1,92 @@
+"""Text of a verdict, for width and characters of a stream."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from textwrap import fill, wrap
+
+from feedline.loader.report.advice import Advice
+from feedline.loader.report.stats import seconds
+
+WIDTH = 80
+"""Columns of text that does not go to a terminal."""
+
+
+NARROW = 60
+"""Columns below which advice has no table."""
+
+
+_ASCII = str.maketrans({"→": "->", "×": "x", "µ": "u", "–": "-", "…": "..."})
+
+
+def columns(stream: object = None) -> int:
+    """Width for a stream: of the terminal, else `WIDTH`."""
+    stream = sys.stdout if stream is None else stream
+    is_terminal = getattr(stream, "isatty", lambda: False)()
+    return max(20, shutil.get_terminal_size((WIDTH, 24)).columns) if is_terminal else WIDTH
+
+
+def printable(text: str, encoding: str | None) -> str:
+    """The text, without characters that the encoding lacks."""
+    try:
+        text.encode(encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return text.translate(_ASCII)
+    return text
+
+
+def paragraph(text: str, width: int) -> str:
+    """Wrapped text."""
+    return fill(text, width, break_long_words=True, break_on_hyphens=False)
+
+
+def table(advice: Iterable[Advice], period_s: float, width: int) -> Iterator[str]:
+    """Lines of each advice: change, times, gain."""
+    for each in advice:
+        yield from _wide(each, period_s, width) if width >= NARROW else _narrow(each, period_s, width)
+
+
+def gain_of(advice: Advice) -> str:
+    """The gain with its range, such as "4.3 × (4.0–4.4)"."""
+    if advice.basis == "bound":
+        return f"at most {number(advice.high)} ×"
+    return f"{number(advice.gain)} × ({number(advice.low)}–{number(advice.high)})"
+
+
+def number(value: float) -> str:
+    """A factor with two or three digits."""
+    return f"{value:.2f}" if value < 1.995 else f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
+
+
+def _times(advice: Advice, period_s: float) -> str:
+    if advice.basis != "replayed" or period_s <= 0:
+        return ""
+    return f"{seconds(period_s)} → {seconds(period_s / advice.gain)}"
+
+
+def _wide(advice: Advice, period_s: float, width: int) -> Iterator[str]:
+    figures = f"{_times(advice, period_s):>18}{gain_of(advice):>20}"
+    room = width - len(figures) - 3
+    if advice.arguments and len(advice.change) <= room:
+        yield f"→ {advice.change:<{room}} {figures}".rstrip()
+        yield from _indented(advice.text, width)
+        return
+    lines = list(_indented(str(advice), width, "→ "))
+    last = gain_of(advice)
+    if len(lines[-1]) + len(last) + 3 <= width:
+        lines[-1] = f"{lines[-1]:<{width - len(last)}}{last}"
+    else:
+        lines.append(f"{last:>{width}}")
+    yield from lines
+
+
+def _narrow(advice: Advice, period_s: float, width: int) -> Iterator[str]:
+    yield from _indented(str(advice), width, "→ ")
+    times = _times(advice, period_s)
+    yield from _indented(f"{times}, {gain_of(advice)}" if times else gain_of(advice), width)
+
+
+def _indented(text: str, width: int, first: str = "  ") -> list[str]:
+    return wrap(text, width, initial_indent=first, subsequent_indent="  ", break_on_hyphens=False)

@@ -1,0 +1,219 @@
+"""Recorded spans, separated into computing, waiting and run delay."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from feedline.core.telemetry import CPU, MAIN, RUN_DELAY, Span
+from feedline.loader.report.replay import NO_TASK, BatchTimes, Task
+from feedline.loader.report.stats import Stats
+
+WORK = ("fetch", "collate", "encode")
+"""Stages of building a batch, in their order. Other spans lie within these."""
+
+
+_OURS = {"sample": "sample", "decode": "decode", "step": "step"}
+"""Stages of the training process: those of every loader."""
+
+
+WIDE = 1.1
+"""CPU seconds per second from which a task counts as computing in several threads."""
+
+
+LEAST_BATCHES = 8
+"""Batches from which the run delay, which is read ten times a second, can be compared with the computing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Batches of the latest spans, and what they took.
+
+    Times are in seconds, and means are per batch. Waiting and computing are those of an idle machine; the run delay is
+    kept apart.
+    """
+
+    batches: tuple[BatchTimes, ...] = ()
+    period_s: float = 0.0
+    """From batch to batch, without the first of an epoch."""
+    wait_s: float = 0.0
+    step_s: float = 0.0
+    startup_s: float = 0.0
+    """Wait for the first batch of an epoch."""
+    delay: Mapping[int, float] = field(default_factory=dict)
+    """Run delay of each worker, as a multiple of its CPU time; -1 is the training process."""
+    delayed_s: float = 0.0
+    """Run delay of workers and loop, summed."""
+    has_cpu: bool = False
+    """True if CPU times were measured; else all work counts as computing."""
+
+    @classmethod
+    def of(cls, recent: Sequence[Sequence[Span]], stats: Stats) -> Self:
+        """Figures of the latest spans; of the totals where there are none."""
+        tables = [_BatchSpans.of(spans) for spans in recent]
+        later = [table for table in tables if "step" in table.wall]
+        if not later:
+            return cls._of_totals(stats)
+        robbed = len(later) >= LEAST_BATCHES
+        delay = _delays(tables) if robbed else {}
+        ratios = _cpu_ratios(tables)
+        first = [table.wall["wait"] for table in tables if "step" not in table.wall and "wait" in table.wall]
+        return cls(
+            tuple(table.batch(ratios, delay) for table in later),
+            period_s=_mean(table.wall["step"] + table.wall.get("wait", 0.0) for table in later),
+            wait_s=_mean(table.wall.get("wait", 0.0) for table in later),
+            step_s=_mean(table.wall["step"] for table in later),
+            startup_s=_mean(first) if first else stats.startup_s,
+            delay=delay,
+            delayed_s=sum(sum(table.delay.values()) for table in tables) / len(later) if robbed else 0.0,
+            has_cpu=bool(ratios),
+        )
+
+    @classmethod
+    def _of_totals(cls, stats: Stats) -> Self:
+        later = max(stats.batches - 1, 0)
+        if not later:
+            return cls(startup_s=stats.startup_s)
+        tasks = {
+            stage: _task(
+                times.total_s / stats.batches, None if times.cpu_s is None else times.cpu_s / stats.batches, 0.0
+            )
+            for stage, times in stats.stages.items()
+        }
+        step_s = stats.step_s / later
+        step = _task(step_s, None if stats.step_cpu_s is None else stats.step_cpu_s / later, 0.0)
+        batch = BatchTimes(
+            {stage: tasks[stage] for stage in WORK if stage in tasks},
+            tasks.get("sample", NO_TASK),
+            tasks.get("decode", NO_TASK),
+            step,
+        )
+        wait_s = max(stats.wait_s - stats.startup_s, 0.0) / later
+        return cls((batch,), step_s + wait_s, wait_s, step_s, stats.startup_s)
+
+    @property
+    def delay_share(self) -> float:
+        """Run delay per time that something wanted to compute, 0 to 1."""
+        return _share(self.delayed_s, self.concurrency * self.period_s)
+
+    @property
+    def robbed_share(self) -> float:
+        """Run delay per time that workers and loop worked, 0 to 1."""
+        return _share(self.delayed_s, sum(self.mean(stage).alone_s for stage in (*WORK, *_OURS)))
+
+    def mean(self, stage: str) -> Task:
+        """Mean task of a stage; empty for one that did not run."""
+        tasks = [batch.work.get(stage, NO_TASK) if stage in WORK else getattr(batch, stage) for batch in self.batches]
+        if not tasks:
+            return NO_TASK
+        width = sum(task.cpu_s * task.width for task in tasks) / (sum(task.cpu_s for task in tasks) or 1.0)
+        return Task(_mean(task.wait_s for task in tasks), _mean(task.cpu_s for task in tasks), width or 1.0)
+
+    @property
+    def concurrency(self) -> float:
+        """CPUs in use on average, by workers and loop."""
+        stages = (*WORK, *_OURS)
+        used_s = sum(task.cpu_s * task.width for task in map(self.mean, stages))
+        return used_s / self.period_s if self.period_s else 0.0
+
+
+@dataclass(slots=True)
+class _BatchSpans:
+    """Seconds of one batch by stage, on wall and CPU clocks."""
+
+    wall: dict[str, float]
+    cpu: dict[str, float]
+    delay: dict[int, float]
+    worker: int = MAIN
+
+    @classmethod
+    def of(cls, spans: Sequence[Span]) -> Self:
+        wall, cpu, delay = (
+            defaultdict[str, float](float),
+            defaultdict[str, float](float),
+            defaultdict[int, float](float),
+        )
+        worker = MAIN
+        for stage, start_ns, stop_ns, owner in spans:
+            elapsed_s = (stop_ns - start_ns) / 1e9
+            if stage == RUN_DELAY:
+                delay[owner] += elapsed_s
+            elif stage.endswith(CPU):
+                cpu[stage.removesuffix(CPU)] += elapsed_s
+            else:
+                wall[stage] += elapsed_s
+                worker = owner if stage in WORK else worker
+        return cls(dict(wall), dict(cpu), dict(delay), worker)
+
+    def batch(self, ratios: Mapping[str, float], delay: Mapping[int, float]) -> BatchTimes:
+        """The tasks of this batch."""
+        work = {stage: self._task(stage, ratios, delay.get(self.worker, 0.0)) for stage in WORK if stage in self.wall}
+        ours = {name: self._task(stage, ratios, delay.get(MAIN, 0.0)) for name, stage in _OURS.items()}
+        return BatchTimes(work, **ours)
+
+    def _task(self, stage: str, ratios: Mapping[str, float], delay: float) -> Task:
+        wall_s = self.wall.get(stage, 0.0)
+        if stage in self.cpu:
+            return _task(wall_s, self.cpu[stage], delay)
+        return _task(wall_s, ratios[stage] * wall_s if stage in ratios else None, delay)
+
+
+def _task(wall_s: float, cpu_s: float | None, delay: float) -> Task:
+    """Task of a span; it computes where no CPU time is known."""
+    if cpu_s is None:
+        return Task(0.0, wall_s / (1 + delay))
+    if cpu_s > WIDE * wall_s:
+        return Task(0.0, wall_s / (1 + delay), min(cpu_s / wall_s, _WIDEST)) if wall_s else NO_TASK
+    if cpu_s < _COMPUTES * wall_s:
+        delay = 0.0
+    return Task(max(wall_s - cpu_s * (1 + delay), 0.0), min(cpu_s, wall_s))
+
+
+_COMPUTES = 0.2
+"""Share of computing below which the delay of a task comes from its wake-ups: it overlaps as its waiting does."""
+
+
+def _cpu_ratios(tables: Iterable[_BatchSpans]) -> dict[str, float]:
+    """CPU seconds per second of each stage, where both were measured."""
+    wall, cpu = defaultdict[str, float](float), defaultdict[str, float](float)
+    for table in tables:
+        for stage, seconds in table.cpu.items():
+            wall[stage] += table.wall.get(stage, 0.0)
+            cpu[stage] += seconds
+    return {stage: cpu[stage] / wall[stage] for stage in cpu if wall[stage]}
+
+
+def _delays(tables: Sequence[_BatchSpans]) -> dict[int, float]:
+    """Run delay per CPU second, by worker.
+
+    A worker's delay may have been read with other batches than its CPU time: only sums over many batches are compared.
+    """
+    ratios = _cpu_ratios(tables)
+    delay, cpu = defaultdict[int, float](float), defaultdict[int, float](float)
+    for table in tables:
+        for worker, seconds in table.delay.items():
+            delay[worker] += seconds
+        for stage, seconds in table.wall.items():
+            if stage in WORK or stage in _OURS:
+                owner = table.worker if stage in WORK else MAIN
+                cpu[owner] += table.cpu.get(stage, min(ratios.get(stage, 1.0), 1.0) * seconds)
+    # CPU times of stages without a CPU clock contain their delay.
+    return {worker: seconds / max(cpu[worker], seconds / _MOST_DELAY) for worker, seconds in delay.items() if seconds}
+
+
+_MOST_DELAY = 100.0
+
+
+_WIDEST = 1024.0
+"""CPUs of the largest machines: clocks of different resolution give any ratio for the shortest spans."""
+
+
+def _share(part: float, rest: float) -> float:
+    return part / (part + rest) if part > 0 else 0.0
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else 0.0

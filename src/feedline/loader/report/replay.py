@@ -1,0 +1,280 @@
+"""Replay of recorded batches through a model of the engine.
+
+The model has the loader's window of requests, its workers, and CPUs that all tasks share. Times are in seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+INLINE, THREAD, PROCESS = "inline", "thread", "process"
+
+
+class Task(NamedTuple):
+    """A stretch of work."""
+
+    wait_s: float = 0.0
+    """Seconds of waiting: for files, networks, locks, a device."""
+    cpu_s: float = 0.0
+    """Seconds of computing on a CPU of its own."""
+    width: float = 1.0
+    """CPUs in use while it computes; more than 1 where it starts threads."""
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds on an idle machine."""
+        return self.wait_s + self.cpu_s
+
+    def __add__(self, other: Task) -> Task:  # type: ignore[override]
+        cpu_s = self.cpu_s + other.cpu_s
+        used = self.cpu_s * self.width + other.cpu_s * other.width
+        return Task(self.wait_s + other.wait_s, cpu_s, used / cpu_s if cpu_s else 1.0)
+
+
+NO_TASK = Task()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """Tasks of one batch, each as on an idle machine."""
+
+    work: Mapping[str, Task]
+    """By stage, in the order in which a worker does them: "fetch", "collate", "encode"."""
+    sample: Task = NO_TASK
+    """The sampler, in the training process."""
+    decode: Task = NO_TASK
+    """Receiving, in the training process."""
+    step: Task = NO_TASK
+    """The loop's own work."""
+
+    def without(self, stage: str) -> BatchTimes:
+        """The batch with one stage that takes no time."""
+        return self.scaled(stage, 0.0)
+
+    def scaled(self, stage: str, factor: float) -> BatchTimes:
+        """The batch with the time of one stage multiplied."""
+        if stage in self.work:
+            return replace(self, work={**self.work, stage: _scaled(self.work[stage], factor)})
+        if stage not in ("sample", "decode", "step"):
+            return self  # a stage that other batches have
+        changed: dict[str, Any] = {stage: _scaled(getattr(self, stage), factor)}
+        return replace(self, **changed)
+
+    def free(self) -> BatchTimes:
+        """The batch if data took no time: only the step is left."""
+        return BatchTimes({}, step=self.step)
+
+
+def _scaled(task: Task, factor: float) -> Task:
+    return Task(task.wait_s * factor, task.cpu_s * factor, task.width)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetting:
+    """Arguments of a loader that decide how its batches overlap."""
+
+    num_workers: int = 0
+    prefetch_factor: int = 2
+    in_order: bool = True
+    method: str = INLINE
+    pinned: bool = False
+    """Batch b belongs to worker b modulo `num_workers`; else an idle worker takes the next batch."""
+
+    @property
+    def ahead(self) -> int:
+        """Requests in flight while the loop computes."""
+        return 0 if self.method == INLINE else max(1, self.prefetch_factor) * self.num_workers
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """CPUs, lock and latency that tasks share."""
+
+    cpus: float = 1.0
+    """CPUs that affinity, quota and other programs leave."""
+    gil: float = 1.0
+    """Share of the computing of threads that holds Python's lock."""
+    hop_s: float = 0.0
+    """Seconds per batch in which the loop waits for what no stage contains, such as the wake-up of a worker."""
+
+
+_Phase = tuple[float, float, float]
+_Process = Generator[_Phase | None, None, None]
+
+PIECES = 4
+"""Parts into which a task is cut that waits and computes: samples do both in turn."""
+
+ONE_KIND = 0.05
+"""Share below which the smaller of waiting and computing does not cut a task."""
+
+
+def _phases(task: Task) -> Sequence[_Phase]:
+    wait_s, cpu_s, width = task
+    if min(wait_s, cpu_s) <= ONE_KIND * (wait_s + cpu_s):
+        return ((wait_s, cpu_s, width),)
+    return ((wait_s / PIECES, cpu_s / PIECES, width),) * PIECES
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Time of processes that sleep, or compute on shared CPUs.
+
+    All computing processes progress at one rate. Virtual time passes at this rate, so a process ends when virtual time
+    has advanced by its computing time, whatever others do.
+    """
+
+    limit: float
+    """Greatest width that computes at full speed: CPUs, or for threads what the lock allows."""
+    now: float = 0.0
+    _virtual: float = 0.0
+    _width: float = 0.0
+    _number: int = 0
+    _asleep: list[tuple[float, int, _Process, float, float]] = field(default_factory=list)
+    _computing: list[tuple[float, int, _Process, float]] = field(default_factory=list)
+
+    def resume(self, process: _Process) -> None:
+        """Let a process begin, or go on after it was parked."""
+        for phase in process:
+            if phase is None:  # parked
+                return
+            wait_s, cpu_s, width = phase
+            self._number += 1
+            if wait_s > 0:
+                heappush(self._asleep, (self.now + wait_s, self._number, process, cpu_s, width))
+                return
+            if cpu_s > 0:
+                self._compute(process, cpu_s, width)
+                return
+
+    def _compute(self, process: _Process, cpu_s: float, width: float) -> None:
+        self._number += 1
+        self._width += width
+        heappush(self._computing, (self._virtual + cpu_s, self._number, process, width))
+
+    def run(self) -> None:
+        """Run until every process is parked or has ended."""
+        asleep, computing = self._asleep, self._computing
+        while asleep or computing:
+            rate = min(1.0, self.limit / self._width) if self._width > self.limit else 1.0
+            done_s = self.now + (computing[0][0] - self._virtual) / rate if computing else float("inf")
+            if asleep and asleep[0][0] <= done_s:
+                woken_s, _, process, cpu_s, width = heappop(asleep)
+                self._virtual += (woken_s - self.now) * rate if computing else 0.0
+                self.now = woken_s
+                if cpu_s > 0:
+                    self._compute(process, cpu_s, width)
+                else:
+                    self.resume(process)
+            else:
+                self._virtual, _, process, width = heappop(computing)
+                self.now = done_s
+                self._width = self._width - width if computing else 0.0
+                self.resume(process)
+
+
+class _Engine:
+    """The loop, its window and its workers, as processes of a clock."""
+
+    def __init__(self, batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machine) -> None:
+        locked = machine.gil if setting.method == THREAD else 0.0
+        self._clock = _Clock(min(machine.cpus, 1 / locked) if locked else machine.cpus)
+        self._batches, self._setting, self._machine = batches, setting, machine
+        self._work = [_phases(sum(batch.work.values(), NO_TASK)) for batch in batches]
+        workers = 0 if setting.method == INLINE else setting.num_workers
+        self._queues: list[deque[int]] = [deque() for _ in range(workers if setting.pinned and workers else 1)]
+        self._idle: list[list[int]] = [[] for _ in self._queues]
+        self._workers = [self._run_worker(number) for number in range(workers)]
+        self._loop = self._run_loop()
+        self._loop_is_parked = False
+        self._arrived: deque[int] = deque()
+        self._received: set[int] = set()
+        self.delivered_s: list[float] = []
+
+    def run(self) -> list[float]:
+        """Times at which the loop got its batches."""
+        for process in [*self._workers, self._loop]:
+            self._clock.resume(process)
+        self._clock.run()
+        return self.delivered_s
+
+    def _run_worker(self, number: int) -> _Process:
+        queue = number % len(self._queues)
+        while True:
+            while not self._queues[queue]:
+                self._idle[queue].append(number)
+                yield None
+            taken = self._queues[queue].popleft()
+            yield from self._work[taken]
+            self._arrived.append(taken)
+            if self._loop_is_parked:
+                self._loop_is_parked = False
+                self._clock.resume(self._loop)
+
+    def _submit(self, number: int) -> None:
+        queue = number % len(self._queues)
+        self._queues[queue].append(number)
+        if self._idle[queue]:
+            self._clock.resume(self._workers[self._idle[queue].pop(0)])
+
+    def _run_loop(self) -> _Process:
+        ahead, total, drawn = self._setting.ahead, len(self._batches), 0
+        window: list[int] = []
+        for turn in range(total):
+            while len(window) <= ahead and drawn < total:
+                yield from _phases(self._batches[drawn].sample)
+                self._submit(drawn)
+                window.append(drawn)
+                drawn += 1
+            if self._workers:
+                yield from self._receive(window)
+            else:
+                yield from self._work[turn]
+            window.remove(self._due(window))
+            yield (self._machine.hop_s, 0.0, 1.0)
+            self.delivered_s.append(self._clock.now)
+            yield from _phases(self._batches[turn].step)
+
+    def _due(self, window: list[int]) -> int:
+        if self._setting.in_order or not self._workers:
+            return window[0]
+        return next(number for number in window if number in self._received)
+
+    def _receive(self, window: list[int]) -> _Process:
+        """Decode what has arrived until the due batch is decoded."""
+        while not self._is_due(window):
+            if not self._arrived:
+                self._loop_is_parked = True
+                yield None
+            while self._arrived:
+                number = self._arrived.popleft()
+                yield from _phases(self._batches[number].decode)
+                self._received.add(number)
+
+    def _is_due(self, window: list[int]) -> bool:
+        return window[0] in self._received or (not self._setting.in_order and not self._received.isdisjoint(window))
+
+
+LEAST = 48
+"""Batches that a replay has at least: fewer are repeated."""
+
+
+def replay(batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machine) -> float:
+    """Mean seconds from batch to batch, once the window is full.
+
+    ValueError without batches.
+    """
+    if not batches:
+        raise ValueError("a replay needs at least one batch")
+    filling = setting.ahead + 1
+    # Whole cycles: every batch counts as often as every other, whatever the setting.
+    number = len(batches) * -(-max(LEAST, 2 * filling) // len(batches))
+    cycle = [batches[turn % len(batches)] for turn in range(number + 3 * filling)]
+    delivered_s = _Engine(cycle, setting, machine).run()
+    # A loop that receives all that has arrived does so in bursts of one window: the mean over one window of starts. In
+    # the last window nothing new is requested, and in the first one the workers have nothing yet: neither counts.
+    starts = range(filling, 2 * filling)
+    return sum(delivered_s[start + number] - delivered_s[start] for start in starts) / (number * filling)

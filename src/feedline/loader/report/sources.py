@@ -1,0 +1,164 @@
+"""Libraries that a dataset reads with, and feedline's answer to each."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from torch.utils.data import ConcatDataset, Subset
+
+
+class _OwnAnswer(NamedTuple):
+    names: tuple[str, ...]
+    """Dotted names; one of a module stands for all that is in it."""
+    text: str
+
+
+_ANSWERS = (
+    _OwnAnswer(("requests", "urllib", "urllib3", "httpx", "boto3", "botocore", "fsspec", "s3fs", "gcsfs", "smart_open"),
+            "feedline.datasets.TarShards, or Files with cache=, reads many objects at once and keeps them"),
+    _OwnAnswer(("sqlite3", "psycopg", "psycopg2", "sqlalchemy", "pymysql"),
+            "feedline.datasets.SQLManifest reads the table once, and then whole batches"),
+    _OwnAnswer(("PIL", "cv2", "torchvision.io", "imageio", "skimage", "turbojpeg"),
+            "feedline.datasets.ImageFolder with feedline.transforms decodes only what a crop needs"),
+    _OwnAnswer(("datasets",), "feedline.datasets.HuggingFace reads whole batches of the same table"),
+    _OwnAnswer(("h5py", "tables"), "feedline.datasets.HDF5 reads whole batches, and each worker opens the file itself"),
+    _OwnAnswer(("zarr",), "feedline.datasets.Zarr reads whole batches by chunk"),
+    _OwnAnswer(("lmdb",), "feedline.datasets.LMDB reads whole batches"),
+    _OwnAnswer(("pyarrow", "pandas", "polars", "fastparquet"),
+            "feedline.datasets.Parquet reads whole batches of columns"),
+    _OwnAnswer(("numpy.memmap", "numpy.load", "numpy.fromfile", "numpy.frombuffer"),
+            "feedline.datasets.ArrayFile, or TokenFile for windows of tokens, reads whole batches without copies"),
+    _OwnAnswer(("tarfile", "webdataset", "zipfile"), "feedline.datasets.TarShards reads single members by an index"),
+    _OwnAnswer(("json", "csv", "orjson"), "feedline.datasets.JSONL and CSV read lines by an index"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSource:
+    """Call of a library in `__getitem__` that reads or decodes a sample."""
+
+    call: str = ""
+    """The name as the code has it, such as "requests.get"; empty if none is known."""
+    where: str = ""
+    """File and line, such as "data.py:31"."""
+    answer: str = ""
+    """feedline's own way to read the same; empty if there is none."""
+
+
+def source_of(dataset: Any) -> SampleSource:
+    """The first known call in a dataset's `__getitem__`, or in `__iter__`.
+
+    Reads the code and runs none of it. Functions of the same module are followed.
+    """
+    dataset = _innermost(dataset)
+    if type(dataset).__module__.partition(".")[0] == "feedline":
+        return SampleSource()
+    with suppress(Exception):  # code objects of other tools may lack anything; then nothing is known
+        calls = list(_calls_of_dataset(dataset))
+        for answer in _ANSWERS:
+            for target, call, where in calls:
+                if any(target == name or target.startswith(name + ".") for name in answer.names):
+                    return SampleSource(call, where, answer.text)
+    return SampleSource()
+
+
+def _innermost(dataset: Any) -> Any:
+    while isinstance(dataset, (Subset, ConcatDataset)):
+        dataset = dataset.dataset if isinstance(dataset, Subset) else dataset.datasets[0]
+    return dataset
+
+
+class _CodeName(NamedTuple):
+    target: str
+    call: str
+    where: str
+
+
+def _calls_of_dataset(dataset: Any) -> Iterator[_CodeName]:
+    seen: set[CodeType] = set()
+    for name in ("__getitems__", "__getitem__", "__iter__", "__init__"):
+        method = inspect.getattr_static(type(dataset), name, None)
+        if isinstance(method, FunctionType):
+            yield from _calls(method, dataset, seen)
+    for value in vars(dataset).values():  # objects that `__init__` has opened, and functions that it was given
+        module = type(value).__module__
+        if not isinstance(value, (ModuleType, FunctionType, type)) and module != "builtins":
+            yield _CodeName(f"{module}.{type(value).__name__}", type(value).__name__, "")
+
+
+def _calls(function: FunctionType, dataset: Any, seen: set[CodeType]) -> Iterator[_CodeName]:
+    """Dotted names that a function uses, resolved as far as globals go."""
+    code = function.__code__
+    if code in seen or len(seen) > _MOST_FUNCTIONS:
+        return
+    seen.add(code)
+    yield from _imports(code)
+    for name, line in _dotted_names(code):
+        value, target = _resolve(function.__globals__, dataset, name)
+        if isinstance(value, FunctionType) and value.__module__ == function.__module__:
+            yield from _calls(value, dataset, seen)
+        elif target:
+            yield _CodeName(target, name, f"{code.co_filename.rpartition('/')[2]}:{line}")
+
+
+_MOST_FUNCTIONS = 40
+
+
+def _imports(code: CodeType) -> Iterator[_CodeName]:
+    """Modules that a function imports itself."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            line = instruction.positions.lineno if instruction.positions else code.co_firstlineno
+            yield _CodeName(instruction.argval, instruction.argval, f"{code.co_filename.rpartition('/')[2]}:{line}")
+
+
+def _dotted_names(code: CodeType) -> Iterator[tuple[str, int]]:
+    """Names such as `np.load`, with their lines."""
+    name, line = "", code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        if instruction.positions is not None and instruction.positions.lineno:
+            line = instruction.positions.lineno
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and name:
+            name = f"{name}.{instruction.argval}"
+            continue
+        if name:
+            yield name, line
+        is_name = instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST")
+        name = instruction.argval if is_name else ""
+    if name:
+        yield name, line
+
+
+def _resolve(variables: dict[str, Any], dataset: Any, name: str) -> tuple[Any, str]:
+    """The value of a dotted name, and where it was defined."""
+    first, *rest = name.split(".")
+    value = type(dataset) if first == "self" else variables.get(first)
+    for part in rest:
+        if value is None:
+            break
+        value = inspect.getattr_static(value, part, None) if isinstance(value, type) else getattr(value, part, None)
+    owner = variables.get(first)
+    if isinstance(owner, ModuleType):
+        return value, ".".join([owner.__name__, *rest])
+    module = getattr(owner, "__module__", "") or ""
+    return value, ".".join([module, getattr(owner, "__name__", first), *rest]) if module else ""
+
+
+def shares_itself_out(stream: Any) -> bool:
+    """True for an iterable dataset that shares itself out to workers.
+
+    That is one with partitions, or whose code asks for `get_worker_info`. Streams of other libraries do so.
+    """
+    if hasattr(stream, "num_partitions") or type(stream).__module__.partition(".")[0] in ("datasets", "webdataset"):
+        return True
+    with suppress(Exception):  # code objects of other tools may lack anything; then workers are not advised
+        seen: set[CodeType] = set()
+        names = [each.call for each in _calls(type(stream).__iter__, stream, seen)]
+        return any("get_worker_info" in name for name in names)
+    return False

@@ -1,0 +1,230 @@
+"""A loop, its workers and a machine, simulated tick by tick: spans whose truth is known.
+
+It shares no code with the model under test. CPUs are given tick by tick to some of those that want them; every process
+waits, computes, or is ready to run and does not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from feedline.core.telemetry import MAIN, Span
+from feedline.loader.report import Context, Stats, Totals
+from feedline.workers.registry import INLINE, PROCESSES, THREADS
+
+TICK_MS = 0.25
+
+Part = tuple[str, float, float]
+"""Stage, milliseconds of waiting, milliseconds of computing."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Times in milliseconds, each as (waiting, computing)."""
+
+    fetch: tuple[float, float] = (0, 0)
+    collate: tuple[float, float] = (0, 0)
+    encode: tuple[float, float] = (0, 0)
+    decode: float = 0
+    sample: float = 0
+    step: tuple[float, float] = (5, 0)
+    slow: Callable[[int], float] = lambda number: 1.0
+    """Factor on the fetch of a batch."""
+    workers: int = 0
+    prefetch: int = 2
+    in_order: bool = True
+    method: str = "process"
+    cpus: int = 2
+    others: int = 0
+    """Programs that always compute."""
+    locks: bool = False
+    """Threads compute only one at a time."""
+    batches: int = 120
+    samples: int = 8
+
+    def context(self, **known: object) -> Context:
+        kind = {"process": PROCESSES, "thread": THREADS}[self.method] if self.workers else INLINE
+        pinned = self.method == "process" and self.workers > 0
+        return replace(
+            Context(
+                dataset="Photos", pool=kind, num_workers=self.workers, prefetch_factor=self.prefetch,
+                in_order=self.in_order, pinned=pinned, cpus=self.cpus, epoch_batches=10_000,
+            ),
+            **known,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def run(self) -> Run:
+        return Run(self)
+
+
+@dataclass
+class Process:
+    """What it still has to do, and how its time was spent."""
+
+    worker: int
+    wait: float = 0.0
+    compute: float = 0.0
+    cpu: float = 0.0
+    delay: float = 0.0
+
+
+@dataclass
+class Job:
+    number: int
+    spans: list[Span] = field(default_factory=list)
+
+
+class Run:
+    """A whole epoch; `spans` are as the engine records them."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.now = 0.0
+        self.turn = 0
+        self.loop = Process(MAIN)
+        self.workers = [Process(number) for number in range(pipeline.workers)]
+        self.programs = {id(self.loop): self.loop_program()}
+        self.queues: list[deque[Job]] = [deque() for _ in self.workers] or [deque()]
+        self.programs |= {id(each): self.worker_program(each) for each in self.workers}
+        self.ready: deque[Job] = deque()
+        self.recorded: list[list[Span]] = []
+        self.ended = False
+        self.random = random.Random(1)
+        for process in [*self.workers, self.loop]:
+            self.advance(process)
+        while not self.ended:
+            self.tick()
+
+    def tick(self) -> None:
+        everyone = [self.loop, *self.workers]
+        runnable = [each for each in everyone if each.wait <= 0 and each.compute > 0]
+        for each in everyone:
+            if each.wait > 0:
+                each.wait -= TICK_MS
+        running = self.chosen(runnable)
+        for each in runnable:
+            if each in running:
+                each.compute -= TICK_MS
+                each.cpu += TICK_MS
+            elif not self.pipeline.locks:  # a wait for a lock is no run delay
+                each.delay += TICK_MS
+        self.now += TICK_MS
+        for each in everyone:
+            if each.wait <= 1e-9 and each.compute <= 1e-9:
+                self.advance(each)
+
+    def chosen(self, runnable: list[Process]) -> list[Process]:
+        """Those that get a CPU in this tick, each with the same chance."""
+        if self.pipeline.locks:
+            runnable = runnable and [self.random.choice(runnable)]
+        crowd = [*runnable, *[None] * self.pipeline.others]
+        self.random.shuffle(crowd)
+        return [each for each in crowd[: self.pipeline.cpus] if each is not None]
+
+    def advance(self, process: Process) -> None:
+        program = self.programs[id(process)]
+        part = next(program, None)
+        while part == (0, 0):
+            part = next(program, None)
+        if part is not None:
+            process.wait, process.compute = part
+
+    def stage(self, process: Process, name: str, wait: float, compute: float, spans: list[Span]):
+        """Run one stage in four parts, as samples do, and record it."""
+        start, cpu = self.now, process.cpu
+        for _ in range(4):
+            yield wait / 4, 0
+            yield 0, compute / 4
+        spans.append(Span(name, ns(start), ns(self.now), process.worker))
+        if name in ("fetch", "collate", "step"):
+            spans.append(Span(name + ".cpu", ns(cpu), ns(process.cpu), process.worker))
+
+    def build(self, process: Process, job: Job):
+        pipeline, factor = self.pipeline, self.pipeline.slow(job.number)
+        wait, compute = pipeline.fetch
+        delay = process.delay
+        yield from self.stage(process, "fetch", wait * factor, compute * factor, job.spans)
+        yield from self.stage(process, "collate", *pipeline.collate, job.spans)
+        if self.workers and pipeline.method == "process":
+            yield from self.stage(process, "encode", *pipeline.encode, job.spans)
+        job.spans.append(Span("run_delay", ns(delay), ns(process.delay), process.worker))
+
+    def worker_program(self, process: Process):
+        pinned = self.pipeline.method == "process"
+        queue = self.queues[process.worker if pinned else 0]
+        while True:
+            if not queue:
+                yield TICK_MS, 0
+                continue
+            job = queue.popleft()
+            yield from self.build(process, job)
+            self.ready.append(job)
+
+    def loop_program(self):
+        pipeline = self.pipeline
+        window: list[Job] = []
+        done: list[Job] = []
+        drawn, left, step_spans = 0, self.now, list[Span]()
+        ahead = pipeline.prefetch * pipeline.workers
+        delay = 0.0
+        for _ in range(pipeline.batches):
+            called, sampled = self.now, 0.0
+            while len(window) <= ahead and drawn < pipeline.batches:
+                job, start = Job(drawn), self.now
+                yield 0, pipeline.sample
+                sampled += self.now - start
+                window.append(job)
+                self.queues[drawn % len(self.queues) if pipeline.method == "process" else 0].append(job)
+                drawn += 1
+            if not self.workers:
+                yield from self.build(self.loop, window[0])
+                done.append(window[0])
+            while not (window[0] in done if pipeline.in_order else any(job in done for job in window)):
+                if not self.ready:
+                    yield TICK_MS, 0
+                    continue
+                job, start = self.ready.popleft(), self.now
+                yield 0, pipeline.decode
+                job.spans.append(Span("decode", ns(start), ns(self.now), MAIN))
+                done.append(job)
+            job = window[0] if pipeline.in_order else next(job for job in window if job in done)
+            window.remove(job)
+            spans = [*job.spans, *step_spans, Span("step", ns(left), ns(called), MAIN)]
+            spans += [Span("wait", ns(called), ns(self.now), MAIN), Span("sample", 0, ns(sampled), MAIN)]
+            if not any(span.stage == "run_delay" and span.worker == MAIN for span in spans):
+                spans.append(Span("run_delay", ns(delay), ns(self.loop.delay), MAIN))
+            delay = self.loop.delay
+            self.recorded.append(spans)
+            left, step_spans = self.now, []
+            step = list[Span]()
+            yield from self.stage(self.loop, "step", *pipeline.step, step)
+            step_spans = step[1:]
+        self.ended = True
+
+    def totals(self) -> Totals:
+        totals = Totals()
+        for spans in self.recorded:
+            totals.add(spans, self.pipeline.samples)
+        return totals
+
+    @property
+    def stats(self) -> Stats:
+        return self.totals().stats()
+
+    @property
+    def recent(self) -> list[list[Span]]:
+        return [list(spans) for spans in self.totals().recent]
+
+    @property
+    def period_s(self) -> float:
+        """Seconds from batch to batch, once the window is full."""
+        waits = [span for spans in self.recorded for span in spans if span.stage == "wait"]
+        first = min(2 * self.pipeline.workers + 2, len(waits) // 2)
+        return (waits[-1].stop_ns - waits[first].stop_ns) / 1e9 / (len(waits) - 1 - first)
+
+
+def ns(milliseconds: float) -> int:
+    return round(milliseconds * 1e6)

@@ -1,0 +1,207 @@
+"""The replay against arithmetic, and its predictions against a simulated machine."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_pipeline import Pipeline, Run
+
+from feedline.loader.report.measured import Measured
+from feedline.loader.report.model import Model
+from feedline.loader.report.replay import (
+    INLINE,
+    PROCESS,
+    THREAD,
+    BatchTimes,
+    EngineSetting,
+    Machine,
+    Task,
+    replay,
+)  # fmt: skip
+
+STEP = Task(0, 0.01)
+
+
+def batches(wait: float = 0, cpu: float = 0, step: Task = STEP, **stages: Task) -> list[BatchTimes]:
+    return [BatchTimes({"fetch": Task(wait, cpu)}, step=step, **stages)] * 64
+
+
+def test_without_workers_times_add_up() -> None:
+    times = batches(0.02, 0.06, sample=Task(0, 0.005))
+    assert replay(times, EngineSetting(), Machine(2)) == pytest.approx(0.095)
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(1, 0.08), (2, 0.04), (4, 0.02), (8, 0.01), (16, 0.01)])
+def test_waiting_overlaps_without_limit(workers: int, expected: float) -> None:
+    setting = EngineSetting(workers, method=PROCESS)
+    assert replay(batches(0.08), setting, Machine(1)) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(("workers", "cpus", "expected"), [(2, 8, 0.04), (2, 2, 0.045), (8, 2, 0.045), (4, 1, 0.09)])
+def test_computing_shares_the_cpus_with_the_step(workers: int, cpus: float, expected: float) -> None:
+    setting = EngineSetting(workers, method=PROCESS)
+    assert replay(batches(cpu=0.08), setting, Machine(cpus)) == pytest.approx(expected, rel=0.05)
+
+
+def test_threads_compute_one_at_a_time_as_far_as_they_hold_the_lock() -> None:
+    times = batches(cpu=0.08, step=Task(0.001))
+    periods = [replay(times, EngineSetting(4, method=THREAD), Machine(8, gil=gil)) for gil in (1.0, 0.5, 0.1)]
+    assert periods == pytest.approx([0.08, 0.04, 0.02], rel=0.05)
+    assert replay(times, EngineSetting(4, method=PROCESS), Machine(8, gil=1.0)) == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_sampler_runs_before_every_batch_whatever_the_workers_do() -> None:
+    times = batches(0.001, sample=Task(0, 0.03))
+    assert replay(times, EngineSetting(8, method=PROCESS), Machine(8)) == pytest.approx(0.04)
+
+
+def test_a_task_with_threads_of_its_own_uses_several_cpus() -> None:
+    wide = [BatchTimes({"fetch": Task(0, 0.08, 4.0)}, step=Task(0.01))] * 64
+    assert replay(wide, EngineSetting(2, method=PROCESS), Machine(8)) == pytest.approx(0.04, rel=0.05)
+    assert replay(wide, EngineSetting(2, method=PROCESS), Machine(4)) == pytest.approx(0.08, rel=0.05)
+
+
+def test_a_slow_batch_holds_up_its_worker_where_requests_are_assigned() -> None:
+    slow = [BatchTimes({"fetch": Task(0.5 if n % 16 == 0 else 0.01)}, step=Task(0.005)) for n in range(128)]
+    pinned, free = (
+        replay(slow, EngineSetting(4, method=PROCESS, pinned=pinned), Machine(8)) for pinned in (True, False)
+    )
+    unordered = replay(slow, EngineSetting(4, in_order=False, method=PROCESS), Machine(8))
+    deep = replay(slow, EngineSetting(4, prefetch_factor=16, method=PROCESS), Machine(8))
+    assert pinned >= 0.99 * free > 1.05 * unordered
+    assert deep < free
+
+
+TIMES = st.floats(0, 0.05)
+TASKS = st.builds(Task, TIMES, TIMES, st.just(1.0))
+
+
+@settings(max_examples=40)
+@given(
+    fetch=TASKS, step=TASKS, sample=TASKS, decode=TASKS, workers=st.integers(0, 6), prefetch=st.integers(1, 4),
+    cpus=st.floats(0.2, 8), method=st.sampled_from([PROCESS, THREAD]), pinned=st.booleans(), in_order=st.booleans(),
+)  # fmt: skip
+def test_no_replay_beats_what_its_parts_allow(
+    fetch: Task, step: Task, sample: Task, decode: Task, workers: int, prefetch: int, cpus: float, method: str,
+    pinned: bool, in_order: bool,
+) -> None:  # fmt: skip
+    times = [BatchTimes({"fetch": fetch}, sample, decode, step)] * 24
+    setting = EngineSetting(workers, prefetch, in_order, method if workers else INLINE, pinned)
+    period = replay(times, setting, Machine(cpus, gil=0.0))
+    decoding = decode if workers else Task()
+    loop = step.alone_s + sample.alone_s
+    everything = (fetch.cpu_s + sample.cpu_s + step.cpu_s) / cpus
+    least = max(loop, fetch.alone_s / max(workers, 1), everything)
+    most = (fetch.wait_s + sample.wait_s + step.wait_s + decoding.wait_s) + (
+        fetch.cpu_s + sample.cpu_s + step.cpu_s + decoding.cpu_s
+    ) * max(1.0, (workers + 1) / cpus)
+    assert 0.93 * least - 1e-9 <= period <= 1.07 * most + 1e-9
+
+
+def test_a_replay_needs_batches() -> None:
+    with pytest.raises(ValueError, match="at least one batch"):
+        replay([], EngineSetting(), Machine())
+
+
+WAITS = Pipeline(fetch=(40, 2), step=(3, 2), workers=2)
+COMPUTES = Pipeline(fetch=(0, 30), step=(3, 5), workers=1)
+ROBBED = Pipeline(fetch=(10, 20), step=(2, 4), workers=1, others=2)
+PAIRS = {
+    "waiting fetch, 2 to 8 workers": (WAITS, replace(WAITS, workers=8)),
+    "waiting fetch, 8 to 2 workers": (replace(WAITS, workers=8), WAITS),
+    "computing fetch, 1 to 2 workers": (COMPUTES, replace(COMPUTES, workers=2)),
+    "computing fetch, 1 to 8 workers": (COMPUTES, replace(COMPUTES, workers=8)),
+    "computing fetch, 8 CPUs, 1 to 6 workers": (replace(COMPUTES, cpus=8), replace(COMPUTES, cpus=8, workers=6)),
+    "mixed fetch, 2 to 6 workers": (
+        Pipeline(fetch=(20, 10), step=(2, 3), workers=2), Pipeline(fetch=(20, 10), step=(2, 3), workers=6),
+    ),
+    "inline to 2 workers": (replace(COMPUTES, workers=0), replace(COMPUTES, workers=2)),
+    "stragglers, prefetch 1 to 6": (
+        Pipeline(fetch=(6, 1), slow=lambda n: 12.0 if n % 12 == 5 else 1.0, prefetch=1, workers=2),
+        Pipeline(fetch=(6, 1), slow=lambda n: 12.0 if n % 12 == 5 else 1.0, prefetch=6, workers=2),
+    ),
+    "stragglers, any order": (
+        Pipeline(fetch=(6, 1), slow=lambda n: 12.0 if n % 12 == 5 else 1.0, prefetch=2, workers=3),
+        Pipeline(fetch=(6, 1), slow=lambda n: 12.0 if n % 12 == 5 else 1.0, prefetch=2, workers=3, in_order=False),
+    ),
+    "threads that compute under a lock, to processes": (
+        Pipeline(fetch=(0, 20), workers=2, method="thread", locks=True), Pipeline(fetch=(0, 20), workers=2),
+    ),
+}  # fmt: skip
+
+
+def model_of(run: Run) -> Model:
+    return Model.of(Measured.of(run.recent, run.stats), run.pipeline.context())
+
+
+def gain_of(before: Pipeline, after: Pipeline, model: Model) -> float:
+    return model.gain(model.with_setting(after.context().setting))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_gain_of_a_setting_is_predicted(name: str) -> None:
+    before, after = PAIRS[name]
+    run = before.run()
+    truth = run.period_s / after.run().period_s
+    assert gain_of(before, after, model_of(run)) == pytest.approx(truth, rel=0.15)
+
+
+@pytest.mark.parametrize("stage", ["sample", "collate", "decode", "fetch"])
+def test_the_gain_of_a_free_stage_is_predicted(stage: str) -> None:
+    slow = {
+        "sample": {"sample": 30},
+        "collate": {"collate": (0, 30)},
+        "decode": {"decode": 30},
+        "fetch": {"fetch": (20, 20)},
+    }
+    free = {
+        "sample": {"sample": 0},
+        "collate": {"collate": (0, 0)},
+        "decode": {"decode": 0},
+        "fetch": {"fetch": (0, 0)},
+    }
+    base = Pipeline(fetch=(2, 4), step=(2, 4), workers=2)
+    run = replace(base, **slow[stage]).run()
+    truth = run.period_s / replace(base, **free[stage]).run().period_s
+    model = model_of(run)
+    assert model.removal_gains[stage] == pytest.approx(truth, rel=0.15)
+    assert max(model.removal_gains, key=model.removal_gains.__getitem__) == stage
+    assert model.explained_share >= 0.9
+
+
+def test_other_programs_are_found_by_the_run_delay() -> None:
+    run = ROBBED.run()
+    model = model_of(run)
+    assert model.machine.cpus < 1.5
+    alone = model.gain(model.present._replace(machine=replace(model.machine, cpus=2.0)))
+    assert alone == pytest.approx(run.period_s / replace(ROBBED, others=0).run().period_s, rel=0.2)
+
+
+def test_the_headroom_goes_both_ways() -> None:
+    model = model_of(Pipeline(fetch=(40, 0), step=(10, 0), workers=1).run())
+    assert model.free_gain == pytest.approx(4, rel=0.1)
+    model = model_of(Pipeline(fetch=(10, 0), step=(40, 0), workers=2).run())
+    assert model.free_gain == pytest.approx(1, rel=0.02)
+    assert model.data_gain == pytest.approx(8, rel=0.15)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_range_contains_the_gain(workers: int) -> None:
+    pipeline = Pipeline(fetch=(10, 2), slow=lambda n: 1 + n * 7 % 5, workers=workers)
+    model = model_of(pipeline.run())
+    for number, method in itertools.product((1, 4), ("process", "thread")):
+        gain = model.range_of(model.with_setting(replace(pipeline, workers=number, method=method).context().setting))
+        assert 0 < gain.low <= gain.gain <= gain.high
+
+
+def test_waiting_that_no_stage_contains_is_not_explained() -> None:
+    run = Pipeline(fetch=(1, 0), step=(5, 0), workers=2).run()
+    for spans in run.recorded:
+        spans[:] = [
+            span._replace(stop_ns=span.stop_ns + 20_000_000) if span.stage == "wait" else span for span in spans
+        ]
+    assert model_of(run).explained_share < 0.2
