@@ -103,8 +103,10 @@ def attempt(
     for turn in range(1, 2 * ROUNDS):
         step("measuring", turn, 2 * ROUNDS)
         rate, _, _ = _measured(loader, arguments if turn % 2 else {}, seconds, step_s)
-        part = {"after": (*result.after, rate)} if turn % 2 else {"before": (*result.before, rate)}
-        result = result._replace(**part)
+        if turn % 2:
+            result = result._replace(after=(*result.after, rate))
+        else:
+            result = result._replace(before=(*result.before, rate))
     step("measuring", 2 * ROUNDS, 2 * ROUNDS)
     return result
 
