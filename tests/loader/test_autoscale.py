@@ -1,40 +1,69 @@
-"""The worker count follows the wait of the loop."""
+"""The worker count follows the model of the loop."""
 
 from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
+from simulated_pipeline import Pipeline
 
 from feedline.core.dataset import BatchRead, Traits
-from feedline.core.telemetry import Span
-from feedline.loader.autoscale import EVERY, Autoscale, kind_by_measurement
+from feedline.loader.autoscale import FIRST_NS, Autoscale, kind_by_measurement
 from feedline.loader.builder import BatchBuilder
 from feedline.workers import PoolKind
 from feedline.workers.registry import INLINE, PROCESSES, THREADS
 
 
-def observe(tuner: Autoscale, work_ns: int, wait_ns: int, step_ns: int) -> int | None:
-    spans = [Span("fetch", 0, work_ns), Span("wait", 0, wait_ns), Span("step", 0, step_ns)]
-    decisions = [tuner.observe(spans) for _ in range(EVERY)]
-    assert decisions[:-1] == [None] * (EVERY - 1)
-    return decisions[-1]
+def decided(pipeline: Pipeline, tuner: Autoscale) -> int | None:
+    """The first decision about a simulated loop."""
+    recent = pipeline.run().recent
+    decisions = [tuner.observe(spans) for _ in range(4) for spans in recent]
+    return next((decision for decision in decisions if decision is not None), None)
 
 
-def test_a_waiting_loop_gets_a_worker_more_until_the_ceiling() -> None:
-    tuner = Autoscale(workers=1, ceiling=3)
-    assert [observe(tuner, 100, 50, 50) for _ in range(3)] == [2, 3, None]
+def settled(pipeline: Pipeline, ceiling: int = 32) -> int:
+    """The number of workers at which the count stays."""
+    tuner = Autoscale(pipeline.workers, ceiling, replace(pipeline.context(), pinned=False))
+    for _ in range(8):
+        found = decided(replace(pipeline, workers=tuner.workers), tuner)
+        if found is None:
+            break
+    return tuner.workers
+
+
+WAITING = Pipeline(fetch=(40, 1), step=(5, 1), workers=2, prefetch=2, cpus=2, batches=90)
+
+
+def test_samples_that_wait_get_more_workers_than_there_are_cpus() -> None:
+    assert 6 <= settled(WAITING) <= 12
+
+
+def test_the_ceiling_holds() -> None:
+    assert settled(WAITING, ceiling=3) == 3
+
+
+def test_samples_that_compute_get_as_many_workers_as_the_cpus_serve() -> None:
+    assert settled(replace(WAITING, fetch=(0, 30), workers=1)) <= 3
 
 
 def test_idle_workers_leave_but_never_the_last() -> None:
-    tuner = Autoscale(workers=3, ceiling=4)
-    assert [observe(tuner, 50, 0, 100) for _ in range(3)] == [2, 1, None]
+    assert settled(replace(WAITING, fetch=(2, 1), step=(20, 1), workers=8)) == 1
 
 
-def test_a_fed_loop_with_busy_workers_is_left_alone() -> None:
-    assert observe(Autoscale(workers=2, ceiling=4), 150, 1, 100) is None
+def test_one_decision_doubles_or_halves_at_most() -> None:
+    tuner = Autoscale(2, 32, WAITING.context())
+    assert decided(WAITING, tuner) == 4
+
+
+def test_decisions_become_rare_while_nothing_changes() -> None:
+    fed = replace(WAITING, fetch=(4, 1), step=(20, 1), workers=1)
+    tuner = Autoscale(1, 32, fed.context())
+    for _ in range(4):
+        assert decided(fed, tuner) is None
+    assert tuner._interval_ns > 2 * FIRST_NS
 
 
 class Cheap:

@@ -1,13 +1,13 @@
 """`num_workers="auto"`: choice of the pool kind and of the worker count.
 
-The kind follows from a short measurement before the first epoch, the count from the waiting time of the loop.
+The kind follows from a short measurement before the first epoch, the count from a replay of the latest batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 from typing import Any
 
@@ -15,7 +15,10 @@ import numpy as np
 
 from feedline.core.rng_globals import restored_globals
 from feedline.core.schedule import BatchRequest
-from feedline.core.telemetry import SpanTuple
+from feedline.core.telemetry import Span, SpanTuple
+from feedline.loader.report.context import Context
+from feedline.loader.report.stats import Stats
+from feedline.loader.report.verdict import model_of
 from feedline.workers.base import PoolKind
 from feedline.workers.registry import INLINE, PROCESSES, THREADS
 
@@ -32,7 +35,27 @@ PARALLEL_ABOVE = 1.4
 
 
 EVERY = 32
-"""Batches between two decisions about the worker count."""
+"""Least number of batches between two decisions about the worker count."""
+
+
+KEPT = 64
+"""Latest batches that are replayed for a decision."""
+
+
+FIRST_NS = 500_000_000
+"""Time between decisions after a change. A decision takes the loop about ten milliseconds."""
+
+
+LAST_NS = 60_000_000_000
+"""Longest time between decisions: it doubles while nothing changes."""
+
+
+MOST_WORKERS = 32
+"""Workers that are started without being asked for: each costs memory."""
+
+
+NEARLY = 0.97
+"""Share of the best gain from which fewer workers are chosen."""
 
 
 def kind_by_measurement(builder: Any, batch_size: int, seed: int | None, thread_safe: bool) -> PoolKind:
@@ -98,42 +121,59 @@ def _gain_of_two_threads(builder: Any, part: BatchRequest) -> float:
 
 @dataclass(slots=True)
 class Autoscale:
-    """Worker count that follows the waiting time of the loop.
+    """Worker count that follows the predictions of the loop's model.
 
-    One worker is added while the loop waits, one removed while workers idle. `ceiling` is the most workers. Reads no
-    clock: all times come from the spans given to `observe`.
+    The present and other counts are replayed with the latest batches. `ceiling` is the most workers; it may exceed the
+    CPUs, because samples that wait need none. Reads no clock: all times come from the spans given to `observe`.
     """
 
     workers: int
     ceiling: int
-    _work_ns: int = field(init=False, default=0)
-    _wait_ns: int = field(init=False, default=0)
+    context: Context
+    _recent: list[Sequence[SpanTuple]] = field(init=False, default_factory=list)
     _wall_ns: int = field(init=False, default=0)
-    _batches: int = field(init=False, default=0)
+    _skipped: int = field(init=False, default=0)
+    _interval_ns: int = field(init=False, default=FIRST_NS)
 
     def observe(self, spans: Sequence[SpanTuple]) -> int | None:
         """Add the spans of a delivered batch.
 
         Returns the new worker count, or None for no change.
         """
-        for stage, start_ns, stop_ns, _ in spans:
-            if stage in ("fetch", "collate", "encode"):
-                self._work_ns += stop_ns - start_ns
-            elif stage in ("wait", "step"):
-                self._wall_ns += stop_ns - start_ns
-                if stage == "wait":
-                    self._wait_ns += stop_ns - start_ns
-        self._batches += 1
-        return self._decide() if self._batches >= EVERY else None
+        if self._skipped <= self.workers * self.context.prefetch_factor:
+            self._skipped += 1  # these were requested from another number of workers
+            return None
+        self._recent.append(spans)
+        self._wall_ns += sum(stop_ns - start_ns for stage, start_ns, stop_ns, _ in spans if stage in ("wait", "step"))
+        if len(self._recent) < EVERY or self._wall_ns < self._interval_ns:
+            return None
+        return self._decide()
 
     def _decide(self) -> int | None:
-        wait = self._wait_ns / max(self._wall_ns, 1)
-        needed = self._work_ns / max(self._wall_ns, 1)  # workers that would be busy all the time
-        self._batches = self._work_ns = self._wait_ns = self._wall_ns = 0
-        if wait > 0.1 and self.workers < self.ceiling:
-            self.workers += 1
-        elif wait < 0.02 and self.workers > 1 and needed < 0.7 * (self.workers - 1):
-            self.workers -= 1
-        else:
+        recent = [[Span(*timed) for timed in spans] for spans in self._recent[-KEPT:]]
+        self._recent.clear()
+        self._wall_ns = 0
+        wanted = self._best(recent)
+        # A change moves the loop away from what was recorded: it is doubled or halved at most, and then measured again.
+        wanted = min(max(wanted, self.workers // 2, 1), 2 * self.workers, self.ceiling)
+        if wanted == self.workers:
+            self._interval_ns = min(2 * self._interval_ns, LAST_NS)
             return None
-        return self.workers
+        self.workers, self._skipped, self._interval_ns = wanted, 0, FIRST_NS
+        return wanted
+
+    def _best(self, recent: Sequence[Sequence[Span]]) -> int:
+        """The fewest workers that are nearly the fastest."""
+        context = replace(self.context, num_workers=self.workers)
+        model = model_of(Stats(), context, recent)
+        if model is None:
+            return self.workers
+        present = context.setting
+        counts = {self.workers // 2, self.workers - 1, self.workers, self.workers + 1, 2 * self.workers}
+        gains = {
+            number: model.gain(model.with_setting(replace(present, num_workers=number)))
+            for number in sorted(counts)
+            if 1 <= number <= self.ceiling
+        }
+        best = max(gains.values())
+        return next(number for number, gain in gains.items() if gain >= NEARLY * best)

@@ -28,10 +28,11 @@ from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
 from feedline.loader.device import target
 from feedline.loader.error_policy import Action, ErrorPolicy, Quarantine
 from feedline.loader.loop import Iteration, Progress
+from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.plan import Plan, partitions_of, plan_of, warn_of_uneven_ranks
-from feedline.loader.pools import LoaderPools, check_method
+from feedline.loader.pools import LoaderPools, builder_of, check_method
 from feedline.loader.read_plan import ReadingPlan, read_plan
-from feedline.loader.report import Stats, Totals, Verdict, diagnose
+from feedline.loader.report import Advice, Stats, Totals, Verdict, diagnose
 from feedline.loader.report.exporters import trace_events
 from feedline.loader.report.model import Model
 from feedline.loader.report.verdict import model_of
@@ -327,6 +328,29 @@ class DataLoader(TorchDataLoader[T_co]):
         """The limit of the loop, and advice with predicted gains."""
         recent = [] if self._progress is None else self._progress.totals.recent
         return diagnose(self.stats(), self._pools.context(self), recent)
+
+    def tune(self) -> tuple[Advice, ...]:
+        """Take advice that changes neither order nor values; return it.
+
+        Sets `num_workers` and `prefetch_factor` for the next iteration, as the report predicts. The number of workers
+        stays where random values or the order depend on it: for datasets that draw random numbers without `seed`, and
+        for streams without partitions.
+        """
+        may_change = {"prefetch_factor"} | ({"num_workers"} if self._workers_are_free() else set())
+        for advice in self.report().advice:
+            if advice.arguments and may_change.issuperset(advice.arguments):
+                for name, value in advice.arguments.items():
+                    setattr(self, name, value)
+                self._pools.renew(running=any(not iteration.closed for iteration in self._live))
+                return (advice,)
+        return ()
+
+    def _workers_are_free(self) -> bool:
+        """True if the number of workers decides nothing but the speed."""
+        if isinstance(self.dataset, IterableDataset):
+            return isinstance(self.dataset, PartitionedDataset) and self.seed is not None
+        builder = builder_of(self)
+        return not is_stateful(self.dataset) and (self.seed is not None or not getattr(builder, "draws", True))
 
     def _model(self) -> Model | None:
         """The model that predicts gains; None before the second batch."""

@@ -204,6 +204,11 @@ class Iteration:
         return self._length()
 
     @property
+    def closed(self) -> bool:
+        """True after the end of the epoch, or after `close`."""
+        return self._closed
+
+    @property
     def _workers(self) -> list[Any]:
         """The worker processes, under torch's name for them, which other tools read."""
         return self._pool.processes

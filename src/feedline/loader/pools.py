@@ -13,7 +13,7 @@ from feedline.core.dataset import ranges_of, traits_of
 from feedline.core.schedule import PartitionSchedule
 from feedline.errors import ArgumentError
 from feedline.loader import checks
-from feedline.loader.autoscale import Autoscale, kind_by_measurement
+from feedline.loader.autoscale import MOST_WORKERS, Autoscale, kind_by_measurement
 from feedline.loader.builder import BatchBuilder
 from feedline.loader.description import describe
 from feedline.loader.device import DeviceStage, Stage, StageStatistics, open_stage
@@ -22,7 +22,7 @@ from feedline.loader.partitions import PartitionBuilder, PartitionedDataset
 from feedline.loader.plan import Plan
 from feedline.loader.prefetch import PrefetchingRequests
 from feedline.loader.report import Context, Stats
-from feedline.loader.resources import usable_cpus
+from feedline.loader.resources import available_cpus
 from feedline.workers.base import PoolKind, PoolOptions, PoolStatistics, Retained, WorkerPool
 from feedline.workers.registry import AUTO, INLINE, PROCESSES, THREADS, find_pool
 from feedline.workers.threads import GlobalRngCheck
@@ -158,6 +158,16 @@ class LoaderPools:
         with_workers = self._kind if loader.num_workers else _kind_with_workers(loader, builder)
         return describe(loader, builder, self._kind, with_workers, together=self._together)
 
+    def renew(self, *, running: bool) -> None:
+        """Let the next iteration open another pool.
+
+        The present one ends with its iteration, or now if none is `running`.
+        """
+        if running:
+            self._kept = None
+        else:
+            self.close()
+
     def close(self) -> None:
         """Stop all workers and release retained resources."""
         if self._kept is not None:
@@ -235,7 +245,10 @@ def _flow(loader: Any, kind: PoolKind, pool: WorkerPool, together: bool) -> Flow
     if is_fixed or not loader._adapts:
         return Flow(each * loader.num_workers, loader.in_order)
     workers = pool.statistics().workers or loader.num_workers
-    return Flow(each * workers, loader.in_order, Autoscale(workers, usable_cpus()), each)
+    context = Context(
+        pool=kind, num_workers=workers, prefetch_factor=each, in_order=loader.in_order, cpus=available_cpus()
+    )
+    return Flow(each * workers, loader.in_order, Autoscale(workers, max(MOST_WORKERS, workers), context), each)
 
 
 def _hosting(kind: PoolKind, builder: BatchBuilder | PartitionBuilder, plan: Plan) -> PoolKind:

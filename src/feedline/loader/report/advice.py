@@ -346,7 +346,7 @@ _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
 
 
 def predict(model: Model, arguments: Mapping[str, Any]) -> Gain | None:
-    """The gain of other arguments; None for those that the model does not know."""
+    """The gain of other arguments; None where the model does not know them."""
     context, setting = model.context, model.present.setting
     known = {"num_workers", "prefetch_factor", "in_order", "worker_method"}
     if arguments == {"persistent_workers": True}:
