@@ -160,7 +160,6 @@ class Tagged(torch.Tensor):
         np.array([["a"], ["b"]]),
         TensorDataset(torch.ones(3, requires_grad=True)),
         TensorDataset(torch.ones(3).as_subclass(Tagged)),
-        TensorDataset(torch.ones(3, device="meta")),
         TensorDataset(torch.eye(3).to_sparse()),
         TensorDataset(torch.ones(3, dtype=torch.complex64).conj()),
     ],

@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 from feedline import collate
 from feedline.core import kernels
 from feedline.core.dataset import Batch, BatchRead, Int64s, Keys, has_read_batch, traits_of
+from feedline.core.devices import finish_in_thread, take_rows
 from feedline.core.rng import addressed, torch_keys
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, torch_dtype, within
 
@@ -53,7 +54,14 @@ def _own_reader(dataset: Any) -> BatchReader | None:
 def _of_tensor(dataset: torch.Tensor) -> BatchReader | None:
     if dataset.ndim == 0 or not _is_plain(dataset):
         return None
-    return BatchReader(lambda request: _rows(numpy_view(dataset), dataset.dtype, request))
+    return BatchReader(lambda request: _tensor_rows(dataset, request, "the tensor"))
+
+
+def _tensor_rows(tensor: torch.Tensor, request: BatchRead, name: str) -> torch.Tensor:
+    """Rows of a tensor, in memory of its own device."""
+    if tensor.is_cpu:
+        return _rows(numpy_view(tensor), tensor.dtype, request)
+    return take_rows(tensor, within(request.indices, len(tensor), name))
 
 
 def _of_array(dataset: NDArray[Any]) -> BatchReader | None:
@@ -74,7 +82,7 @@ def _of_tensors(dataset: TensorDataset) -> BatchReader | None:
         return None
 
     def read(request: BatchRead) -> list[torch.Tensor]:
-        return [_rows(numpy_view(tensor), tensor.dtype, request) for tensor in dataset.tensors]
+        return [_tensor_rows(tensor, request, "TensorDataset") for tensor in dataset.tensors]
 
     return BatchReader(read)
 
@@ -82,7 +90,6 @@ def _of_tensors(dataset: TensorDataset) -> BatchReader | None:
 def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) is torch.Tensor
-        and tensor.device.type == "cpu"
         and tensor.layout is torch.strided
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
     )
@@ -187,12 +194,12 @@ def _within_concat(indices: NDArray[np.int64], length: int) -> NDArray[np.int64]
 
 
 def _are_alike(batches: Sequence[Any]) -> bool:
-    """True if the batches have equal containers, dtypes and row shapes."""
+    """True if the batches have equal containers, dtypes, devices and row shapes."""
     first = batches[0]
     if any(type(batch) is not type(first) for batch in batches):
         return False
     if isinstance(first, torch.Tensor):
-        return len({(batch.dtype, batch.shape[1:]) for batch in batches}) == 1
+        return len({(batch.dtype, batch.device, batch.shape[1:]) for batch in batches}) == 1
     if type(first) is dict:
         return all(list(batch) == list(first) for batch in batches) and all(
             _are_alike([batch[key] for batch in batches]) for key in first
@@ -209,10 +216,22 @@ def _interleave(batches: Sequence[Any], places: Sequence[NDArray[np.int64]], all
         return {key: _interleave([batch[key] for batch in batches], places, allocate) for key in first}
     if type(first) is list:
         return [_interleave(parts, places, allocate) for parts in zip(*batches, strict=True)]
-    out = allocate((sum(map(len, places)), *first.shape[1:]), first.dtype)
+    shape = (sum(map(len, places)), *first.shape[1:])
+    if not first.is_cpu:
+        return _interleave_there(batches, places, first.new_empty(shape))
+    out = allocate(shape, first.dtype)
     rows = numpy_view(out)
     for batch, at in zip(batches, places, strict=True):
         rows[at] = numpy_view(batch)
+    return out
+
+
+def _interleave_there(
+    batches: Sequence[torch.Tensor], places: Sequence[NDArray[np.int64]], out: torch.Tensor
+) -> torch.Tensor:
+    for batch, at in zip(batches, places, strict=True):
+        out.index_copy_(0, torch.from_numpy(at).to(out.device), batch)
+    finish_in_thread(out.device)
     return out
 
 

@@ -152,6 +152,42 @@ class Draws:
         return next(index for index, bound in enumerate(bounds) if drawn < bound / bounds[-1])
 
 
+class DrawsEach:
+    """The streams of `Draws` of many keys at once.
+
+    Each method returns one float64 or int64 per key: the numbers that a `Draws` of that key would give at this point.
+    """
+
+    __slots__ = ("_states",)
+
+    def __init__(self, keys: NDArray[np.uint64]) -> None:
+        self._states = keys.astype(np.uint64)
+
+    def unit(self) -> NDArray[np.float64]:
+        """See `Draws.unit`."""
+        with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
+            self._states = self._states + np.uint64(_GOLDEN)
+            mixed = _mix_each(self._states)
+        return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def between(self, low: float, high: float) -> NDArray[np.float64]:
+        """See `Draws.between`."""
+        return low + (high - low) * self.unit()
+
+    def below(self, counts: int | NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `Draws.below`; `counts` may have one number per key."""
+        return (counts * self.unit()).astype(np.int64)
+
+    def order(self, count: int) -> NDArray[np.int64]:
+        """See `Draws.order`; one row per key."""
+        orders = np.tile(np.arange(count), (len(self._states), 1))
+        rows = np.arange(len(orders))
+        for last in range(count - 1, 0, -1):
+            other = self.below(last + 1)
+            orders[rows, last], orders[rows, other] = orders[rows, other], orders[rows, last].copy()
+        return orders
+
+
 class Address(threading.local):
     """The random keys of the samples that this thread is fetching."""
 
@@ -206,6 +242,18 @@ def sample_rng(row: int | None = None) -> SampleRng:
     if row is None:
         row = _address.row
     return SampleRng(_address.next_key(keys) if row is None else keys[row])
+
+
+def batch_keys(count: int) -> NDArray[np.uint64]:
+    """Keys for the random numbers of a whole batch, one per row.
+
+    They are fixed by (seed, epoch, position), and independent of those that samples draw from. For use in a collate
+    function. Outside a loader, or without `seed`, they come from torch's global generator.
+    """
+    keys = _address.keys
+    if keys is None:
+        return torch_keys(count)
+    return derive_each((), np.array(list(keys)[:count], np.uint64), "batch")
 
 
 def takes_rng(fn: Callable[..., Any]) -> bool:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from feedline.datasets.files import Files
     from feedline.datasets.imagefolder.dataset import ImageFolder
     from feedline.datasets.lmdb.dataset import LMDB
+    from feedline.datasets.resident.dataset import DeviceDataset
     from feedline.datasets.shards.litdata import LitData
     from feedline.datasets.shards.litdata_tokens import LitDataTokens
     from feedline.datasets.shards.mds import MDS
@@ -46,6 +47,7 @@ __all__ = [
     "Arrow",
     "Avro",
     "CachedMap",
+    "DeviceDataset",
     "Files",
     "Filter",
     "Format",
@@ -74,6 +76,7 @@ __all__ = [
 _OF_NO_FORMAT = {
     "Arrays": "feedline.datasets.arrays.npy:Arrays",
     "CachedMap": "feedline.datasets.cached_map:CachedMap",
+    "DeviceDataset": "feedline.datasets.resident.dataset:DeviceDataset",
     "Filter": "feedline.datasets.wrappers:Filter",
     "Map": "feedline.datasets.wrappers:Map",
     "PackedStrings": "feedline.datasets.strings:PackedStrings",

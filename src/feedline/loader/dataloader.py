@@ -20,12 +20,12 @@ from torch.utils.data import Dataset, IterableDataset
 
 from feedline.core import store_metrics
 from feedline.core.cursor import Cursor, PartitionCursor
+from feedline.core.devices import target
 from feedline.core.rng_globals import global_states
 from feedline.errors import ArgumentError
 from feedline.loader import checks, rebuilds
 from feedline.loader.builder import is_stateful
 from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
-from feedline.loader.device import target
 from feedline.loader.error_policy import Action, ErrorPolicy, Quarantine
 from feedline.loader.loop import Iteration, Progress
 from feedline.loader.partitions import PartitionedDataset

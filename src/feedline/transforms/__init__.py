@@ -2,6 +2,8 @@
 
 from feedline.core.rng import Draws
 from feedline.transforms.base import Transform, plan
+from feedline.transforms.batched.mixing import CutMix, MixUp
+from feedline.transforms.batched.on_batch import OnBatch
 from feedline.transforms.color import ColorJitter, GaussianBlur, Grayscale, RandomGrayscale
 from feedline.transforms.compose import Compose, RandomApply, RandomChoice
 from feedline.transforms.erasing import RandomErasing
@@ -33,14 +35,17 @@ __all__ = [
     "CenterCrop",
     "ColorJitter",
     "Compose",
+    "CutMix",
     "Draws",
     "GaussianBlur",
     "Grayscale",
     "HorizontalFlip",
     "ImagePlan",
     "ImageSpec",
+    "MixUp",
     "Normalize",
     "OnArray",
+    "OnBatch",
     "PlannedStep",
     "RandomApply",
     "RandomChoice",

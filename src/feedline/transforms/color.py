@@ -190,17 +190,22 @@ class GaussianBlur(Transform):
             )
 
     def apply(self, image: Pixels, rng: Draws) -> Pixels:
+        self.check_size(*image.shape[:2])
         wide, tall = self.kernel_size
-        if wide // 2 >= image.shape[1] or tall // 2 >= image.shape[0]:
+        sigma = rng.between(*self.sigma)
+        return blur(image, gaussian(wide, sigma), gaussian(tall, sigma))
+
+    def check_size(self, height: int, width: int) -> None:
+        """Raise SampleError for an image that is too small for the kernel."""
+        wide, tall = self.kernel_size
+        if wide // 2 >= width or tall // 2 >= height:
             raise SampleError(
-                f"{self} reaches beyond an image of {image.shape[0]} × {image.shape[1]} pixels (height × width):"
+                f"{self} reaches beyond an image of {height} × {width} pixels (height × width):"
                 " resize before, or take a smaller kernel_size"
             )
-        sigma = rng.between(*self.sigma)
-        return blur(image, _gaussian(wide, sigma), _gaussian(tall, sigma))
 
 
-def _gaussian(size: int, sigma: float) -> NDArray[np.float32]:
+def gaussian(size: int, sigma: float) -> NDArray[np.float32]:
     distances = np.arange(size) - size // 2
     weights = np.exp(-0.5 * (distances / sigma) ** 2)
     return np.asarray(weights / weights.sum(), np.float32)

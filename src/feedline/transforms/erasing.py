@@ -69,31 +69,31 @@ class RandomErasing(Transform):
         return spec
 
     def _erase_tensor(self, numbers: torch.Tensor, rng: Draws) -> torch.Tensor:
-        part = self._choose_part(rng, *numbers.shape[-2:])
+        part = self.choose_part(rng, *numbers.shape[-2:])
         if part is None:
             return numbers
         erased = numbers.clone()
         inside = erased[..., part[0], part[1]]
         if self.value == "random":
-            inside[...] = torch.from_numpy(_noise(rng.key, tuple(inside.shape), numbers.is_floating_point()))
+            inside[...] = torch.from_numpy(noise(rng.key, tuple(inside.shape), numbers.is_floating_point()))
         else:
-            values = self._values(numbers.shape[-3], are_levels=not numbers.is_floating_point())
+            values = self.values(numbers.shape[-3], are_levels=not numbers.is_floating_point())
             inside[...] = torch.tensor(values).view(-1, 1, 1)
         return erased
 
     def _erase(self, image: Pixels, rng: Draws) -> Pixels:
-        part = self._choose_part(rng, *image.shape[:2])
+        part = self.choose_part(rng, *image.shape[:2])
         if part is None:
             return image
         erased = image.copy()
         inside = erased[part]
         if self.value == "random":
-            inside[...] = _noise(rng.key, inside.shape, is_normal=False)
+            inside[...] = noise(rng.key, inside.shape, is_normal=False)
         else:
-            inside[...] = np.array(self._values(image.shape[2], are_levels=True))
+            inside[...] = np.array(self.values(image.shape[2], are_levels=True))
         return erased
 
-    def _choose_part(self, rng: Draws, height: int, width: int) -> Part | None:
+    def choose_part(self, rng: Draws, height: int, width: int) -> Part | None:
         """Draw the rectangle as torchvision's `RandomErasing.get_params` does; None to erase nothing."""
         if rng.unit() >= self.p:
             return None
@@ -107,7 +107,7 @@ class RandomErasing(Transform):
                 return slice(top, top + tall), slice(left, left + wide)
         return None
 
-    def _values(self, channels: int, are_levels: bool) -> tuple[float, ...]:
+    def values(self, channels: int, are_levels: bool) -> tuple[float, ...]:
         assert not isinstance(self.value, str)
         each = self.value if isinstance(self.value, tuple) else (self.value,)
         if are_levels and not all(0 <= value <= 255 for value in each):
@@ -121,7 +121,7 @@ class RandomErasing(Transform):
         return each
 
 
-def _noise(key: int, shape: tuple[int, ...], is_normal: bool) -> NDArray[Any]:
+def noise(key: int, shape: tuple[int, ...], is_normal: bool) -> NDArray[Any]:
     rng = np.random.Generator(np.random.Philox(key=derive(key, "noise")))
     return rng.standard_normal(shape, np.float32) if is_normal else rng.integers(0, 256, shape, np.uint8)
 

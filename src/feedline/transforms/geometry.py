@@ -141,17 +141,22 @@ class RandomCrop(Transform):
         )
 
     def apply(self, image: Pixels, rng: Draws) -> Pixels:
-        left, top, right, bottom = self._total_padding(*image.shape[:2])
-        height, width = image.shape[0] + top + bottom, image.shape[1] + left + right
-        if height < self.size[0] or width < self.size[1]:
+        top, left = self.corner(rng, *image.shape[:2])
+        if self.padding_mode == "constant":
+            return _crop_filled(image, top, left, self.size, self.fill)
+        return _crop_folded(image, top, left, self.size, self.padding_mode)
+
+    def corner(self, rng: Draws, height: int, width: int) -> tuple[int, int]:
+        """Draw top and left of the part; negative within the padding."""
+        left, top, right, bottom = self._total_padding(height, width)
+        tall, wide = height + top + bottom, width + left + right
+        if tall < self.size[0] or wide < self.size[1]:
             raise SampleError(
-                f"{self} needs more than an image of {image.shape[0]} × {image.shape[1]} pixels (height × width):"
+                f"{self} needs more than an image of {height} × {width} pixels (height × width):"
                 " pass pad_if_needed=True, or resize before"
             )
-        y, x = rng.below(height - self.size[0] + 1), rng.below(width - self.size[1] + 1)
-        if self.padding_mode == "constant":
-            return _crop_filled(image, y - top, x - left, self.size, self.fill)
-        return _crop_folded(image, y - top, x - left, self.size, self.padding_mode)
+        y, x = rng.below(tall - self.size[0] + 1), rng.below(wide - self.size[1] + 1)
+        return y - top, x - left
 
     def infer(self, spec: ImageSpec | None) -> ImageSpec | None:
         return spec and replace(spec, size=self.size)
@@ -211,13 +216,13 @@ def _crop_filled(
 
 def _crop_folded(image: Pixels, top: int, left: int, size: tuple[int, int], mode: str) -> Pixels:
     """Copy the part of `size` at (top, left), repeated beyond the edges."""
-    rows = _fold(np.arange(top, top + size[0]), image.shape[0], mode)
-    columns = _fold(np.arange(left, left + size[1]), image.shape[1], mode)
+    rows = fold(np.arange(top, top + size[0]), image.shape[0], mode)
+    columns = fold(np.arange(left, left + size[1]), image.shape[1], mode)
     part: Pixels = image[rows[:, None], columns]
     return part
 
 
-def _fold(positions: NDArray[np.int64], length: int, mode: str) -> NDArray[np.int64]:
+def fold(positions: NDArray[np.int64], length: int, mode: str) -> NDArray[np.int64]:
     """Map positions on an endless line to `range(length)`."""
     if mode == "edge" or length == 1:
         return positions.clip(0, length - 1)

@@ -8,8 +8,9 @@ import warnings
 import pytest
 import torch
 
+from feedline.core.devices import target
 from feedline.errors import ArgumentError
-from feedline.loader.device import DeviceStage, PinStage, PlainStage, open_stage, target
+from feedline.loader.device import DeviceStage, PinStage, PlainStage, open_stage
 
 
 @pytest.fixture

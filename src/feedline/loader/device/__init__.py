@@ -3,7 +3,7 @@
 from feedline.loader.device.backend import Backend, CudaBackend, Event
 from feedline.loader.device.copy import DeviceStage, PlainStage
 from feedline.loader.device.pin import PinStage
-from feedline.loader.device.resolve import open_stage, target
+from feedline.loader.device.resolve import open_stage
 from feedline.loader.device.stage import Depth, InFlight, Stage, StageStatistics
 
 __all__ = [
@@ -18,5 +18,4 @@ __all__ = [
     "Stage",
     "StageStatistics",
     "open_stage",
-    "target",
 ]

@@ -1,0 +1,115 @@
+"""Augmentation of whole batches: feedline's operators, torchvision v2's and kornia's, on the same tensors.
+
+torchvision draws one set of numbers for the whole batch; feedline and kornia draw for each image. Both are found in the
+folder that PEERS names, where `pip install --no-deps --target` has put them. On the CPU all run in one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path[:0] = [os.environ["PEERS"]]
+
+import kornia.augmentation as kornia  # noqa: E402
+from torchvision.transforms import v2  # noqa: E402
+
+from feedline import transforms  # noqa: E402
+from harness import Contest  # noqa: E402
+
+BATCH, HEIGHT, WIDTH, SIZE, CLASSES = 32, 256, 320, 224, 1000
+MEAN, STD = transforms.IMAGENET_MEAN, transforms.IMAGENET_STD
+
+
+class Levels:
+    """kornia on levels, from and to uint8: it takes numbers from 0 to 1."""
+
+    def __init__(self, step: Any) -> None:
+        self.step = step
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        return (self.step(images.float().div_(255)) * 255).round_().to(torch.uint8)
+
+
+def cases() -> dict[str, tuple[Any, Any, Any, bool]]:
+    """feedline, torchvision and kornia, and whether they take numbers."""
+    jitter = (0.4, 0.4, 0.4, 0.1)
+    ours = [
+        transforms.RandomResizedCrop(SIZE),
+        transforms.RandomHorizontalFlip(),
+        transforms.ColorJitter(*jitter),
+        transforms.Normalize(MEAN, STD),
+    ]
+    theirs = [
+        v2.RandomResizedCrop(SIZE, antialias=True),
+        v2.RandomHorizontalFlip(),
+        v2.ColorJitter(*jitter),
+        v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]),
+    ]
+    cornea = [
+        kornia.RandomResizedCrop((SIZE, SIZE)),
+        kornia.RandomHorizontalFlip(),
+        kornia.ColorJitter(*jitter, p=1.0),
+        kornia.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
+    ]
+    names = ("resized crop", "flip", "color", "normalize")
+    wrapped = [*map(Levels, cornea[:3]), Scaled(cornea[3])]
+    steps = {name: (*three, False) for name, *three in zip(names, ours, theirs, wrapped, strict=True)}
+    blur = Levels(kornia.RandomGaussianBlur((9, 9), (0.1, 2.0), p=1.0))
+    return {
+        **steps,
+        "blur": (transforms.GaussianBlur(9), v2.GaussianBlur(9), blur, False),
+        "erasing": (transforms.RandomErasing(1.0), v2.RandomErasing(1.0), kornia.RandomErasing(p=1.0), True),
+        "train": (transforms.Compose(ours), v2.Compose(theirs), Scaled(kornia.ImageSequential(*cornea)), False),
+    }
+
+
+class Scaled:
+    """kornia on the numbers of levels."""
+
+    def __init__(self, step: Any) -> None:
+        self.step = step
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        return self.step(images.float().div_(255))
+
+
+def main(device: str, only: str) -> None:
+    torch.set_num_threads(1)
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (BATCH, 3, HEIGHT, WIDTH), np.uint8)).to(device)
+    keys = np.random.default_rng(0).integers(0, 2**64, BATCH, np.uint64)
+    labels = torch.arange(BATCH, device=device)
+    for name, (ours, theirs, cornea, is_numbers) in cases().items():
+        if only not in name:
+            continue
+        batch = images.float().div(255) if is_numbers else images
+        on_batch = transforms.OnBatch(ours)
+        contend(f"{name} on {device}", {
+            "torchvision v2, one draw": lambda theirs=theirs, batch=batch: theirs(batch),
+            "kornia": lambda cornea=cornea, batch=batch: cornea(batch),
+            "feedline": lambda on_batch=on_batch, batch=batch: on_batch(batch, keys),
+        })  # fmt: skip
+    numbers = images.float().div(255)
+    for name in ("MixUp", "CutMix"):
+        ours, theirs = transforms.OnBatch(getattr(transforms, name)(CLASSES)), getattr(v2, name)(num_classes=CLASSES)
+        contend(f"{name} on {device}", {
+            "torchvision v2, one draw": lambda theirs=theirs: theirs(numbers, labels),
+            "feedline": lambda ours=ours: ours((numbers, labels), keys),
+        })  # fmt: skip
+
+
+def contend(name: str, contestants: dict[str, Callable[[], object]]) -> None:
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    contest = Contest(f"batched {name}", unit="images/s", baseline=next(iter(contestants)))
+    for contestant, run in contestants.items():
+        contest.add(contestant, lambda run=run: (run(), wait()), BATCH)
+    contest.run().publish("kornia", "torchvision")
+
+
+if __name__ == "__main__":
+    main(*(sys.argv[1:3] + ["cpu", ""][len(sys.argv) - 1 :]))

@@ -1,0 +1,150 @@
+"""Devices: checks of their names, free memory, and gathers of rows."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.core.cgroups import Cgroup
+from feedline.core.units import nbytes_of
+from feedline.errors import ArgumentError
+
+Device = str | int | torch.device
+
+
+LEAVE_OUT = "leave device=None to get batches in host memory"
+"""Remedy for an unusable device of a loader."""
+
+
+def target(device: Device, otherwise: str = LEAVE_OUT) -> torch.device:
+    """Check that a device is usable and return it; ArgumentError otherwise.
+
+    `otherwise` is what the caller can do without the device, for the message.
+    """
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError(
+            f"device={device!r} is not a device that torch knows ({_first_line(error)}). Pass 'cuda', 'cuda:1' or "
+            f"a torch.device, or {otherwise}."
+        ) from error
+    if wanted.type == "cuda":
+        _check_cuda(wanted, otherwise)
+    else:
+        _check_other(wanted, otherwise)
+    return wanted
+
+
+def _check_cuda(wanted: torch.device, otherwise: str) -> None:
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise ArgumentError(
+            f"device='{wanted}': torch {torch.__version__} is built without CUDA. Install a CUDA "
+            f"build of torch (https://pytorch.org/get-started/locally), or {otherwise}."
+        )
+    devices = torch.cuda.device_count()
+    if not torch.cuda.is_available() or devices <= (wanted.index or 0):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        seen = "is not set" if visible is None else f"is {visible!r}"
+        raise ArgumentError(
+            f"device='{wanted}': torch {torch.__version__} finds {devices} CUDA devices "
+            f"(CUDA_VISIBLE_DEVICES {seen}). Pass a device number below that, check nvidia-smi, or {otherwise}."
+        )
+
+
+def _check_other(wanted: torch.device, otherwise: str) -> None:
+    try:
+        torch.empty(0, device=wanted)
+    except (RuntimeError, NotImplementedError, AssertionError, ModuleNotFoundError) as error:
+        raise ArgumentError(
+            f"device='{wanted}': torch {torch.__version__} cannot use it here: "
+            f"{_first_line(error)}. Pass another device, or {otherwise}."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
+
+
+def has_streams(device: torch.device) -> bool:
+    """True for accelerators, whose work runs after the call that enqueues it."""
+    return device.type not in ("cpu", "meta")
+
+
+def take_rows(rows: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
+    """`rows[places]` in new memory of the same device, in one operation there.
+
+    `places` lie within the rows. In the main thread, the result belongs to its current stream. In any other thread it
+    is complete, so that the loop may use it on any stream.
+    """
+    taken = rows.index_select(0, torch.from_numpy(places).to(rows.device))
+    finish_in_thread(rows.device)
+    return taken
+
+
+def finish_in_thread(device: torch.device) -> None:
+    """Wait for enqueued work, except in the main thread."""
+    if has_streams(device) and threading.current_thread() is not threading.main_thread():
+        _current_stream(device).synchronize()
+
+
+def _current_stream(device: torch.device) -> Any:
+    accelerator: Any = getattr(torch, "accelerator", None)  # torch before 2.6 lacks it
+    return torch.cuda.current_stream(device) if accelerator is None else accelerator.current_stream(device)
+
+
+def free_nbytes(device: torch.device) -> int:
+    """Bytes that new tensors on a device may take now.
+
+    ArgumentError for a device whose backend cannot tell.
+    """
+    if device.type == "cpu":
+        return _free_host_nbytes()
+    module: Any = getattr(torch, device.type, None)
+    if device.type == "mps":
+        return int(module.recommended_max_memory() - module.driver_allocated_memory())
+    try:
+        free, _ = module.mem_get_info(device)
+        unused = module.memory_reserved(device) - module.memory_allocated(device)
+    except (AttributeError, RuntimeError, NotImplementedError) as error:
+        raise ArgumentError(
+            f"the free memory of '{device}' is unknown: give a number of bytes as the budget"
+        ) from error
+    return int(free + unused)
+
+
+_AVAILABLE = re.compile(r"MemAvailable:\s*(\d+) kB")
+
+
+def _free_host_nbytes(meminfo: Path = Path("/proc/meminfo"), group: Cgroup | None = None) -> int:
+    try:
+        found = _AVAILABLE.search(meminfo.read_text())
+    except OSError:  # not Linux
+        found = None
+    free = int(found[1]) << 10 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    group = Cgroup.of_process() if group is None else group
+    limit, used = group.memory_limit(), group.memory_used()
+    return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def budget_nbytes(budget: int | str, device: torch.device) -> int:
+    """Bytes of a budget.
+
+    It is a number of bytes, an amount such as "20 GB", or a share of the free memory such as "80%".
+    """
+    if isinstance(budget, int) and not isinstance(budget, bool) and budget >= 0:
+        return budget
+    if isinstance(budget, str):
+        share = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", budget.strip())
+        if share is not None and float(share[1]) <= 100:
+            return int(free_nbytes(device) * float(share[1]) / 100)
+        amount = nbytes_of(budget)
+        if amount is not None:
+            return amount
+    raise ArgumentError(f'budget={budget!r}: give bytes, an amount such as "20 GB", or a share such as "80%"')

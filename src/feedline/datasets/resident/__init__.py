@@ -1,0 +1,1 @@
+"""Data that lives in the memory of a device."""

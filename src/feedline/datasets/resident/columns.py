@@ -1,0 +1,147 @@
+"""Columns of samples: rows in device memory, the rest in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.core import kernels
+from feedline.core.dataset import Int64s
+from feedline.core.devices import finish_in_thread, has_streams, take_rows
+from feedline.core.tensors import Allocator, numpy_view
+from feedline.errors import SampleError
+
+
+class Column(Protocol):
+    """The values of one leaf of all samples."""
+
+    def take(self, places: Int64s, far: Any, allocate: Allocator) -> Any:
+        """The batch of the values at `places`.
+
+        `far` holds those of the places that are not stored, in their order.
+        """
+
+    def put(self, places: Int64s, values: Any) -> None:
+        """Store the values of a batch at `places`."""
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes on the device, and in host memory."""
+
+
+class TensorColumn:
+    """Rows of equal shape.
+
+    The first rows are on the device, the next ones in host memory. Rows after these are not stored.
+    """
+
+    def __init__(self, resident: torch.Tensor, spilled: torch.Tensor) -> None:
+        self.resident, self.spilled = resident, spilled
+
+    def take(self, places: Int64s, far: torch.Tensor | None, allocate: Allocator) -> torch.Tensor:
+        """See `Column`.
+
+        The result is on the device, in memory of its own.
+        """
+        if len(places) and int(places.max()) >= len(self.resident):
+            return self._take_mixed(places, far, allocate)
+        if self.resident.is_cpu:
+            return _gathered(self.resident, places, allocate)
+        return take_rows(self.resident, places)
+
+    def put(self, places: Int64s, values: torch.Tensor) -> None:
+        """See `Column`. Rows beyond the stored ones are dropped."""
+        near = len(self.resident)
+        _write(self.resident, places, values, places < near)
+        _write(self.spilled, places - near, values, (places >= near) & (places < near + len(self.spilled)))
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """See `Column`."""
+        return self.resident.nbytes, self.spilled.nbytes
+
+    def _take_mixed(self, places: Int64s, far: torch.Tensor | None, allocate: Allocator) -> torch.Tensor:
+        near, stored = len(self.resident), len(self.resident) + len(self.spilled)
+        device, shape = self.resident.device, (len(places), *self.resident.shape[1:])
+        is_cpu = self.resident.is_cpu
+        out = allocate(shape, self.resident.dtype) if is_cpu else self.resident.new_empty(shape)
+        at = np.flatnonzero(places < near)
+        if len(at):
+            kept = self.resident.index_select(0, torch.from_numpy(places[at]).to(device))
+            out.index_copy_(0, torch.from_numpy(at).to(device), kept)
+        at = np.flatnonzero((places >= near) & (places < stored))
+        if len(at):
+            self._upload(out, at, _gathered(self.spilled, places[at] - near, self._staging))
+        if far is not None:
+            self._upload(out, np.flatnonzero(places >= stored), far)
+        finish_in_thread(device)
+        return out
+
+    def _upload(self, out: torch.Tensor, at: Int64s, rows: torch.Tensor) -> None:
+        # torch guards its page-locked memory until the copy has ended, so the rows may be dropped at once.
+        there = rows.to(out.device, non_blocking=has_streams(out.device))
+        out.index_copy_(0, torch.from_numpy(at).to(out.device), there.to(out.dtype))
+
+    def _staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=self.resident.is_cuda)
+
+
+class HostColumn:
+    """Values that are no tensors, such as strings; always in host memory.
+
+    A batch of them is of `kind`: default collate makes a list or a tuple.
+    """
+
+    def __init__(self, length: int, kind: type[Any]) -> None:
+        self._values: list[Any] = [None] * length
+        self._kind = kind
+
+    def take(self, places: Int64s, far: Sequence[Any] | None, allocate: Allocator) -> Any:  # noqa: ARG002
+        """See `Column`."""
+        rest = iter(() if far is None else far)
+        stored = len(self._values)
+        return self._kind(self._values[place] if place < stored else next(rest) for place in places.tolist())
+
+    def put(self, places: Int64s, values: Sequence[Any]) -> None:
+        """See `Column`."""
+        for place, value in zip(places.tolist(), values, strict=True):
+            if place < len(self._values):
+                self._values[place] = value
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """See `Column`; the size of Python objects does not count."""
+        return 0, 0
+
+
+def _gathered(rows: torch.Tensor, places: Int64s, allocate: Allocator) -> torch.Tensor:
+    out = allocate((len(places), *rows.shape[1:]), rows.dtype)
+    kernels.gather_rows(numpy_view(rows), places, out=numpy_view(out))
+    return out
+
+
+def _write(rows: torch.Tensor, places: Int64s, values: torch.Tensor, chosen: NDArray[np.bool_]) -> None:
+    """Write the chosen values to their places."""
+    if not chosen.any():
+        return
+    at = torch.from_numpy(np.flatnonzero(chosen))
+    picked = values if chosen.all() else values.index_select(0, at.to(values.device))
+    rows.index_copy_(0, torch.from_numpy(places[chosen]).to(rows.device), picked.to(rows.device, rows.dtype))
+
+
+def check_alike(name: str, column: Column, values: Any) -> None:
+    """Raise SampleError unless the values of a batch fit into the column."""
+    if not isinstance(column, TensorColumn):
+        return
+    shape = tuple(column.resident.shape[1:])
+    if isinstance(values, torch.Tensor) and tuple(values.shape[1:]) == shape:
+        return
+    got = tuple(values.shape[1:]) if isinstance(values, torch.Tensor) else f"a {type(values).__name__}"
+    raise SampleError(
+        f"{name} has shape {got} in some sample, and {shape} in the first: a DeviceDataset holds samples of one shape."
+        " Crop, resize or pad them in the source"
+    )

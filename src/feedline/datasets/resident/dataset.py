@@ -1,0 +1,403 @@
+"""`DeviceDataset`: samples in the memory of a device, read once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import TensorDataset
+
+from feedline import collate
+from feedline.collate.batch_reads import BatchReader, reader_of
+from feedline.core.dataset import (
+    Batch,
+    BatchRead,
+    Int64s,
+    Ranges,
+    Traits,
+    listing_fingerprint_of,
+    ranges_of,
+    traits_of,
+)
+from feedline.core.devices import Device, budget_nbytes, free_nbytes, target
+from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within, within
+from feedline.core.tree import leaves, map_leaves
+from feedline.datasets.resident.columns import Column, HostColumn, TensorColumn, check_alike
+from feedline.datasets.wrappers import samples_of
+from feedline.errors import ArgumentError, NotPicklableError, note
+
+_BLOCK = 256
+"""Samples that `fill` reads at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentStatistics:
+    """Sizes of a `DeviceDataset`."""
+
+    samples: int
+    """Samples of the dataset."""
+    stored: int
+    """Samples in memory now."""
+    resident: int
+    """Samples for which the device has room."""
+    resident_nbytes: int
+    """Bytes allocated on the device."""
+    spilled_nbytes: int
+    """Bytes in host memory."""
+    read: int
+    """Samples read from the source so far."""
+
+
+class DeviceDataset(torch.utils.data.Dataset[Any]):
+    """The samples of `source` in the memory of a device, as tensors.
+
+    `source` is a tensor, an array, a tuple or dict of these with rows for samples, a TensorDataset, or any other
+    map-style dataset. Each sample of a dataset is read once: on first access, or by `fill`. Its tensors, arrays and
+    numbers become tensors of one shape and dtype per leaf; text stays on the host. A dataset whose random transform
+    feedline knows is an ArgumentError, as its results would be frozen.
+
+    - `device`: where samples and batches are. A shuffled batch is one gather there.
+    - `budget`: memory to use there: bytes, an amount ("20 GB"), or a share of what is free ("80%").
+    - `spill`: samples beyond the budget are kept in host memory, which is page-locked for each batch on its way.
+      False reads them from the source each time.
+    - `dtype`: floating-point tensors are stored and delivered with this dtype, such as torch.bfloat16.
+
+    Tensors that are on the device already, and their rows in host memory, are not copied: they must not change.
+    Thread-safe. Data on an accelerator cannot go to worker processes: use num_workers=0, or threads.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        device: Device = "cuda",
+        budget: int | str = "80%",
+        spill: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.device = torch.empty(0, device=target(device, 'pass device="cpu"')).device  # with its number
+        self._dtype = _floating(dtype)
+        self.budget = budget
+        tables = _tables(source)
+        self.source: Any = source if tables is None else None
+        self._length = len(source) if tables is None else _common_length(tables)
+        if not self._length:
+            raise ArgumentError("the source of a DeviceDataset is empty")
+        self._reader = _reader(source) if tables is None else None
+        self._lock = _Lock()
+        self._read = 0
+        sample = _first_sample(source) if tables is None else _rows_of(source)
+        self._template = _numbered(sample)
+        self._batch_template = map_leaves(int, collate.default([self._template]))
+        values = list(_picked(self._batch_template, collate.default([sample]))) if tables is None else tables
+        self._names = [f"leaf {number} of the sample" for number in range(len(values))]
+        self._resident = self._room(values)
+        self._stored = self._length if spill else self._resident
+        if tables is None:
+            self._check_host(values)
+            self._columns = [self._empty_column(value) for value in values]
+        else:
+            self._stored = self._length
+            self._columns = [self._table_column(table) for table in tables]
+        self._filled = np.full(self._stored, tables is not None)
+        self._missing = 0 if tables is not None else self._length
+        if tables is None and self._stored:
+            self._put(np.zeros(1, np.int64), values)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        """Sample `index`: its containers, with tensors on the device."""
+        at = one_within(index, len(self), "DeviceDataset")
+        return self._samples(np.array([at], np.int64))[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of these indices, gathered together."""
+        return self._samples(within(as_indices(indices), len(self), "DeviceDataset"))
+
+    def read_batch(self, request: BatchRead) -> Batch:
+        """The collated batch, on the device."""
+        columns = self._take(within(request.indices, len(self), "DeviceDataset"), request.allocate)
+        return map_leaves(columns.__getitem__, self._batch_template)
+
+    def fill(self, num_workers: int = 0) -> None:
+        """Read the samples that are to be stored and are not yet.
+
+        `num_workers` processes read them.
+        """
+        missing = np.flatnonzero(~self._filled)
+        if not len(missing):
+            return
+        blocks = np.array_split(missing, -(-len(missing) // _BLOCK))
+        loader = torch.utils.data.DataLoader(
+            _Blocks(self.source, self._reader, blocks),
+            batch_size=None,
+            num_workers=num_workers,
+            generator=torch.Generator(),  # the loop's own generator stays as it is
+        )
+        for block, batch in zip(blocks, loader, strict=True):
+            self._put(block, self._values(batch))
+
+    @property
+    def traits(self) -> Traits:
+        """Whole batches from any thread; nothing is drawn."""
+        return Traits(thread_safe=True, is_random=False, uses_keys=False)
+
+    @property
+    def listing_fingerprint(self) -> str | None:
+        """The fingerprint of the source."""
+        return listing_fingerprint_of(self.source)
+
+    @property
+    def shard_sizes(self) -> Int64s:
+        """Samples per shard of the source."""
+        sizes: Int64s = self.source.shard_sizes
+        return sizes
+
+    def ranges(self, indices: Int64s) -> Ranges:
+        """Ranges that the source reads for samples that are not in memory."""
+        ranges = ranges_of(self.source)
+        return [] if ranges is None else ranges(self._absent(indices))
+
+    def address(self, index: int) -> tuple[str, str]:
+        """The file of a sample and its position there, from the source."""
+        found: tuple[str, str] = self.source.address(index)
+        return found
+
+    def statistics(self) -> ResidentStatistics:
+        """Samples and bytes in memory."""
+        sizes = [column.nbytes for column in self._columns]
+        near, far = (sum(size[side] for size in sizes) for side in (0, 1))
+        return ResidentStatistics(len(self), int(self._filled.sum()), self._resident, near, far, self._read)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.device.type != "cpu":
+            raise NotPicklableError(
+                f"a DeviceDataset holds memory of {self.device}, which another process cannot read: pass num_workers=0,"
+                " or worker_method='thread'"
+            )
+        return dict(self.__dict__)
+
+    def _samples(self, places: Int64s) -> list[Any]:
+        columns = self._take(places, allocate_tensor)
+        return [map_leaves(partial(_row, columns, row), self._template) for row in range(len(places))]
+
+    def _take(self, places: Int64s, allocate: Allocator) -> list[Any]:
+        far: list[Any] = [None] * len(self._columns)
+        if self._missing:
+            self._load(places)
+            beyond = places[places >= self._stored]
+            if len(beyond):
+                far = self._fetch(beyond)
+        return [column.take(places, rest, allocate) for column, rest in zip(self._columns, far, strict=True)]
+
+    def _load(self, places: Int64s) -> None:
+        """Read the samples that are to be stored and are not yet."""
+        missing = self._absent(places)
+        missing = missing[missing < self._stored]
+        if len(missing):
+            self._put(missing, self._fetch(missing))
+
+    def _absent(self, places: Int64s) -> Int64s:
+        stored = places < self._stored
+        stored[stored] = self._filled[places[stored]]
+        return np.unique(places[~stored])
+
+    def _fetch(self, places: Int64s) -> list[Any]:
+        with self._source_lock():
+            return self._values(_read_rows(self.source, self._reader, places))
+
+    def _source_lock(self) -> AbstractContextManager[Any]:
+        return nullcontext() if traits_of(self.source).thread_safe else self._lock
+
+    def _values(self, batch: Any) -> list[Any]:
+        """The columns of a collated batch, checked."""
+        values = list(_picked(self._batch_template, batch))
+        for name, column, value in zip(self._names, self._columns, values, strict=True):
+            check_alike(name, column, value)
+        return values
+
+    def _put(self, places: Int64s, values: list[Any]) -> None:
+        for column, value in zip(self._columns, values, strict=True):
+            column.put(places, value)
+        # Only now: a thread that sees the mark takes the rows. Two threads may store the same rows, with equal values.
+        with self._lock:
+            self._missing -= int((~self._filled[places]).sum())
+            self._filled[places] = True
+            self._read += len(places)
+
+    def _room(self, values: Sequence[Any]) -> int:
+        """Rows that fit into the budget."""
+        if (
+            all(value.device == self.device for value in values if isinstance(value, torch.Tensor))
+            and self.source is None
+        ):
+            return self._length
+        each = self._row_nbytes(values)
+        return min(self._length, budget_nbytes(self.budget, self.device) // each) if each else self._length
+
+    def _row_nbytes(self, values: Sequence[Any]) -> int:
+        tensors = (value for value in values if isinstance(value, torch.Tensor))
+        return sum(value[:1].numel() * self._kept(value.dtype).itemsize for value in tensors)
+
+    def _check_host(self, values: Sequence[Any]) -> None:
+        """Refuse to allocate more host memory than there is."""
+        rest = self._stored - (0 if self.device.type == "cpu" else self._resident)
+        needed, free = rest * self._row_nbytes(values), free_nbytes(torch.device("cpu"))
+        if needed > free:
+            raise ArgumentError(
+                f"{rest} samples in host memory take {needed} bytes, but {free} are free: pass spill=False, which reads"
+                " samples beyond the budget from the source each time"
+            )
+
+    def _kept(self, dtype: torch.dtype) -> torch.dtype:
+        return self._dtype if self._dtype is not None and dtype.is_floating_point else dtype
+
+    def _empty_column(self, value: Any) -> Column:
+        if not isinstance(value, torch.Tensor):
+            return HostColumn(self._stored, type(value))
+        shape, dtype = value.shape[1:], self._kept(value.dtype)
+        resident = self._allocated((self._resident, *shape), dtype)
+        return TensorColumn(resident, torch.empty((self._stored - self._resident, *shape), dtype=dtype))
+
+    def _allocated(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        try:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        except RuntimeError as error:  # out of memory is one
+            note(error, f"feedline: {shape[0]} samples of a DeviceDataset; pass a smaller budget= than {self.budget!r}")
+            raise
+
+    def _table_column(self, table: torch.Tensor) -> TensorColumn:
+        dtype, near = self._kept(table.dtype), self._resident
+        try:
+            resident = table[:near].to(self.device, dtype)
+        except RuntimeError as error:
+            note(error, f"feedline: {near} rows of a DeviceDataset; pass a smaller budget= than {self.budget!r}")
+            raise
+        return TensorColumn(resident, table[near:].to("cpu", dtype))
+
+
+class _Lock:
+    """A lock that a copy of the dataset has of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[_Lock], tuple[()]]:
+        return _Lock, ()
+
+
+class _Blocks(torch.utils.data.Dataset[Any]):
+    """Collated blocks of samples of the source."""
+
+    def __init__(self, source: Any, reader: BatchReader | None, blocks: list[NDArray[np.int64]]) -> None:
+        self._source, self._blocks = source, blocks
+        self._reader = reader
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __getitem__(self, number: int) -> Any:
+        return _read_rows(self._source, self._reader, self._blocks[number])
+
+
+def _read_rows(source: Any, reader: BatchReader | None, places: Int64s) -> Any:
+    if reader is not None:
+        return reader(BatchRead(places, allocate_tensor))
+    return collate.default(samples_of(source, places.tolist()))
+
+
+def _reader(source: Any) -> BatchReader | None:
+    reader = reader_of(source)
+    if reader is not None and reader.uses_keys:
+        raise _random_error(source)
+    return reader
+
+
+def _first_sample(source: Any) -> Any:
+    """Sample 0; ArgumentError if a second read gives another one."""
+    sample, again = source[0], source[0]
+    if not all(map(_is_same, leaves(sample), leaves(again))):
+        raise _random_error(source)
+    return sample
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)) if one.shape == other.shape else False
+    return bool(np.array_equal(np.asarray(one), np.asarray(other), equal_nan=np.asarray(one).dtype.kind in "fc"))
+
+
+def _random_error(source: Any) -> ArgumentError:
+    return ArgumentError(
+        f"samples of this {type(source).__name__} are random, and a DeviceDataset would repeat the first ones: leave"
+        " out the random transform, and apply it to batches on the device (fl.transforms.OnBatch)"
+    )
+
+
+def _tables(source: Any) -> list[torch.Tensor] | None:
+    """The tensors whose rows are the samples; None for a dataset."""
+    if type(source) is TensorDataset:
+        source = source.tensors
+    parts = source.values() if isinstance(source, dict) else source if isinstance(source, tuple) else (source,)
+    if not all(isinstance(part, (torch.Tensor, np.ndarray)) for part in parts):
+        return None
+    return [torch.as_tensor(part).detach() for part in parts]
+
+
+def _rows_of(source: Any) -> Any:
+    """A sample of tables, with anything for rows."""
+    if type(source) is TensorDataset:
+        source = source.tensors
+    if isinstance(source, dict):
+        return dict.fromkeys(source, 0)
+    return (0,) * len(source) if isinstance(source, tuple) else 0
+
+
+def _common_length(tables: Sequence[torch.Tensor]) -> int:
+    lengths = [len(table) if table.ndim else None for table in tables]
+    if None in lengths or len(set(lengths)) > 1:
+        raise ArgumentError(f"tensors of a DeviceDataset must have equally many rows, but have {lengths}")
+    return lengths[0] or 0
+
+
+def _floating(dtype: torch.dtype | None) -> torch.dtype | None:
+    if dtype is not None and not dtype.is_floating_point:
+        raise ArgumentError(f"dtype={dtype!r}: give a floating-point dtype such as torch.bfloat16, or None")
+    return dtype
+
+
+def _numbered(sample: Any) -> Any:
+    """The containers of a sample, with the number of each leaf."""
+    numbers = iter(range(len(list(leaves(sample)))))
+    return map_leaves(lambda _: next(numbers), sample)
+
+
+def _picked(template: Any, batch: Any) -> Iterator[Any]:
+    """The parts of a batch at the leaves of the template."""
+    if isinstance(template, int):
+        yield batch
+    elif isinstance(template, Mapping):
+        for key, part in template.items():
+            yield from _picked(part, batch[key])
+    else:
+        for part, value in zip(template, batch, strict=True):
+            yield from _picked(part, value)
+
+
+def _row(columns: Sequence[Any], row: int, number: int) -> Any:
+    return columns[number][row]

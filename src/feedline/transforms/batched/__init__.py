@@ -1,0 +1,1 @@
+"""Transforms of whole batches of tensors, as torch operators."""

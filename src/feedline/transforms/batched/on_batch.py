@@ -1,0 +1,149 @@
+"""`OnBatch`: a pipeline applied to whole batches of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from feedline.core.rng import batch_keys, derive_each
+from feedline.core.tensors import allocate_tensor
+from feedline.errors import ArgumentError, SampleError
+from feedline.transforms.base import Transform
+from feedline.transforms.batched.mixing import Mixture
+from feedline.transforms.batched.operators import Rows, apply_steps, check_steps, has_step, stacked
+from feedline.transforms.color import ColorJitter, GaussianBlur, RandomGrayscale
+from feedline.transforms.compose import Compose
+from feedline.transforms.native_steps import Conversion, ResizeShortest, Window
+from feedline.transforms.plan import ImagePlan
+from feedline.transforms.steps import Keys
+
+Field = int | str
+
+
+class OnBatch:
+    """Transforms of whole batches, as torch operators on the device of the batch.
+
+    `on_batch(batch)` or `on_batch(batch, keys)`. The batch is a tensor of images, or a tuple, list or dict with images
+    and labels at the fields `images` and `labels`. Images are uint8 levels or numbers (batch, channels, height, width)
+    with 3 channels (RGB) or 1 (gray), or a list of images of different sizes, which a crop or resize makes one tensor.
+
+    `transforms` are image transforms of feedline, then `MixUp` or `CutMix`. Each row draws from its own key, of
+    `keys`, uint64 (batch,): the numbers that the transforms would draw for a sample with this key. Without `keys`, a
+    collate function within a loader gets those of its samples; elsewhere they come from torch's generator.
+
+    On the CPU, uint8 images go through the native kernels where these are faster, and the results are those of single
+    images. On other devices each transform is one launch, or a few, and results differ by at most one level where an
+    image is resized or blurred; all others are equal. The input is left as it is, and the result may share memory with
+    it. Callables of other libraries, and subclasses with an `apply` of their own, are an ArgumentError.
+    """
+
+    def __init__(
+        self, transforms: Transform | Mixture | Sequence[Transform | Mixture], *, images: Field = 0, labels: Field = 1
+    ) -> None:
+        parts = [transforms] if isinstance(transforms, (Transform, Mixture)) else list(transforms)
+        self._mixtures = [(place, part) for place, part in enumerate(parts) if isinstance(part, Mixture)]
+        first = len(parts) - len(self._mixtures)
+        if any(place < first for place, _ in self._mixtures):
+            raise ArgumentError("OnBatch: transforms of images come before MixUp and CutMix")
+        self.transforms = tuple(parts)
+        self.images, self.labels = images, labels
+        # A single transform keeps its keys: it draws what it draws for samples.
+        whole = transforms if isinstance(transforms, Transform) else Compose(self.transforms[:first])
+        self._plan: ImagePlan = whole.plan
+        check_steps(self._plan.steps)
+
+    def __call__(self, batch: Any, keys: Keys | None = None) -> Any:
+        """The transformed batch, in the containers of `batch`."""
+        is_bare = _are_images(batch)
+        images = batch if is_bare else self._field(batch, self.images)
+        count = _check_images(images)
+        keys = batch_keys(count) if keys is None else np.asarray(keys, np.uint64)
+        if keys.shape != (count,):
+            raise ArgumentError(f"keys must be one uint64 per image: {count} images, but keys of shape {keys.shape}")
+        if _all_levels(images) and uses_kernels(images[0], self._plan):
+            done = _by_kernels(images, self._plan, keys)
+        else:
+            done = stacked(apply_steps(self._plan.steps, Rows(images), keys), "OnBatch")
+        if is_bare:
+            return self._mixed(done, None, keys)[0]
+        labels = self._field(batch, self.labels) if self._mixtures else None
+        done, labels = self._mixed(done, labels, keys)
+        changes = {self.images: done, **({self.labels: labels} if self._mixtures else {})}
+        return _replaced(batch, changes)
+
+    def _mixed(self, images: torch.Tensor, labels: Any, keys: Keys) -> tuple[torch.Tensor, Any]:
+        for place, mixture in self._mixtures:
+            if not isinstance(labels, torch.Tensor):
+                raise SampleError(f"{type(mixture).__name__} mixes labels, too: pass a batch of images and labels")
+            images, labels = mixture(images, labels, derive_each((), keys, place))
+        return images, labels
+
+    def _field(self, batch: Any, field: Field) -> Any:
+        try:
+            return batch[field]
+        except (KeyError, IndexError, TypeError) as error:
+            fields = list(batch) if isinstance(batch, Mapping) else f"{len(batch)} parts"
+            raise SampleError(
+                f"OnBatch looks for the field {field!r} in a {type(batch).__name__} of {fields}: pass images= and"
+                " labels= with the keys or positions of the batch"
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"OnBatch({list(self.transforms)!r})"
+
+
+def uses_kernels(image: torch.Tensor, plan: ImagePlan) -> bool:
+    """True where the native kernels do a step faster than torch: on the CPU."""
+    return image.is_cpu and has_step(plan.steps, (Window, ResizeShortest, ColorJitter, RandomGrayscale, GaussianBlur))
+
+
+def _all_levels(images: Any) -> bool:
+    return len(images) > 0 and all(image.dtype == torch.uint8 for image in images)
+
+
+def _by_kernels(images: Any, plan: ImagePlan, keys: Keys) -> torch.Tensor:
+    """The plan on single images, which is what defines the result."""
+    sources = [image.permute(1, 2, 0).numpy() for image in images]
+    if plan.batchable and sources[0].shape[2] == 3:
+        done = plan.batch(sources, keys, allocate_tensor, threads=torch.get_num_threads())
+    else:
+        samples = [plan.run(source, key) for source, key in zip(sources, keys.tolist(), strict=True)]
+        done = stacked(Rows([torch.as_tensor(sample) for sample in samples]), "OnBatch")
+    is_converted = has_step(plan.steps, (Conversion,)) or (plan.spec is not None and plan.spec.converted)
+    return done if is_converted else done.permute(0, 3, 1, 2).contiguous()
+
+
+def _are_images(batch: Any) -> bool:
+    """True for a tensor, and for a list of single images."""
+    if isinstance(batch, (list, tuple)) and batch:
+        return all(isinstance(part, torch.Tensor) and part.ndim == 3 for part in batch)
+    return isinstance(batch, torch.Tensor)
+
+
+def _check_images(images: Any) -> int:
+    if isinstance(images, torch.Tensor):
+        if images.ndim == 4 and images.shape[1] in (1, 3):
+            return len(images)
+        got = f"a tensor of shape {tuple(images.shape)}"
+    elif isinstance(images, (list, tuple)) and images and all(isinstance(image, torch.Tensor) for image in images):
+        shapes = [tuple(image.shape) for image in images]
+        wrong = next((shape for shape in shapes if len(shape) != 3 or shape[0] not in (1, 3)), None)
+        if wrong is None:
+            return len(images)
+        got = f"an image of shape {wrong}"
+    else:
+        got = f"a {type(images).__name__}"
+    raise SampleError(
+        f"OnBatch takes images (batch, channels, height, width) with 3 channels or 1, or a list of them, not {got}"
+    )
+
+
+def _replaced(batch: Any, changes: Mapping[Any, Any]) -> Any:
+    if isinstance(batch, Mapping):
+        return {**batch, **changes}
+    if hasattr(batch, "_fields"):
+        return type(batch)(*(changes.get(place, part) for place, part in enumerate(batch)))
+    return type(batch)(changes.get(place, part) for place, part in enumerate(batch))

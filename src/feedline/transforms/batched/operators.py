@@ -1,0 +1,340 @@
+"""Batched operators of the steps of a plan, by the class of the step.
+
+An operator gets images and one key per row, and draws the same numbers from a key as the step does for one sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from feedline.core.rng import Draws, DrawsEach, derive_each
+from feedline.errors import ArgumentError, SampleError
+from feedline.images.crops import center_offset
+from feedline.transforms import erasing
+from feedline.transforms.batched import levels, resample
+from feedline.transforms.color import SATURATION, ColorJitter, GaussianBlur, Grayscale, RandomGrayscale, gaussian
+from feedline.transforms.compose import ApplyWithProbability, RandomChoice
+from feedline.transforms.erasing import RandomErasing
+from feedline.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, fold
+from feedline.transforms.native_steps import Conversion, ResizeShortest, Window, whole
+from feedline.transforms.steps import Identity, Keys, PlannedStep, Step
+
+
+class Rows(NamedTuple):
+    """Images of a batch on their way through the operators.
+
+    `images` is a tensor (batch, channels, height, width), or a list of images of different sizes. `is_owned`: the
+    operators may write into it.
+    """
+
+    images: Any
+    is_owned: bool = False
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Height and width of each image."""
+        return [tuple(image.shape[-2:]) for image in self.images]
+
+
+Operator = Callable[[Any, Rows, Keys], Rows]
+
+
+def apply_steps(steps: Sequence[PlannedStep], rows: Rows, keys: Keys) -> Rows:
+    """Apply the steps of a plan to all rows, each with its own keys."""
+    for planned in steps:
+        rows = OPERATORS[type(planned.step)](planned.step, rows, planned.keys(keys))
+    return rows
+
+
+def check_steps(steps: Sequence[PlannedStep]) -> None:
+    """Raise ArgumentError for the first step without a batched operator."""
+    for planned in steps:
+        if type(planned.step) not in OPERATORS:
+            raise ArgumentError(
+                f"{planned.name} has no batched operator, so it cannot be applied to tensors of a whole batch: leave it"
+                " in the dataset's transform, which runs on the CPU"
+            )
+        check_steps([inner for plan in _plans_in(planned.step) for inner in plan.steps])
+
+
+def has_step(steps: Sequence[PlannedStep], kinds: tuple[type[Step], ...]) -> bool:
+    """True if one of the steps, or of those inside them, is of one of these classes."""
+    return any(
+        isinstance(planned.step, kinds) or any(has_step(plan.steps, kinds) for plan in _plans_in(planned.step))
+        for planned in steps
+    )
+
+
+def _plans_in(step: Step) -> list[Any]:
+    if isinstance(step, ApplyWithProbability):
+        return [step.plan]
+    return [part.plan for part in step.transforms] if isinstance(step, RandomChoice) else []
+
+
+def _window(step: Window, rows: Rows, keys: Keys) -> Rows:
+    shown = resample.geometries(step.recipe, keys, rows.sizes)
+    resized = Rows(resample.resampled(rows.images, shown, step.recipe.interpolation), is_owned=True)
+    return resized if step.conversion is None else _convert(step.conversion, resized, keys)
+
+
+def _resize(step: ResizeShortest, rows: Rows, keys: Keys) -> Rows:
+    sizes = [step.resized(*size) for size in rows.sizes]
+    if isinstance(rows.images, torch.Tensor):
+        images = resample.resized(rows.images, sizes[0], step.interpolation)
+        return Rows(images, is_owned=images is not rows.images)
+    recipes = [whole(size, step.interpolation, step.scaled_decode) for size in sizes]
+    each = zip(recipes, rows.images, strict=True)
+    return _joined([_window(Window(recipe), Rows(image[None]), keys[:1]).images[0] for recipe, image in each])
+
+
+def _joined(images: list[torch.Tensor]) -> Rows:
+    """One tensor if all sizes are equal."""
+    alike = len({image.shape for image in images}) == 1
+    return Rows(torch.stack(images) if alike else images, is_owned=True)
+
+
+def stacked(rows: Rows, name: str) -> torch.Tensor:
+    """The images as one tensor; SampleError if their sizes differ."""
+    if isinstance(rows.images, torch.Tensor):
+        return rows.images
+    sizes = sorted(set(rows.sizes))
+    if len(sizes) > 1:
+        raise SampleError(
+            f"{name} needs images of one size, but the batch has {len(sizes)} sizes, {sizes[0]} and {sizes[-1]}"
+            " (height, width) among them: crop or resize to a fixed size before"
+        )
+    return torch.stack(list(rows.images))
+
+
+def _owned(rows: Rows, name: str) -> torch.Tensor:
+    """The images in memory that may be written."""
+    images = stacked(rows, name)
+    return images if rows.is_owned or images is not rows.images else images.clone()
+
+
+def _flip(step: RandomHorizontalFlip | RandomVerticalFlip, rows: Rows, keys: Keys) -> Rows:
+    axis = -1 if isinstance(step, RandomHorizontalFlip) else -2
+    flipped = np.flatnonzero(DrawsEach(keys).unit() < step.p)
+    images = _owned(rows, type(step).__name__)
+    if len(flipped) and levels.by_rows(images):
+        for row in flipped.tolist():
+            images[row] = images[row].flip(axis)
+    elif len(flipped):
+        at = torch.from_numpy(flipped).to(images.device)
+        images.index_copy_(0, at, images.index_select(0, at).flip(axis))
+    return Rows(images, is_owned=True)
+
+
+def _center(step: CenterCrop, rows: Rows, keys: Keys) -> Rows:  # noqa: ARG001 - not random
+    parts = []
+    for image in [rows.images] if isinstance(rows.images, torch.Tensor) else rows.images:
+        top, left = (center_offset(length, side) for length, side in zip(image.shape[-2:], step.size, strict=True))
+        parts.append(resample.cropped(image, top, left, step.size))
+    return Rows(parts[0], rows.is_owned) if isinstance(rows.images, torch.Tensor) else _joined(parts)
+
+
+def _crop(step: RandomCrop, rows: Rows, keys: Keys) -> Rows:
+    corners = np.array([step.corner(Draws(key), *size) for key, size in zip(keys.tolist(), rows.sizes, strict=True)])
+    if isinstance(rows.images, torch.Tensor) and not levels.by_rows(rows.images):
+        return Rows(_cropped_at_once(step, rows.images, corners), is_owned=True)
+    each = zip(rows.images, corners.tolist(), strict=True)
+    return Rows(torch.stack([_cropped_one(step, image, *corner) for image, corner in each]), is_owned=True)
+
+
+def _cropped_one(step: RandomCrop, image: torch.Tensor, top: int, left: int) -> torch.Tensor:
+    height, width = image.shape[-2:]
+    if 0 <= top <= height - step.size[0] and 0 <= left <= width - step.size[1]:
+        return resample.cropped(image, top, left, step.size)
+    return _cropped_at_once(step, image[None], np.array([[top, left]]))[0]
+
+
+def _cropped_at_once(step: RandomCrop, images: torch.Tensor, corners: np.ndarray) -> torch.Tensor:
+    """One gather for all rows."""
+    places = [
+        corners[:, axis, None] + np.arange(side) for axis, side in enumerate(step.size)
+    ]  # rows and columns of each part; some lie beyond the edges
+    mode = "edge" if step.padding_mode == "constant" else step.padding_mode
+    y, x = (
+        torch.from_numpy(fold(each, length, mode)).to(images.device)
+        for each, length in zip(places, images.shape[-2:], strict=True)
+    )
+    batch = torch.arange(len(images), device=images.device)[:, None, None]
+    parts = images.permute(0, 2, 3, 1)[batch, y[:, :, None], x[:, None, :]].permute(0, 3, 1, 2)
+    if step.padding_mode != "constant":
+        return parts.contiguous()
+    inside = [(each >= 0) & (each < length) for each, length in zip(places, images.shape[-2:], strict=True)]
+    down, across = (torch.from_numpy(each).to(images.device) for each in inside)
+    fill = torch.tensor(step.fill, dtype=images.dtype).to(images.device).view(1, -1, 1, 1)
+    return torch.where((down[:, :, None] & across[:, None, :])[:, None], parts, fill)
+
+
+def _jitter(step: ColorJitter, rows: Rows, keys: Keys) -> Rows:
+    images = stacked(rows, "ColorJitter")
+    changes = [step.adjustments(Draws(key)) for key in keys.tolist()]
+    return Rows(levels.adjusted(images, changes), is_owned=True)
+
+
+def _to_gray(images: torch.Tensor, chosen: Sequence[int] | None = None) -> torch.Tensor:
+    picked = range(len(images)) if chosen is None else chosen
+    changes: list[list[tuple[int, float]]] = [[] for _ in range(len(images))]
+    for row in picked:
+        changes[row] = [(SATURATION, 0.0)]
+    return levels.adjusted(images, changes)
+
+
+def _gray(step: Grayscale, rows: Rows, keys: Keys) -> Rows:  # noqa: ARG001 - not random
+    images = stacked(rows, "Grayscale")
+    gray = levels.luma(images.float()).to(images.dtype) if images.shape[1] == 3 else images
+    return Rows(gray if step.num_output_channels == 1 else gray.repeat(1, 3, 1, 1), is_owned=gray is not rows.images)
+
+
+def _random_gray(step: RandomGrayscale, rows: Rows, keys: Keys) -> Rows:
+    images = stacked(rows, "RandomGrayscale")
+    chosen = np.flatnonzero(DrawsEach(keys).unit() < step.p).tolist()
+    return Rows(_to_gray(images, chosen), is_owned=True) if chosen else rows._replace(images=images)
+
+
+def _blur(step: GaussianBlur, rows: Rows, keys: Keys) -> Rows:
+    images = stacked(rows, "GaussianBlur")
+    step.check_size(*images.shape[-2:])
+    sigmas = DrawsEach(keys).between(*step.sigma).tolist()
+    across, down = (np.stack([gaussian(taps, sigma) for sigma in sigmas]) for taps in step.kernel_size)
+    return Rows(levels.blurred(images.float(), across, down).to(images.dtype), is_owned=True)
+
+
+def _convert(step: Conversion, rows: Rows, keys: Keys) -> Rows:  # noqa: ARG001 - not random
+    images = stacked(rows, "the conversion to numbers")
+    if images.dtype == torch.uint8:
+        if step.dtype == torch.uint8:
+            return Rows(_laid_out(images, step.layout), rows.is_owned)
+        images = images.to(torch.float32).div_(255.0)
+    else:
+        images = images.to(torch.float32, copy=step.mean is not None)
+    if step.mean is not None and step.std is not None:
+        mean, std = (_per_channel(values, images) for values in (step.mean, step.std))
+        images.sub_(mean).div_(std)
+    return Rows(_laid_out(images.to(step.dtype), step.layout), is_owned=True)
+
+
+def _per_channel(values: tuple[float, ...], images: torch.Tensor) -> torch.Tensor:
+    if len(values) not in (1, images.shape[1]):
+        raise SampleError(
+            f"Normalize has {len(values)} means, but the images have {images.shape[1]} channel(s): give one mean and"
+            " std per channel, or make them RGB with Grayscale(num_output_channels=3)"
+        )
+    return torch.tensor(values, dtype=torch.float32).to(images.device).view(-1, 1, 1)
+
+
+def _laid_out(images: torch.Tensor, layout: str) -> torch.Tensor:
+    return images if layout == "CHW" else images.permute(0, 2, 3, 1).contiguous()
+
+
+def _erase(step: RandomErasing, rows: Rows, keys: Keys) -> Rows:
+    images = _owned(rows, "RandomErasing")
+    is_levels = not images.is_floating_point()
+    parts = [step.choose_part(Draws(key), *images.shape[-2:]) for key in keys.tolist()]
+    if step.value != "random" and not levels.by_rows(images):
+        return Rows(_erased_at_once(step, images, parts), is_owned=True)
+    values = None if step.value == "random" else step.values(images.shape[1], are_levels=is_levels)
+    for row, part, key in zip(images, parts, keys.tolist(), strict=True):
+        if part is not None:
+            inside = row[:, part[0], part[1]]
+            if values is None:
+                inside.copy_(_noise(key, inside, is_levels))
+            else:
+                inside.copy_(torch.tensor(values).view(-1, 1, 1).to(images.dtype))
+    return Rows(images, is_owned=True)
+
+
+def _noise(key: int, inside: torch.Tensor, is_levels: bool) -> torch.Tensor:
+    channels, height, width = inside.shape
+    if is_levels:  # drawn for (height, width, channels), as of an image
+        return torch.from_numpy(erasing.noise(key, (height, width, channels), is_normal=False)).permute(2, 0, 1)
+    return torch.from_numpy(erasing.noise(key, (channels, height, width), is_normal=True))
+
+
+def _erased_at_once(step: RandomErasing, images: torch.Tensor, parts: Sequence[Any]) -> torch.Tensor:
+    none = slice(0, 0)
+    edges = [[(part or (none, none))[axis] for part in parts] for axis in (0, 1)]
+    inside = []
+    for length, each in zip(images.shape[-2:], edges, strict=True):
+        bounds = torch.tensor([(one.start, one.stop) for one in each]).to(images.device)
+        at = torch.arange(length, device=images.device)
+        inside.append((at >= bounds[:, :1]) & (at < bounds[:, 1:]))
+    mask = (inside[0][:, :, None] & inside[1][:, None, :])[:, None]
+    values = step.values(images.shape[1], are_levels=not images.is_floating_point())
+    return torch.where(mask, torch.tensor(values).to(images.device, images.dtype).view(1, -1, 1, 1), images)
+
+
+def _apply(step: ApplyWithProbability, rows: Rows, keys: Keys) -> Rows:
+    chosen = np.flatnonzero(DrawsEach(keys).unit() < step.p)
+    return _for_some(step.plan.steps, rows, chosen, derive_each((), keys, "applied"))
+
+
+def _choose(step: RandomChoice, rows: Rows, keys: Keys) -> Rows:
+    count = len(step.transforms)
+    picks = np.array([Draws(key).weighted(step.p or (1.0,) * count) for key in keys.tolist()])
+    inner = derive_each((), keys, "chosen")
+    parts = [(np.flatnonzero(picks == number), part.plan.steps) for number, part in enumerate(step.transforms)]
+    results = [(at, _some(steps, rows, at, inner)) for at, steps in parts if len(at)]
+    first = results[0][1].images
+    if len(results) == 1:
+        return results[0][1]
+    out = first.new_empty((len(keys), *first.shape[1:]))
+    for at, result in results:
+        out.index_copy_(0, torch.from_numpy(at).to(out.device), stacked(result, "RandomChoice").to(out.dtype))
+    return Rows(out, is_owned=True)
+
+
+def _some(steps: Sequence[PlannedStep], rows: Rows, chosen: np.ndarray, keys: Keys) -> Rows:
+    """The steps, applied to the chosen rows alone."""
+    if isinstance(rows.images, torch.Tensor):
+        picked: Any = rows.images.index_select(0, torch.from_numpy(chosen).to(rows.images.device))
+    else:
+        picked = [rows.images[row] for row in chosen.tolist()]
+    return apply_steps(steps, Rows(picked, is_owned=True), keys[chosen])
+
+
+def _for_some(steps: Sequence[PlannedStep], rows: Rows, chosen: np.ndarray, keys: Keys) -> Rows:
+    """The batch, with the steps applied to the chosen rows."""
+    if not len(chosen):
+        return rows
+    images = _owned(rows, "RandomApply")
+    result = stacked(_some(steps, Rows(images), chosen, keys), "RandomApply")
+    if len(chosen) == len(images):
+        return Rows(result, is_owned=True)
+    if result.shape[1:] != images.shape[1:] or result.dtype != images.dtype:
+        raise SampleError(
+            f"RandomApply makes {result.dtype} of shape {tuple(result.shape[1:])} of some images, and leaves"
+            f" {images.dtype} of shape {tuple(images.shape[1:])}: a batch needs one shape and dtype"
+        )
+    images.index_copy_(0, torch.from_numpy(chosen).to(images.device), result)
+    return Rows(images, is_owned=True)
+
+
+def _identity(step: Identity, rows: Rows, keys: Keys) -> Rows:  # noqa: ARG001 - does nothing
+    return rows
+
+
+OPERATORS: dict[type[Step], Operator] = {
+    Window: _window,
+    ResizeShortest: _resize,
+    CenterCrop: _center,
+    RandomCrop: _crop,
+    RandomHorizontalFlip: _flip,
+    RandomVerticalFlip: _flip,
+    ColorJitter: _jitter,
+    Grayscale: _gray,
+    RandomGrayscale: _random_gray,
+    GaussianBlur: _blur,
+    Conversion: _convert,
+    RandomErasing: _erase,
+    ApplyWithProbability: _apply,
+    RandomChoice: _choose,
+    Identity: _identity,
+}
+"""Operators by the exact class of the step: a subclass may override `apply`."""

@@ -1,0 +1,216 @@
+"""Samples in device memory: equal to the source's, read once, in exact order, whatever fits."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+import feedline as fl
+from feedline.core.dataset import BatchRead
+from feedline.core.tensors import allocate_tensor
+from feedline.datasets import DeviceDataset
+from feedline.errors import ArgumentError, NotPicklableError, SampleError
+from feedline.testing import check_dataset
+from feedline.testing.difference import check_same
+
+LENGTH, SIDE = 37, 4
+
+
+class Decoded:
+    """A dataset whose samples cost something; it counts how often each is read."""
+
+    def __init__(self, thread_safe: bool = True) -> None:
+        self.reads: Counter[int] = Counter()
+        self.traits = fl.Traits(thread_safe=thread_safe, is_random=False)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < LENGTH:
+            raise IndexError(index)
+        self.reads[index] += 1
+        image = torch.full((3, SIDE, SIDE), index, dtype=torch.uint8)
+        return {"image": image, "label": index % 5, "score": index / 7, "extra": (np.arange(2) + index, f"n{index}")}
+
+
+ROW = 3 * SIDE * SIDE + 8 + 8 + 16
+"""Bytes of a sample's tensors."""
+
+ROOMS = {
+    "all on the device": {},
+    "a part spilled": {"budget": 10 * ROW},
+    "a part read again": {"budget": 10 * ROW, "spill": False},
+    "nothing on the device": {"budget": 0},
+    "nothing in memory": {"budget": 0, "spill": False},
+}
+
+
+def batches(dataset: Any, **arguments: Any) -> list[Any]:
+    with fl.DataLoader(dataset, batch_size=5, shuffle=True, seed=3, **arguments) as loader:
+        return [*loader, *loader]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_batches_are_those_of_the_source(room: str) -> None:
+    expected = batches(Decoded())
+    data = DeviceDataset(Decoded(), device="cpu", **ROOMS[room])
+    check_same(expected, batches(data), "a DeviceDataset must give the samples of its source")
+    check_same(expected, batches(data, num_workers=2), "threads must give them, too")
+
+
+@pytest.mark.parametrize("room", ["all on the device", "a part read again"])
+def test_it_keeps_the_promises_of_a_dataset(room: str) -> None:
+    check_dataset(DeviceDataset(Decoded(), device="cpu", **ROOMS[room]))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_sample_that_is_stored_is_read_once(room: str) -> None:
+    source = Decoded()
+    data = DeviceDataset(source, device="cpu", **ROOMS[room])
+    source.reads.clear()
+    batches(data)
+    stored = data.statistics().stored
+    assert stored == {"a part read again": 10, "nothing in memory": 0}.get(room, LENGTH)
+    assert all(source.reads[index] == 1 for index in range(1, stored))
+    assert all(source.reads[index] == 2 for index in range(stored, LENGTH) if index)
+
+
+def test_a_resumed_loader_goes_on_exactly() -> None:
+    expected = batches(DeviceDataset(Decoded(), device="cpu"))
+    loader = fl.DataLoader(DeviceDataset(Decoded(), device="cpu"), batch_size=5, shuffle=True, seed=3)
+    begun = list(islice(loader, 3))
+    state = json.loads(json.dumps(loader.state_dict()))
+    resumed = fl.DataLoader(DeviceDataset(Decoded(), device="cpu", budget=99), batch_size=5, shuffle=True, seed=3)
+    resumed.load_state_dict(state)
+    check_same(expected, [*begun, *resumed, *resumed], "a resumed loader must continue with the next batch")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_filling_reads_all_at_once_and_leaves_the_generator(num_workers: int) -> None:
+    source = Decoded()
+    data = DeviceDataset(source, device="cpu", budget=20 * ROW)
+    state = torch.get_rng_state()
+    data.fill(num_workers)
+    assert torch.equal(state, torch.get_rng_state())
+    source.reads.clear()
+    sizes = data.statistics()
+    assert (sizes.stored, sizes.resident, sizes.resident_nbytes, sizes.spilled_nbytes) == (
+        LENGTH, 20, 20 * ROW, (LENGTH - 20) * ROW,
+    )  # fmt: skip
+    check_same(batches(Decoded()), batches(data), "filled data must be the source's")
+    assert not source.reads
+    data.fill()
+
+
+def sources() -> dict[str, Any]:
+    images, labels = torch.arange(LENGTH * 6).reshape(LENGTH, 2, 3), torch.arange(LENGTH) % 4
+    return {
+        "tensor": images,
+        "array": images.numpy(),
+        "tuple": (images, labels.numpy()),
+        "dict": {"x": images.half(), "y": labels},
+        "TensorDataset": TensorDataset(images, labels),
+        "Subset": Subset(TensorDataset(images, labels), range(3, 30)),
+        "ConcatDataset": ConcatDataset([TensorDataset(images, labels)] * 2),
+        "list": [(torch.ones(2) * n, n) for n in range(LENGTH)],
+    }
+
+
+@pytest.mark.parametrize("kind", sources())
+def test_tensors_are_taken_as_they_are(kind: str) -> None:
+    source = sources()[kind]
+    plain = {
+        "tuple": lambda: TensorDataset(source[0], torch.as_tensor(source[1])),
+        "dict": lambda: [{"x": x, "y": y} for x, y in zip(source["x"], source["y"], strict=True)],
+    }.get(kind, lambda: source)()
+    expected = batches(plain)
+    check_same(expected, batches(DeviceDataset(source, device="cpu")), "tensors must come out as they are")
+    check_same(expected, batches(DeviceDataset(source, device="cpu", budget=100)), "spilled ones, too")
+
+
+def test_tensors_on_the_device_are_not_copied() -> None:
+    images = torch.arange(24.0).reshape(6, 4)
+    data = DeviceDataset(images, device="cpu", budget=0)
+    images[2] = 99
+    assert data[2].tolist() == [99] * 4
+
+
+def test_floats_rest_as_the_dtype_that_is_asked_for() -> None:
+    data = DeviceDataset((torch.randn(8, 3), torch.arange(8)), device="cpu", dtype=torch.bfloat16)
+    numbers, labels = data[5]
+    assert (numbers.dtype, labels.dtype) == (torch.bfloat16, torch.int64)
+    assert data.statistics().resident_nbytes == 8 * (3 * 2 + 8)
+
+
+def test_a_gather_beyond_the_budget_of_another_device_is_joined_there() -> None:
+    data = DeviceDataset((torch.zeros(10, 3), torch.arange(10)), device="meta", budget=4 * 20)
+    assert data.statistics().resident == 4
+    images, labels = data.read_batch(BatchRead(np.array([9, 0, 5]), allocate_tensor))
+    assert (images.device.type, images.shape, labels.shape) == ("meta", (3, 3), (3,))
+
+
+def test_device_memory_does_not_go_to_another_process() -> None:
+    with pytest.raises(NotPicklableError, match=r"memory of meta.*num_workers=0"):
+        pickle.dumps(DeviceDataset(torch.zeros(4, 2), device="meta", budget=100))
+
+
+class Ragged(Decoded):
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(3 if index < 20 else 4)
+
+
+class Noisy(Decoded):
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(3)
+
+
+def test_samples_of_another_shape_are_named() -> None:
+    loader = fl.DataLoader(DeviceDataset(Ragged(), device="cpu"), batch_size=4)
+    with pytest.raises(SampleError, match=r"shape \(4,\) in some sample, and \(3,\) in the first") as caught:
+        list(loader)
+    assert any("sample 20 of DeviceDataset" in note for note in caught.value.__notes__)
+
+
+def test_samples_of_another_shape_can_be_left_out() -> None:
+    loader = fl.DataLoader(DeviceDataset(Ragged(), device="cpu"), batch_size=4, on_error="skip")
+    assert sum(map(len, loader)) == 20
+    assert loader.stats().skipped == LENGTH - 20
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "message"),
+    [
+        ([], {}, "is empty"),
+        ((torch.zeros(3), torch.zeros(4)), {}, r"equally many rows, but have \[3, 4\]"),
+        (torch.zeros(3), {"budget": "lots"}, "budget='lots': give bytes"),
+        (torch.zeros(3), {"budget": "180%"}, "budget='180%'"),
+        (torch.zeros(3), {"dtype": torch.uint8}, "give a floating-point dtype"),
+        (torch.zeros(3), {"device": "cuda:7"}, r"cuda.*pass device=\"cpu\""),
+        (Noisy(), {}, r"samples of this Noisy are random.*OnBatch"),
+    ],
+    ids=["empty", "lengths", "budget", "share", "dtype", "device", "random"],
+)
+def test_bad_arguments_are_named(source: Any, arguments: dict[str, Any], message: str) -> None:
+    budget = {} if isinstance(source, list) else {"budget": 8}
+    if isinstance(source, torch.Tensor) and "device" not in arguments:
+        arguments = {"device": "meta", **budget, **arguments}
+    with pytest.raises(ArgumentError, match=message):
+        DeviceDataset(source, **{"device": "cpu", **arguments})
+
+
+def test_more_than_the_host_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feedline.core.devices._free_host_nbytes", lambda: 10 * ROW)
+    with pytest.raises(
+        ArgumentError, match=rf"37 samples in host memory take {37 * ROW} bytes, but {10 * ROW} are free"
+    ):
+        DeviceDataset(Decoded(), device="cpu")
+    assert DeviceDataset(Decoded(), device="cpu", spill=False).statistics().resident == 8

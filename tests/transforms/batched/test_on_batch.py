@@ -1,0 +1,249 @@
+"""Batched operators: the numbers and pixels of single samples with the same keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transform_cases import picture
+
+import feedline as fl
+from feedline import transforms as T
+from feedline.core.rng import Draws, DrawsEach, batch_keys
+from feedline.errors import ArgumentError, SampleError
+from feedline.transforms.batched import levels, on_batch, resample
+
+COUNT = 12
+KEYS = np.random.default_rng(5).integers(0, 2**64, COUNT, np.uint64)
+PHOTOS = [picture(48, 64, seed) for seed in range(COUNT)]
+BATCH = torch.from_numpy(np.stack(PHOTOS)).permute(0, 3, 1, 2).contiguous()
+NORMALIZE = T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD)
+
+EXACT: dict[str, T.Transform] = {
+    "nothing": T.Compose([]),
+    "horizontal flip": T.RandomHorizontalFlip(),
+    "vertical flip": T.RandomVerticalFlip(0.7),
+    "center crop": T.CenterCrop((30, 40)),
+    "center crop with border": T.CenterCrop((60, 50)),
+    "crop": T.RandomCrop(32),
+    "crop with padding": T.RandomCrop(48, padding=(3, 9), fill=(9, 80, 200)),
+    "crop with reflection": T.RandomCrop((40, 70), padding=8, padding_mode="reflect"),
+    "crop of small images": T.RandomCrop((60, 60), pad_if_needed=True, padding_mode="symmetric"),
+    "jitter": T.ColorJitter(0.4, 0.4, 0.4, 0.2),
+    "hue": T.ColorJitter(hue=0.5),
+    "brightness": T.ColorJitter(brightness=(0.2, 3.0)),
+    "gray": T.Grayscale(),
+    "gray in three channels": T.Grayscale(3),
+    "random gray": T.RandomGrayscale(0.5),
+    "gray jitter": T.Compose([T.Grayscale(), T.ColorJitter(0.5, 0.5, 0.5, 0.5)]),
+    "to tensor": T.ToTensor(),
+    "levels last": T.ToTensor(torch.uint8, layout="HWC"),
+    "normalize": NORMALIZE,
+    "normalize to bfloat16": T.Normalize([0.5], [0.2], torch.bfloat16),
+    "normalize numbers": T.Compose([T.ToTensor(), NORMALIZE]),
+    "normalize gray": T.Compose([T.Grayscale(), T.Normalize([0.5], [0.2])]),
+    "erase levels": T.RandomErasing(0.8, value=(3, 100, 200)),
+    "erase numbers": T.Compose([NORMALIZE, T.RandomErasing(0.8, value=0.5)]),
+    "erase with noise": T.Compose([NORMALIZE, T.RandomErasing(0.8, value="random")]),
+    "erase levels with noise": T.RandomErasing(0.8, value="random"),
+    "apply": T.RandomApply([T.RandomVerticalFlip(), T.ColorJitter(0.5)], 0.5),
+    "choice": T.RandomChoice([T.RandomVerticalFlip(), T.ColorJitter(0.5), T.RandomCrop((48, 64), padding=4)]),
+    "chain": T.Compose([T.RandomCrop(32), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), NORMALIZE]),
+}
+
+CLOSE: dict[str, T.Transform] = {
+    "resized crop": T.RandomResizedCrop((24, 20)),
+    "bicubic resized crop": T.RandomResizedCrop(40, interpolation="bicubic"),
+    "enlarged crop": T.RandomResizedCrop((90, 100), scale=(0.05, 0.3)),
+    "resized crop and flip": T.Compose([T.RandomResizedCrop(24), T.RandomHorizontalFlip()]),
+    "resize": T.Resize(20),
+    "resize both": T.Resize((30, 70)),
+    "resize and center crop": T.Compose([T.Resize(30), T.CenterCrop(24)]),
+    "resize and larger center crop": T.Compose([T.Resize(20), T.CenterCrop((28, 30))]),
+    "blur": T.GaussianBlur((5, 7), (0.3, 2.0)),
+}
+
+
+def expected(transform: T.Transform, keys: Any = KEYS) -> torch.Tensor:
+    """Single samples, channels first as in a batch of tensors."""
+    samples = [transform.plan.run(photo, key) for photo, key in zip(PHOTOS, keys.tolist(), strict=True)]
+    first = samples[0]
+    if isinstance(first, torch.Tensor):
+        return torch.stack(samples)
+    return torch.from_numpy(np.stack(samples)).permute(0, 3, 1, 2)
+
+
+@pytest.fixture(params=["kernels", "rows", "whole"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test with the kernels, with the operators of the CPU, and with those of devices, on tensors of the CPU."""
+    if request.param != "kernels":
+        monkeypatch.setattr(on_batch, "uses_kernels", lambda *_: False)
+    if request.param == "whole":
+        monkeypatch.setattr(levels, "by_rows", lambda _: False)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("name", EXACT)
+def test_batches_equal_samples(name: str) -> None:
+    before = BATCH.clone()
+    got = T.OnBatch(EXACT[name])(BATCH, KEYS)
+    wanted = expected(EXACT[name])
+    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+    assert torch.equal(got, wanted)
+    assert torch.equal(BATCH, before)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("name", CLOSE)
+def test_resampled_batches_are_one_level_away_at_most(name: str) -> None:
+    got, wanted = T.OnBatch(CLOSE[name])(BATCH, KEYS).int(), expected(CLOSE[name]).int()
+    assert got.shape == wanted.shape
+    assert (got - wanted).abs().max() <= 1
+
+
+def test_a_whole_pipeline_is_within_its_tolerance() -> None:
+    train = T.imagenet_train(32)
+    got, wanted = T.OnBatch(train)(BATCH, KEYS), expected(train)
+    assert (got - wanted).abs().max() <= 1.01 / 255 / min(T.IMAGENET_STD)
+
+
+@pytest.mark.parametrize(
+    "transform", [T.imagenet_train(24), T.imagenet_eval(24, 28), T.Compose([T.Resize(20), T.RandomCrop(16)])]
+)
+def test_images_of_different_sizes_become_one_batch(transform: T.Transform) -> None:
+    photos = [picture(40 + 3 * row, 70 - row, row) for row in range(COUNT)]
+    got = T.OnBatch(transform)([torch.from_numpy(photo).permute(2, 0, 1) for photo in photos], KEYS)
+    samples = [transform.plan.run(photo, key) for photo, key in zip(photos, KEYS.tolist(), strict=True)]
+    wanted = torch.stack([torch.as_tensor(sample) for sample in samples])
+    if wanted.dtype == torch.uint8:
+        got, wanted = got.int(), wanted.permute(0, 3, 1, 2).int()
+        assert (got - wanted).abs().max() <= 1
+    else:
+        assert (got - wanted).abs().max() <= 1.01 / 255 / min(T.IMAGENET_STD)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=5))
+def test_many_streams_draw_what_one_draws(keys: list[int]) -> None:
+    each, alone = DrawsEach(np.array(keys, np.uint64)), [Draws(key) for key in keys]
+    assert each.unit().tolist() == [one.unit() for one in alone]
+    assert each.order(4).tolist() == [one.order(4) for one in alone]
+    assert each.between(0.3, 1.7).tolist() == [one.between(0.3, 1.7) for one in alone]
+    assert each.below(7).tolist() == [one.below(7) for one in alone]
+
+
+def test_loaders_give_the_same_batches_with_any_workers() -> None:
+    data = torch.utils.data.TensorDataset(BATCH, torch.arange(COUNT))
+    pipeline = T.OnBatch([T.RandomResizedCrop(16), T.RandomHorizontalFlip(), NORMALIZE, T.MixUp(COUNT), T.CutMix()])
+
+    def batches(**arguments: Any) -> list[Any]:
+        def collated(samples: list[Any]) -> Any:
+            return pipeline(fl.collate.default(samples))
+
+        with fl.DataLoader(data, 4, shuffle=True, seed=1, collate_fn=collated, **arguments) as loader:
+            return [tensor for batch in loader for tensor in batch]
+
+    plain = batches()
+    for arguments in ({"num_workers": 2, "worker_method": "thread"}, {"num_workers": 1, "worker_method": "process"}):
+        assert all(map(torch.equal, plain, batches(**arguments)))
+    assert plain[1].shape == (4, COUNT)
+    assert torch.allclose(plain[1].sum(1), torch.ones(4))
+
+
+def test_keys_of_a_collate_function_are_not_those_of_samples() -> None:
+    seen: list[Any] = []
+
+    def collated(samples: list[Any]) -> Any:
+        seen.append((fl.sample_rng(0).key, int(batch_keys(len(samples))[0])))
+        return samples
+
+    list(fl.DataLoader(range(4), 2, seed=0, collate_fn=collated))
+    assert all(key != other for key, other in seen)
+    assert len({other for _, other in seen}) == 2
+
+
+class OwnFlip(T.RandomHorizontalFlip):
+    def apply(self, image: Any, rng: Any) -> Any:
+        return image
+
+
+@pytest.mark.parametrize(
+    "transform", [OwnFlip(), T.Compose([np.flipud]), T.RandomApply([OwnFlip()]), T.RandomChoice([OwnFlip()])]
+)
+def test_steps_without_an_operator_are_named(transform: T.Transform) -> None:
+    with pytest.raises(ArgumentError, match="has no batched operator"):
+        T.OnBatch(transform)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "batch", "message"),
+    [
+        (T.OnBatch(NORMALIZE), torch.zeros(3, 4, 5), r"not a tensor of shape \(3, 4, 5\)"),
+        (T.OnBatch(NORMALIZE), torch.zeros(2, 5, 5, 3), r"not a tensor of shape \(2, 5, 5, 3\)"),
+        (T.OnBatch(NORMALIZE), ([torch.zeros(5, 4)],), r"not an image of shape \(5, 4\)"),
+        (
+            T.OnBatch(NORMALIZE),
+            [torch.zeros(3, 5, 4), torch.zeros(3, 4, 4)],
+            "needs images of one size, but the batch has 2",
+        ),
+        (T.OnBatch(NORMALIZE, images="image"), {"x": BATCH}, r"looks for the field 'image' in a dict of \['x'\]"),
+        (T.OnBatch(T.MixUp(3)), BATCH, "MixUp mixes labels, too"),
+        (T.OnBatch(T.MixUp(3)), (BATCH, torch.arange(COUNT)), "put it after ToTensor or Normalize"),
+        (T.OnBatch(T.CutMix(3)), (BATCH, torch.arange(COUNT)), "labels from 0 to 11: classes are numbered from 0 to 2"),
+        (
+            T.OnBatch(T.CutMix(3)),
+            (BATCH, torch.zeros(COUNT, 2, dtype=torch.int64)),
+            "shares .batch, num_classes.; these are",
+        ),
+        (T.OnBatch(T.GaussianBlur(99)), BATCH, "reaches beyond an image of 48 × 64"),
+        (T.OnBatch(T.RandomCrop(100)), BATCH, "needs more than an image of 48 × 64"),
+        (T.OnBatch(NORMALIZE), BATCH[:, :1], "Normalize has 3 means, but the images have 1 channel"),
+    ],
+    ids=[
+        "rank",
+        "layout",
+        "image",
+        "sizes",
+        "field",
+        "no labels",
+        "levels",
+        "classes",
+        "shares",
+        "blur",
+        "crop",
+        "means",
+    ],
+)
+def test_bad_batches_are_named(pipeline: T.OnBatch, batch: Any, message: str) -> None:
+    with pytest.raises(SampleError, match=message):
+        pipeline(batch)
+
+
+def test_a_mixture_comes_last_and_needs_its_numbers() -> None:
+    with pytest.raises(ArgumentError, match="transforms of images come before MixUp and CutMix"):
+        T.OnBatch([T.MixUp(3), NORMALIZE])
+    with pytest.raises(ArgumentError, match=r"MixUp\(alpha=0\): give a number above 0"):
+        T.MixUp(3, alpha=0)
+    with pytest.raises(ArgumentError, match="CutMix needs num_classes"):
+        T.OnBatch(T.CutMix())((BATCH, torch.arange(COUNT)), KEYS)
+    with pytest.raises(ArgumentError, match=r"12 images, but keys of shape \(3,\)"):
+        T.OnBatch(NORMALIZE)(BATCH, KEYS[:3])
+
+
+def test_containers_keep_their_kind() -> None:
+    pipeline = T.OnBatch(T.CenterCrop(8), images="x")
+    got = pipeline({"x": BATCH, "name": "n"}, KEYS)
+    assert (got["x"].shape[-1], got["name"]) == (8, "n")
+    assert type(T.OnBatch(T.CenterCrop(8))((BATCH, 3), KEYS)) is tuple
+
+
+def test_products_and_rows_resample_alike_where_a_window_leaves_the_image() -> None:
+    recipe: Any = T.Compose([T.Resize(20), T.CenterCrop((28, 30))]).plan.steps[0].step
+    shown = resample.geometries(recipe.recipe, KEYS, [(48, 64)] * COUNT)
+    products = resample.resample_by_products(BATCH, shown, "bilinear").int()
+    assert (products - resample.resample_rows(BATCH, shown, "bilinear").int()).abs().max() <= 1
+    assert products[:, :, 0].max() == 0
