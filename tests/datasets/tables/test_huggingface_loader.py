@@ -74,10 +74,10 @@ def test_a_stream_is_pointed_to_ours_once_where_workers_are_not_forked(monkeypat
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["forkserver", "spawn", "fork"])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with fl.DataLoader(table().to_iterable_dataset(num_shards=2), batch_size=10, num_workers=2) as loader:
+        with fl.DataLoader(table().to_iterable_dataset(num_shards=2), batch_size=10, num_workers=1) as loader:
             for _ in range(2):
                 assert sorted(y for batch in loader for y in batch["y"].tolist()) == list(range(50))
-        with fl.DataLoader(fl.datasets.HuggingFaceStream(loader.dataset), batch_size=10, num_workers=2) as loader:
+        with fl.DataLoader(fl.datasets.HuggingFaceStream(loader.dataset), batch_size=10, num_workers=1) as loader:
             assert sorted(y for batch in loader for y in batch["y"].tolist()) == list(range(50))
     (warning,) = caught
     assert "Give feedline.datasets.HuggingFaceStream(dataset)" in str(warning.message)

@@ -104,8 +104,10 @@ def test_types_of_orc(tmp_path: Path) -> None:
 def test_orc_with_a_loader_equals_parquet(tmp_path: Path) -> None:
     pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=500)
     pairs = []
-    for data in (ORC(write_orc(tmp_path / "a.orc", TABLE)), Parquet(tmp_path / "a.parquet")):
-        with fl.DataLoader(data, 100, shuffle=True, seed=1, num_workers=2, collate_fn=fl.collate.ragged()) as loader:
+    columns = ["text", "column 9", "list"]
+    for data in (ORC(write_orc(tmp_path / "a.orc", TABLE), columns), Parquet(tmp_path / "a.parquet", columns)):
+        arguments: Any = {"shuffle": True, "seed": 1, "num_workers": 2, "worker_method": "thread"}
+        with fl.DataLoader(data, 500, **arguments, collate_fn=fl.collate.ragged()) as loader:
             pairs.append(list(loader))
     for mine, other in zip(*pairs, strict=True):
         assert mine["text"] == other["text"]

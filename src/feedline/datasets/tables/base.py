@@ -154,6 +154,7 @@ class TableDataset(torch.utils.data.Dataset[Any]):
         """Row `index` in its own memory. Negative indices count from the end."""
         at = one_within(index, len(self), type(self).__name__)
         which, rows = self._places(np.array([at]))
+        # Not a view of the chunk: a user who keeps one sample must not keep a whole row group or mapping alive.
         (sample,) = self._rows.samples(which, rows)
         return self._cells.sample(sample, None, partial(self._locate, which, rows, 0))
 
@@ -210,6 +211,7 @@ class TableDataset(torch.utils.data.Dataset[Any]):
 
     def _places(self, inside: Int64s) -> tuple[Int64s, Int64s]:
         """The chunk of each index, and the row there."""
+        # From the right: an empty chunk begins where the next one does, and holds no row.
         which = np.searchsorted(self._bounds, inside, side="right") - 1
         return which, inside - self._bounds[which]
 

@@ -92,6 +92,7 @@ class Cells:
 
     def batch(self, stored: dict[str, Any], keys: Keys | None, rows: int, allocate: Allocator, locate: Locate) -> Any:
         """Decode the columns of a collated batch."""
+        # Columns share the keys of a sample, so that two images of it are cropped alike.
         keys_by_name = _keys_of(keys, rows, [name for name, each in self._cells.items() if each.decoder.draws])
         for name, cell in self._cells.items():
             where = partial(_describe_row, locate, name)
@@ -102,6 +103,7 @@ class Cells:
 def _narrowed(kind: ColumnType, is_decoded: bool) -> ColumnType:
     if not is_decoded or not isinstance(kind, StructType):
         return kind
+    # `path` next to the bytes is mostly null, which would be an error in a column that is not even shown.
     return replace(kind, left_out=frozenset(name for name, _ in kind.fields) - {_BYTES})
 
 

@@ -113,7 +113,7 @@ class RaggedColumn:
         if missing is not None and missing.any():
             if self._fill is None:
                 raise CellError(self.name, int(missing.argmax()), self._nulls.problem(self.name, self.kind))
-            stops = np.where(missing, starts, stops)
+            stops = np.where(missing, starts, stops)  # a null may span items, which are undefined
         # Mapped files are not validated: an offset beyond the child would read foreign memory.
         outside = (starts < 0) | (stops < starts) | (stops > self._child_rows[which])
         if outside.any():
@@ -136,6 +136,7 @@ class TextColumn(RaggedColumn):
         """Each row as `str` or `bytes`."""
         starts, stops, missing = self.bounds(which, rows)
         base, view = self._span.starts[which], self._span.view.data
+        # Decoded from views of the chunk: slices of bytes would copy each text twice.
         raw = [view[a:b] for a, b in zip((base + starts).tolist(), (base + stops).tolist(), strict=True)]
         values: list[Any] = [part.tobytes() for part in raw] if self._binary else self._decode(raw)
         if missing is not None:
@@ -182,6 +183,7 @@ class ListColumn(RaggedColumn):
     def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> Any:
         """The samples default-collated: one tensor for lists of numbers of equal length."""
         starts, stops, _ = self.bounds(which, rows)
+        # Lists of one length lie in windows of the child, which one gather copies straight into the batch.
         length = int(stops[0] - starts[0]) if len(rows) else 0
         if isinstance(self._child, NumberColumn) and ((stops - starts) == length).all():
             return self._child.windows(which, starts, length, allocate)

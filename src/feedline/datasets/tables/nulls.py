@@ -64,6 +64,7 @@ class Nulls:
         """Candidate fill values, in the order of preference."""
         given = self.given if isinstance(self.policy, Mapping) else (self.policy,)
         flat = [value for each in given for value in _alternatives(each)]
+        # "raise" for a member ends the search: what is given for the struct around it must not fill its nulls.
         return list(takewhile(lambda value: value != "raise", flat))
 
     def _with(self, path: str, example: Any) -> Any:

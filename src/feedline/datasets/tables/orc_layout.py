@@ -167,6 +167,7 @@ def _inflater(codec: int) -> Callable[[bytes], bytes]:
     def whole(data: bytes) -> bytes:
         parts, at = [], 0
         while at < len(data):
+            # Writers store a block that does not shrink as it is, and mark it in the lowest bit.
             header = int.from_bytes(data[at : at + _HEADER_NBYTES], "little")
             at += _HEADER_NBYTES
             block = data[at : at + (header >> 1)]

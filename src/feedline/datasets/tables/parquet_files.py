@@ -154,7 +154,7 @@ def parquet_file(
             source,
             metadata=metadata,
             pre_buffer=pre_buffer,
-            page_checksum_verification=True,
+            page_checksum_verification=True,  # a flipped bit in a page of plain numbers would give another number
             coerce_int96_timestamp_unit=_INT96_UNIT,
             decryption_properties=decryption and decryption(),
         )

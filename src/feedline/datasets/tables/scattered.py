@@ -27,6 +27,7 @@ class _Memory:
     """Memory at an address, for numpy; does not keep it alive."""
 
     def __init__(self, address: int, length: int, dtype: np.dtype[Any]) -> None:
+        # Read-only (True): the memory may be a mapped file, or the table of a user.
         self.__array_interface__ = {
             "version": 3, "data": (address, True), "shape": (length,), "typestr": dtype.str,
         }  # fmt: skip
@@ -80,6 +81,7 @@ class ScatteredItems:
         lengths = (stops - starts).tolist()
         out = np.empty(sum(lengths), self.dtype)
         begin, filled = (self.starts[which] + starts).tolist(), 0
+        # Runs are copied into one new array, so that no sample keeps the memory of a chunk alive.
         for first, length in zip(begin, lengths, strict=True):
             out[filled : filled + length] = self.view[first : first + length]
             filled += length

@@ -132,6 +132,7 @@ def _extension(arrow_type: Any, column: str) -> ColumnType:
 
 
 def _numbers(types: Any, arrow_type: Any, column: str) -> NumberType:
+    # float64 for decimals: torch has none. Integers in units of the scale would hide the scale from the user.
     if types.is_decimal(arrow_type) or types.is_null(arrow_type):  # pandas, too, reads the null type as floats
         return NumberType(np.dtype(np.float64))
     if types.is_boolean(arrow_type) or types.is_integer(arrow_type) or types.is_floating(arrow_type):
