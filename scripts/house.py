@@ -334,7 +334,7 @@ UNCHECKED = ("scripts/house.py", "tests/repository/test_house.py", "tests/reposi
 
 def banned_in_text(root: Path) -> list[Remark]:
     """Banned words in the files of `PROSE`, one remark for each, without the files of `UNCHECKED`."""
-    found = []
+    found: list[Remark] = []
     for place in PROSE:
         for path in _texts(root / place):
             if str(path.relative_to(root)) not in UNCHECKED:
