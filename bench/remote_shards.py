@@ -80,7 +80,7 @@ def remote(server: S3, bucket: str, cache: Path | None) -> TarShards:
     keys = {name: fl.stores.FromEnv(f"BENCH_{name.upper()}") for name in ("access_key_id", "secret_access_key")}
     os.environ.update({f"BENCH_{name.upper()}": server.options[name] for name in keys})
     options = {**server.options, **keys}  # secrets are not sent to worker processes
-    return TarShards(f"s3://{bucket}/tars/train-*.tar", FIELDS, decoders=DECODERS, cache=cache, options=options)
+    return TarShards(f"s3://{bucket}/tars/train-*.tar", FIELDS, decode=DECODERS, cache=cache, options=options)
 
 
 def loader(dataset: TarShards, method: Any = "auto", workers: int = WORKERS) -> fl.DataLoader:
@@ -215,7 +215,7 @@ def from_warm_cache(far: S3, bucket: str, folder: Path) -> None:
     """
     warm, tars = folder / "warm", folder / "data" / "tars"
     ours(far, bucket, "thread", lambda: warm)()
-    near = lambda: TarShards(tars, FIELDS, decoders=DECODERS)  # noqa: E731
+    near = lambda: TarShards(tars, FIELDS, decode=DECODERS)  # noqa: E731
     race = Contest("an epoch of tars from a warm cache", unit="MB/s", baseline="local tars")
     race.add("local tars", lambda: first_epoch(near()), MEGABYTES)
     race.add("feedline, warm cache", lambda: first_epoch(remote(far, bucket, warm)), MEGABYTES)

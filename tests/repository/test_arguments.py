@@ -21,7 +21,7 @@ SYNONYMS = {
     "cache": ("cache_dir", "local", "cache_folder"),
     "cache_nbytes": ("cache_size", "chunk_cache", "cache_bytes", "held_nbytes"),
     "options": ("storage_options", "store_options", "credentials", "config"),
-    "decode": ("decoder", "decoding", "read_as"),
+    "decode": ("decoder", "decoders", "decoding", "read_as"),
     "apply_exif_orientation": ("orient", "exif", "apply_orientation"),
     "encoding": ("charset", "codec"),
     "seed": ("random_state", "generator", "random_seed"),

@@ -114,11 +114,13 @@ class TestSamples:
 
     def test_decoders_of_ones_own(self, kinds: Path) -> None:
         own = {"flac": len, "seg.png": lambda data: (type(data), data[:4]), "json": bytes.decode}
-        sample = TarShards(kinds, decoders=own)[0]
+        sample = TarShards(kinds, decode=own)[0]
         assert sample["flac"] == 4
         assert sample["seg.png"] == (bytes, b"\x89PNG")
         assert json.loads(sample["json"]) == {"a": [1, 2.5, None]}
-        assert TarShards(kinds, ("jpg",), {"jpg": type}, decoders={"jpg": len})[0] == (int,)
+        assert TarShards(kinds, ("jpg",), {"jpg": type}, decode={"jpg": len})[0] == (int,)
+        with pytest.raises(ArgumentError, match="decode='image': give a dict of functions by field or extension"):
+            TarShards(kinds, decode="image")
 
     def test_order_and_addresses(self, folder: Path) -> None:
         data = TarShards(folder, ("cls",))
@@ -185,7 +187,7 @@ class TestTransforms:
 
     def test_other_fields_are_collated(self, kinds: Path) -> None:
         fields = ("__key__", "cls", "txt", "npy", "json", "bin")
-        data = TarShards(kinds, fields, decoders={"json": lambda _: {"a": [1, 2.5]}})
+        data = TarShards(kinds, fields, decode={"json": lambda _: {"a": [1, 2.5]}})
         read = reader_of(data)
         assert read is not None
         batch = read(BatchRead(np.array([0, 0]), allocate_tensor))
@@ -368,7 +370,7 @@ class TestBadInput:
         path = write_tar(tmp_path / "x.tar", held)
         with pytest.raises(ArgumentError, match=r"field 'pth' would have to be unpickled"):
             TarShards(path)
-        assert len(TarShards(path, decoders={"pth": len})) == len(TarShards(path, decode=False)) == 2
+        assert len(TarShards(path, decode={"pth": len})) == len(TarShards(path, decode=False)) == 2
 
     def test_whole_numbers_that_no_tensor_holds_are_named(self, tmp_path: Path) -> None:
         most, least = str(2**63 - 1).encode(), str(-(2**63)).encode()
@@ -382,18 +384,18 @@ class TestBadInput:
                 data[2]
             with fl.DataLoader(data, 3, on_error="skip") as loader:
                 assert sum(len(next(iter(batch.values() if fields is None else batch))) for batch in loader) == 2
-        assert TarShards(path, decoders={"cls": int})[2]["cls"] == 2**63
+        assert TarShards(path, decode={"cls": int})[2]["cls"] == 2**63
 
     @pytest.mark.parametrize("field", ["pyd", "pickle", "meta.pkl", "pth", "pt"])
     def test_pickles(self, tmp_path: Path, field: str) -> None:
         path = write_tar(tmp_path / "x.tar", {f"0.{field}": pickle.dumps(os.system), "0.cls": b"1"})
-        refused = rf"field '{field}' would have to be unpickled.*decoders={{'{field}': function_of_the_bytes}}"
+        refused = rf"field '{field}' would have to be unpickled.*decode={{'{field}': function_of_the_bytes}}"
         with pytest.raises(ArgumentError, match=refused):
             TarShards(path, (field, "cls"))
         with pytest.raises(ArgumentError, match=refused):
             TarShards(path)[0]
         assert TarShards(path, ("cls",))[0] == (1,)
-        assert TarShards(path, decoders={field: len})[0][field] == len(pickle.dumps(os.system))
+        assert TarShards(path, decode={field: len})[0][field] == len(pickle.dumps(os.system))
 
     @pytest.mark.parametrize(
         ("name", "data", "what"),
@@ -539,11 +541,11 @@ class TestGzipFields:
             np.testing.assert_equal(other, value)
 
     def test_batches_and_own_decoders(self, packed: Path, kinds: Path) -> None:
-        chosen = TarShards(packed, ["cls.gz", "jpg.gz", "json.gz"], {"jpg.gz": CENTER}, decoders={"json": len})
+        chosen = TarShards(packed, ["cls.gz", "jpg.gz", "json.gz"], {"jpg.gz": CENTER}, decode={"json": len})
         ((cls, image, json_nbytes),) = list(fl.DataLoader(chosen, 1))
         assert (cls.tolist(), json_nbytes.tolist()) == ([17], [len(b'{"a": [1, 2.5, null]}')])
         np.testing.assert_equal(image[0].numpy(), TarShards(kinds, ["jpg"], {"jpg": CENTER})[0][0])
-        assert TarShards(packed, ["txt.gz"], decoders={"gz": bytes})[0][0][:2] == b"\x1f\x8b"
+        assert TarShards(packed, ["txt.gz"], decode={"gz": bytes})[0][0][:2] == b"\x1f\x8b"
         assert TarShards(packed, ["txt.gz"], decode=False)[0][0][:2] == b"\x1f\x8b"
 
     def test_what_is_refused_and_what_is_damaged(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ def decode_function(field: str, own: Own, load_image: DecodeFunction = bytes) ->
     if extension(field) in PICKLES:
         raise ArgumentError(
             f"field {field!r} would have to be unpickled, which can run any code of its author. Store it as "
-            f"npy, npz or json, leave it out with columns=, or pass decoders={{{field!r}: function_of_the_bytes}} if "
+            f"npy, npz or json, leave it out with columns=, or pass decode={{{field!r}: function_of_the_bytes}} if "
             f"you trust it"
         )
     decode = DECODERS.get(extension(field), bytes)

@@ -65,7 +65,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
     "cls")` takes the first alternative that a sample has; `__key__` and `__shard__` may be among them.
 
     Members are decoded by their extension (`webdataset.columns.DECODERS`; images become PIL images in RGB).
-    `decoders={"flac": function_of_the_bytes}` adds or replaces decoders, `decode=False` leaves all members as bytes.
+    `decode={"flac": function_of_the_bytes}` adds or replaces decoders, `decode=False` leaves all members as bytes.
     `transform` takes the whole sample, or is a dict of transforms by field. A feedline image transform, given for a
     field or by itself for all images, is fused with decoding, and takes uint8 `.npy` members (height, width, 3) as
     decoded images. The images of one sample share its random key, so they get the same boxes and flips.
@@ -85,8 +85,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         columns: Sequence[str] | None = None,
         transform: Transform | Mapping[str, Transform] | None = None,
         *,
-        decode: bool = True,
-        decoders: Own | None = None,
+        decode: bool | Own = True,
         apply_exif_orientation: bool = False,
         allow_truncated: bool = False,
         open_shards: int = _OPEN_SHARDS,
@@ -107,11 +106,14 @@ class TarShards(torch.utils.data.Dataset[Any]):
         self._shards = ShardCache(self._tars, prints, open_shards)
         self.columns = None if columns is None else _check_columns(columns)
         self.transform = transform
-        self._settings = TarDecoding(decode, decoders or {}, apply_exif_orientation)
+        if not isinstance(decode, (bool, Mapping)):
+            raise ArgumentError(f"decode={decode!r}: give a dict of functions by field or extension, or False")
+        own = decode if isinstance(decode, Mapping) else {}
+        self._settings = TarDecoding(decode is not False, own, apply_exif_orientation)
         self._known: dict[tuple[str, bool], TarColumn] = {}
         self._prepare(transform)
         self._check_fields(heads)
-        if self.columns is None and decode:
+        if self.columns is None and self._settings.decode:
             self._check_no_pickles(heads)
 
     @property
