@@ -1,4 +1,4 @@
-"""CPUs available to this process, and its rank among training processes.
+"""CPUs and memory of processes, and the rank among training processes.
 
 Affinity and the cgroup quota count, not the CPUs of the machine. The rank comes from the `distributed` argument,
 torch.distributed or the launcher's environment variables.
@@ -7,6 +7,8 @@ torch.distributed or the launcher's environment variables.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -20,6 +22,21 @@ def usable_cpus(cgroup: Cgroup | None = None) -> int:
     quota = (cgroup or Cgroup.of_process()).cpu_quota()
     # A worker needs a whole CPU to be worth its memory: half a CPU of quota does not count.
     return max(1, affine_cpus() if quota is None else min(affine_cpus(), int(quota)))
+
+
+def resident_nbytes(pids: Iterable[int]) -> int:
+    """Resident memory of processes in bytes, shared pages included.
+
+    Processes that have ended count as 0.
+    """
+    total = 0
+    for pid in pids:
+        with suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/statm", "rb") as file:
+            total += int(file.read().split()[1]) * _PAGE_NBYTES
+    return total
+
+
+_PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 def affine_cpus() -> int:

@@ -3,7 +3,8 @@
 All functions are pure.
 """
 
-from feedline.loader.report.stats import Context, StageTimes, Stats, Totals
+from feedline.loader.report.stats import Context, SlowBatch, StageTimes, Stats
+from feedline.loader.report.totals import Totals
 from feedline.loader.report.verdict import Verdict, diagnose
 
-__all__ = ["Context", "StageTimes", "Stats", "Totals", "Verdict", "diagnose"]
+__all__ = ["Context", "SlowBatch", "StageTimes", "Stats", "Totals", "Verdict", "diagnose"]
