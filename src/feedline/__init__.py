@@ -10,6 +10,7 @@ from feedline.core.dataset import BatchRead, Dataset, Traits
 from feedline.core.rng import SampleRng, sample_rng
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.error_policy import ErrorPolicy
+from feedline.loader.metrics import add_instruments, serve_metrics
 from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.patch import patch_torch
 from feedline.loader.state import merge_states
@@ -28,6 +29,7 @@ __all__ = [
     "Recovery",
     "SampleRng",
     "Traits",
+    "add_instruments",
     "collate",
     "datasets",
     "errors",
@@ -37,6 +39,7 @@ __all__ = [
     "patch_torch",
     "sample_rng",
     "samplers",
+    "serve_metrics",
     "share",
     "stores",
     "testing",

@@ -10,7 +10,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -18,7 +17,6 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
-from feedline.core import store_metrics
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.devices import target
 from feedline.core.rng_globals import global_states
@@ -28,13 +26,15 @@ from feedline.loader.builder import is_stateful
 from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
 from feedline.loader.error_policy import Action, ErrorPolicy, Quarantine
 from feedline.loader.loop import Iteration, Progress
+from feedline.loader.metrics import serve_as_asked
+from feedline.loader.monitor import Monitor
 from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.plan import Plan, partitions_of, plan_of, warn_of_uneven_ranks
 from feedline.loader.pools import LoaderPools, builder_of, check_method
 from feedline.loader.read_plan import ReadingPlan, read_plan
 from feedline.loader.report import Advice, Stats, Totals, Verdict, diagnose
-from feedline.loader.report.exporters import trace_events
 from feedline.loader.report.model import Model
+from feedline.loader.report.trace import chrome_trace
 from feedline.loader.report.verdict import model_of
 from feedline.loader.resources import rank_and_world_size, usable_cpus
 from feedline.loader.state import check_version, part_of, unpack_quarantine
@@ -45,7 +45,7 @@ from feedline.workers.base import Recovery
 T_co = TypeVar("T_co", covariant=True)
 
 
-_RUNNING = ("_pools", "_progress", "_plan", "_live")
+_RUNNING = ("_pools", "_progress", "_plan", "_live", "_monitor")
 
 
 _TORCH_ARGUMENTS = frozenset(inspect.signature(TorchDataLoader.__init__).parameters)
@@ -69,6 +69,8 @@ class DataLoader(TorchDataLoader[T_co]):
     - `recovery`: limit of worker restarts per epoch, and time until a stall is reported.
     - `accelerate`: read known datasets and transforms of other libraries, and in worker processes Pillow's JPEGs, by
       feedline's kernels, with the same results; False runs all of them as they are. See `plan()`.
+    - `log`: file to which a line of statistics is appended every ten seconds and at the end of each epoch; by default
+      that of the environment variable FEEDLINE_LOG. `{rank}` in it is replaced by the rank.
 
     `snapshot_every_n_steps` is accepted for code written for torchdata's StatefulDataLoader, and has no effect: states
     are exact at every step.
@@ -76,6 +78,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     # Defaults for subclasses that call neither this constructor nor this class's `__iter__`.
     seed: int | None = None
+    log: str | os.PathLike[str] | None = None
     snapshot_every_n_steps: int | None = 1
     _rank: int = 0
     _world_size: int = 1
@@ -83,6 +86,7 @@ class DataLoader(TorchDataLoader[T_co]):
     _progress: Progress | None
     _plan: Plan | None
     _live: weakref.WeakSet[Iteration]
+    _monitor: Monitor
 
     def __init__(
         self,
@@ -112,6 +116,7 @@ class DataLoader(TorchDataLoader[T_co]):
         device: str | torch.device | None = None,
         recovery: Recovery | None = None,
         accelerate: bool = True,
+        log: str | os.PathLike[str] | None = None,
     ) -> None:
         own: dict[str, Any] = {"seed": seed, "worker_method": worker_method, "on_error": on_error, "recovery": recovery}
         own = rebuilds.inherited(batch_sampler, own)
@@ -122,6 +127,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.device = device
         self.recovery = own["recovery"] or Recovery()
         self.accelerate = accelerate
+        self.log = log
         self._policy = ErrorPolicy.of(self.on_error)
         self._rank, self._world_size = rank_and_world_size(distributed)
         self._adapts = num_workers == "auto"
@@ -178,7 +184,10 @@ class DataLoader(TorchDataLoader[T_co]):
         checks.seed(self.dataset, self.generator)
         plan.begin(cursor.epoch, state)
         progress = self._new_progress(cursor, plan, self._restored_quarantine(state, former))
+        serve_as_asked()
+        self._monitor.begin(progress, plan, self._pools, self)
         iteration = self._pools.iterate(self, plan, progress)
+        iteration.monitor = self._monitor
         if isinstance(self.dataset, IterableDataset) and self.seed is None and not self.num_workers:
             plan.workers.starts.setdefault(0, global_states())
         iteration.on_shutdown = weakref.WeakMethod(self._pools.close)
@@ -317,17 +326,31 @@ class DataLoader(TorchDataLoader[T_co]):
         self._resume = plan.after_complete(state) if rebuilds.counts_epochs(sys._getframe(1)) else dict(state)
 
     def stats(self) -> Stats:
-        """Throughput, waiting time, stage times, memory, restarts and skips so far."""
+        """Throughput, waiting time, stage times, memory, restarts and skips of all epochs.
+
+        Sums never restart; `since_epoch` has those of the current epoch. Any thread may call it: it never waits for a
+        batch.
+        """
+        return self._monitor.stats()
+
+    @property
+    def delivered(self) -> int:
+        """Batches of the current epoch that the loop has received.
+
+        Those of a loaded state are among them. The start of a progress bar: `tqdm(loader, initial=loader.delivered)`.
+        """
+        if self._resume is not None:
+            plan = self._make_plan(self._resume)
+            return plan.delivered(plan.unpack(self._resume))
         progress = self._progress
-        if progress is None:
-            return Stats()
-        stores = store_metrics.statistics().since(progress.stores_before)
-        return self._pools.complete(replace(progress.totals.stats(), stores=stores), progress.quarantine.count)
+        if progress is None or self._plan is None or progress.over:
+            return 0
+        return self._plan.delivered(progress.cursor)
 
     def report(self) -> Verdict:
-        """The limit of the loop, and advice with predicted gains."""
+        """The limit of the current epoch, and advice with predicted gains."""
         recent = [] if self._progress is None else self._progress.totals.recent
-        return diagnose(self.stats(), self._pools.context(self), recent)
+        return diagnose(self.stats().since_epoch or Stats(), self._pools.context(self), recent)
 
     def tune(self) -> tuple[Advice, ...]:
         """Take advice that changes neither order nor values; return it.
@@ -355,7 +378,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def _model(self) -> Model | None:
         """The model that predicts gains; None before the second batch."""
         recent = [] if self._progress is None else self._progress.totals.recent
-        return model_of(self.stats(), self._pools.context(self), recent)
+        return model_of(self.stats().since_epoch or Stats(), self._pools.context(self), recent)
 
     def plan(self) -> ReadingPlan:
         """Plan of reading the dataset, with reasons; to be printed."""
@@ -366,8 +389,8 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Each worker is a row, each stage a block. Rows are grouped by rank, so traces of several ranks can be merged.
         """
-        spans = [] if self._progress is None else chain.from_iterable(self._progress.totals.recent)
-        Path(path).write_text(json.dumps({"traceEvents": trace_events(spans, process=self._rank)}))
+        batches = [] if self._progress is None else self._progress.totals.recent_batches()
+        Path(path).write_text(json.dumps(chrome_trace(batches, self._monitor.identity)))
 
     def close(self) -> None:
         """Cancel requests in flight and stop all workers.
@@ -378,6 +401,7 @@ class DataLoader(TorchDataLoader[T_co]):
             iteration.close()
         self._iterator = None
         self._pools.close()
+        self._monitor.close()
 
     def __enter__(self) -> Self:
         return self
@@ -402,6 +426,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._progress = None
         self._plan = None
         self._live = weakref.WeakSet()
+        self._monitor = Monitor(weakref.WeakMethod(self.report))
 
     def _make_plan(self, state: Mapping[str, Any] | None = None) -> Plan:
         return plan_of(self, self._rank, self._world_size, self._plan, partitions_of(state))

@@ -14,13 +14,15 @@ import torch
 from feedline.core import store_metrics
 from feedline.core.batch import EMPTY_BATCH, BatchResult
 from feedline.core.cursor import Cursor, PartitionCursor
+from feedline.core.page import SINCE
 from feedline.core.telemetry import CPU, CPU_EVERY_NS, MAIN, SpanTuple, add_run_delay
 from feedline.errors import WorkerStalledError
 from feedline.loader.autoscale import Autoscale
 from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
 from feedline.loader.device import Stage
 from feedline.loader.error_policy import Quarantine
-from feedline.loader.report.stats import Totals
+from feedline.loader.pulse import Pulse, QueueState
+from feedline.loader.report.totals import Totals
 from feedline.loader.worker_states import WorkerStates
 from feedline.workers.base import BatchFuture, WorkerPool
 
@@ -41,6 +43,7 @@ class Progress:
     samples: int | None = None
     """Samples delivered in this epoch; None after a mid-epoch resume, where the count is unknown."""
     stores_before: store_metrics.StoreStatistics = field(default_factory=store_metrics.statistics)
+    pulse: Pulse = field(default_factory=Pulse)
 
     def advance(self, request: Any, result: BatchResult) -> int:
         """Record one batch as delivered and return its number of samples."""
@@ -135,6 +138,8 @@ class Iteration:
         """Returns what stops persistent workers, or None once the loader is gone."""
         self.late_start: Callable[[], Iterator[Any] | None] | None = None
         """Called before the first batch: other requests than those of the constructor, or None."""
+        self.monitor: object = None
+        """The loader's monitor. It must outlive the loader, which `for batch in DataLoader(...)` drops at once."""
         self._left_ns = monotonic_ns()
         # Not __del__: an iterator held by a traceback dies in a cycle, maybe after the objects it refers to.
         self._finalizer = weakref.finalize(self, _release, self._window, self._staged, stage, on_close)
@@ -143,15 +148,23 @@ class Iteration:
         return self
 
     def __next__(self) -> Any:
-        if _profiler_enabled():
-            with torch.profiler.record_function("enumerate(DataLoader)#feedline.__next__"):
-                return self._deliver()
-        return self._deliver()
+        try:
+            if _profiler_enabled():
+                with torch.profiler.record_function("enumerate(DataLoader)#feedline.__next__"):
+                    return self._deliver()
+            return self._deliver()
+        except BaseException:
+            self._progress.pulse.rests()
+            raise
 
     def _deliver(self) -> Any:
         called_ns = monotonic_ns()
         step_cpu_ns = None if self._left_cpu_ns is None else self._cpu_clock()
         progress = self._progress
+        pulse = progress.pulse
+        pulse.page.words[SINCE] = -called_ns
+        if called_ns >= pulse.due_ns:  # before the wait: if it never ends, its request is on the page
+            pulse.publish(self.queue)
         if self.late_start is not None:
             self._start_again(self.late_start())
         while True:
@@ -176,7 +189,8 @@ class Iteration:
         if step_cpu_ns is not None:
             spans.append(("step" + CPU, self._left_cpu_ns, step_cpu_ns, MAIN))  # type: ignore[arg-type]
         add_run_delay(spans, now)
-        progress.totals.add(spans, samples)
+        progress.totals.add(spans, samples, request)
+        pulse.delivered(now, batch)
         if self._flow.tuner is not None:
             self._tune(self._flow.tuner, spans)
         self._left_ns = now
@@ -203,6 +217,13 @@ class Iteration:
     def __len__(self) -> int:
         return self._length()
 
+    def queue(self) -> QueueState:
+        """The requests in flight; for the thread of the loop."""
+        window, ready = self._window, len(self._staged)
+        if self._flow.ahead:
+            ready += sum(future.done() for future in window)
+        return QueueState(ready, len(window) + len(self._staged), self._flow.ahead)
+
     @property
     def closed(self) -> bool:
         """True after the end of the epoch, or after `close`."""
@@ -221,6 +242,7 @@ class Iteration:
         """Cancel requests in flight; the position in the state does not change."""
         self._closed = True
         self._requests = iter(())
+        self._progress.pulse.rests()
         self._finalizer()
 
     def _shutdown_workers(self) -> None:
@@ -248,6 +270,7 @@ class Iteration:
             raise error
         if not self._closed:  # an iterator asked again after its end, or closed by the user, must not end another epoch
             self._progress.end_epoch()
+            self._progress.pulse.publish(self.queue, epoch_ends=True)
             self.close()
 
     def _tune(self, tuner: Autoscale, spans: list[SpanTuple]) -> None:

@@ -121,8 +121,15 @@ class Plan:
             batches = self.length()
         except TypeError:  # a sampler without a length
             return False
-        each = self.schedule.span if isinstance(self.schedule, Schedule) else self.schedule.share.world_size
-        return isinstance(cursor, Cursor) and not cursor.delivered_ahead and -(-cursor.position // each) >= batches
+        return isinstance(cursor, Cursor) and not cursor.delivered_ahead and self.delivered(cursor) >= batches
+
+    def delivered(self, cursor: Cursor | PartitionCursor) -> int:
+        """Batches of the epoch that were delivered up to a cursor."""
+        if isinstance(cursor, PartitionCursor):
+            return sum(mark.batches for _, mark in cursor.marks)
+        schedule = self.schedule
+        each = schedule.span if isinstance(schedule, Schedule) else schedule.share.world_size  # type: ignore[union-attr]
+        return -(-(cursor.position + sum(stop - start for start, stop in cursor.delivered_ahead)) // each)
 
     def check_order(self, state: Mapping[str, Any]) -> None:
         """Raise `StateError` if a foreign sampler cannot repeat its saved order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate, default_convert
 
@@ -76,6 +76,29 @@ def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
     return BatchBuilder(loader.dataset, collate_fn, batched, loader._policy.action, accelerate=loader.accelerate)
 
 
+class PoolSums(NamedTuple):
+    """Figures of pools and stages that only grow."""
+
+    restarts: int = 0
+    copied_nbytes: int = 0
+    staged_nbytes: int = 0
+    copy_s: float = 0.0
+
+    def plus(self, pool: PoolStatistics, stage: StageStatistics) -> PoolSums:
+        """The sums with those of another pool and stage."""
+        return PoolSums(
+            self.restarts + pool.restarts,
+            self.copied_nbytes + stage.copied_nbytes,
+            self.staged_nbytes + stage.staged_nbytes,
+            self.copy_s + stage.copy_s,
+        )
+
+    def since(self, earlier: PoolSums) -> PoolSums:
+        """The differences from earlier sums."""
+        restarts, copied, staged, copy_s = (now - before for now, before in zip(self, earlier, strict=True))
+        return PoolSums(int(restarts), int(copied), int(staged), copy_s)
+
+
 class LoaderPools:
     """The worker pools of one loader.
 
@@ -89,6 +112,7 @@ class LoaderPools:
         self._buffers = BufferPool()
         self._kind = INLINE
         self._together = False
+        self._ended = self._before_epoch = PoolSums()
         self._retained = Retained()
         weakref.finalize(self, self._retained.close)
 
@@ -100,7 +124,9 @@ class LoaderPools:
     def iterate(self, loader: Any, plan: Plan, progress: Progress) -> Iteration:
         """Start an iteration over the rest of the epoch of `progress`."""
         pool = self._kept
+        self._before_epoch = self._sums()
         if pool is None:
+            self._ended, self._latest = self._before_epoch, None
             builder = builder_of(loader)
             self._kind = kind = _hosting(kind_of(loader, builder), builder, plan)
             # Threads share the generators: seeding them would change the draws of another thread's sample.
@@ -116,12 +142,13 @@ class LoaderPools:
         if keeps and pool is not self._kept:
             self._kept = pool
             self._closes_kept = weakref.finalize(self, pool.close)
+        before = plan.delivered(progress.cursor)
         requests = plan.requests(progress.cursor, lambda: progress.cursor)
         ranges = ranges_of(loader.dataset) if plan.allows_lookahead else None
         ahead = None if ranges is None else PrefetchingRequests(requests, ranges)
         iteration = Iteration(
             ahead or requests, pool, progress, _flow(loader, kind, pool, self._together),
-            stage=self._stage, length=plan.length, on_close=partial(self._release, pool, ahead),
+            stage=self._stage, length=lambda: plan.length() - before, on_close=partial(self._release, pool, ahead),
             restart=lambda cursor: plan.requests(cursor, lambda: progress.cursor),
         )  # fmt: skip
         if kind.works_ahead:
@@ -136,21 +163,36 @@ class LoaderPools:
         if kind.prepare is not None:
             kind.prepare()
 
-    def complete(self, stats: Stats, skipped: int) -> Stats:
-        """`stats`, completed with the figures of the pool and the stage."""
-        pool = PoolStatistics() if self._latest is None else self._latest.statistics()
-        stage = StageStatistics() if self._stage is None else self._stage.statistics()
+    def complete(self, stats: Stats, skipped: int, *, since_epoch: bool = False) -> Stats:
+        """`stats`, completed with the figures of the pools and stages.
+
+        Sums are those of all epochs, or with `since_epoch` of the current one.
+        """
+        pool, stage = self.pool_statistics(), self._stage_statistics()
+        sums = self._sums().since(self._before_epoch) if since_epoch else self._sums()
         return replace(
             stats,
             in_flight_nbytes=pool.lent_nbytes + self._buffers.lent_nbytes + stage.in_flight_nbytes,
             arena_nbytes=pool.arena_nbytes + self._buffers.nbytes,
-            copied_nbytes=stage.copied_nbytes,
-            staged_nbytes=stage.staged_nbytes,
-            copy_s=stage.copy_s,
-            restarts=pool.restarts,
+            copied_nbytes=sums.copied_nbytes,
+            staged_nbytes=sums.staged_nbytes,
+            copy_s=sums.copy_s,
+            restarts=sums.restarts,
             skipped=skipped,
             workers=pool.workers,
         )
+
+    def pool_statistics(self) -> PoolStatistics:
+        """Current figures of the latest pool."""
+        return PoolStatistics() if self._latest is None else self._latest.statistics()
+
+    def _stage_statistics(self) -> StageStatistics:
+        return StageStatistics() if self._stage is None else self._stage.statistics()
+
+    def _sums(self) -> PoolSums:
+        if self._latest is None:  # the figures of the former stage are among those of the ended pools
+            return self._ended
+        return self._ended.plus(self.pool_statistics(), self._stage_statistics())
 
     def context(self, loader: Any) -> Context:
         """The setup of the loader, for the advice of a verdict."""

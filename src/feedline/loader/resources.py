@@ -1,4 +1,4 @@
-"""CPUs available to this process, and its rank among training processes.
+"""CPUs and memory of processes, and the rank among training processes.
 
 Affinity and the cgroup quota count, not the CPUs of the machine. The rank comes from the `distributed` argument,
 torch.distributed or the launcher's environment variables.
@@ -7,6 +7,8 @@ torch.distributed or the launcher's environment variables.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -26,6 +28,21 @@ def available_cpus(cgroup: Cgroup | None = None) -> float:
     """CPUs that affinity and quota allow, parts of a CPU included."""
     quota = (cgroup or Cgroup.of_process()).cpu_quota()
     return float(affine_cpus()) if quota is None else min(float(affine_cpus()), quota)
+
+
+def resident_nbytes(pids: Iterable[int]) -> int:
+    """Resident memory of processes in bytes, shared pages included.
+
+    Processes that have ended count as 0.
+    """
+    total = 0
+    for pid in pids:
+        with suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/statm", "rb") as file:
+            total += int(file.read().split()[1]) * _PAGE_NBYTES
+    return total
+
+
+_PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 def affine_cpus() -> int:

@@ -50,6 +50,8 @@ class PoolStatistics:
     """Bytes of it in batches that are in flight or that the training loop still references."""
     pids: tuple[int, ...] = ()
     """Process ids of the workers; empty for threads and inline."""
+    status_fd: int = -1
+    """Descriptor of the table with the activity of each worker process; -1 if there is none."""
 
 
 class WorkerPool(Protocol):

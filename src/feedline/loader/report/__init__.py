@@ -5,7 +5,8 @@ All functions are pure.
 
 from feedline.loader.report.advice import Advice
 from feedline.loader.report.context import Context
-from feedline.loader.report.stats import StageTimes, Stats, Totals
+from feedline.loader.report.stats import SlowBatch, StageTimes, Stats
+from feedline.loader.report.totals import Totals
 from feedline.loader.report.verdict import Verdict, diagnose
 
-__all__ = ["Advice", "Context", "StageTimes", "Stats", "Totals", "Verdict", "diagnose"]
+__all__ = ["Advice", "Context", "SlowBatch", "StageTimes", "Stats", "Totals", "Verdict", "diagnose"]

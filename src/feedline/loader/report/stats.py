@@ -1,23 +1,17 @@
-"""Statistics of a loader: totals of spans, derived figures, formatting.
-
-Adding a span is cheap, so totals are always kept.
-"""
+"""Statistics of a loader, derived figures, and their form in text."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
+from typing import Any
 
+from feedline.core.histogram import quantile_s
 from feedline.core.store_metrics import StoreStatistics
-from feedline.core.telemetry import CPU, MAIN, RUN_DELAY, Span, SpanTuple
+from feedline.core.telemetry import CPU, MAIN, RUN_DELAY
 
-RECENT = 256
-"""Number of latest batches whose spans are kept, for medians and exporters."""
-
-
-_LOOP = ("wait", "step")
+LOOP = ("wait", "step")
+"""Stages of the training loop itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +29,12 @@ class StageTimes:
     """Numbers of the workers it ran on; -1 is the training process."""
     cpu_s: float | None = None
     """Seconds of `total_s` on a CPU, estimated from the spans whose CPU time was measured; None if none was."""
+    histogram: tuple[int, ...] = field(default=(), repr=False, compare=False)
+    """Numbers of spans per bin, with the bounds of `feedline.core.histogram`."""
+
+    def quantile_s(self, share: float) -> float:
+        """Quantile in seconds, to a tenth; `quantile_s(0.99)` is the 99th percentile."""
+        return min(quantile_s(self.histogram, share), self.max_s)
 
     @property
     def mean_s(self) -> float:
@@ -48,8 +48,29 @@ class StageTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowBatch:
+    """Batch that took long to build."""
+
+    stage: str
+    """Its longest stage."""
+    seconds: float
+    """Seconds of that stage."""
+    worker: int
+    epoch: int
+    number: int
+    """Place in the epoch, from 0."""
+    indices: Any = ()
+    """Its samples, as the dataset takes them; empty for an iterable dataset."""
+    address: str = ""
+    """Place of its first sample, where the dataset tells it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
-    """Statistics of the current iteration, returned by `loader.stats()`."""
+    """Statistics of a loader over all its epochs, returned by `loader.stats()`.
+
+    Sums never restart. `since_epoch` has the same figures for the current epoch.
+    """
 
     batches: int = 0
     """Batches received by the loop."""
@@ -69,6 +90,8 @@ class Stats:
     """Seconds in which the loop or a worker was ready to run, but other programs had the CPUs."""
     stages: Mapping[str, StageTimes] = field(default_factory=dict)
     """Times of the stages that ran: "sample", "fetch", "collate", "encode", "decode" and others."""
+    loop: Mapping[str, StageTimes] = field(default_factory=dict)
+    """Times of the loop: "wait" for a batch, and "step" between batches."""
     in_flight_nbytes: int = 0
     """Bytes of batches in flight, or still held by the loop."""
     arena_nbytes: int = 0
@@ -87,6 +110,28 @@ class Stats:
     """Live workers."""
     stores: StoreStatistics = field(default_factory=StoreStatistics)
     """Requests, retries, bytes and cache hits of all stores of this process and its workers."""
+    epoch: int = 0
+    """Number of the current epoch, from 0."""
+    position: int = 0
+    """Batches of the current epoch that the loop has received, those before a resume included."""
+    length: int | None = None
+    """Batches of an epoch on this rank; None where it is unknown."""
+    ready: int = 0
+    """Batches that are complete and wait for the loop, when it last asked."""
+    in_flight: int = 0
+    """Requests whose batch the loop has not received."""
+    slowest: tuple[SlowBatch, ...] = ()
+    """The batches with the longest stages, longest first."""
+    worker_nbytes: int = 0
+    """Resident memory of the worker processes, shared pages included, in bytes."""
+    worker_growth_nbytes: float | None = None
+    """Growth of it per epoch; None before the end of the second epoch, and without worker processes."""
+    padding_share: float | None = None
+    """Share of padding in batches with a mask or lengths, 0 to 1, from some of them; None if there are none."""
+    throttled_share: float | None = None
+    """Share of the periods in which the CPU quota of the process's group was used up; None without a quota."""
+    since_epoch: Stats | None = None
+    """The same figures since the current epoch began in this process; None before the first."""
 
     @property
     def samples_per_s(self) -> float:
@@ -104,113 +149,9 @@ class Stats:
         return self.wait_s / self.wall_s if self.wall_s else 0.0
 
 
-class Totals:
-    """Count, sum and maximum of spans, by stage and worker.
-
-    One thread adds; any thread may read.
-    """
-
-    def __init__(self, recent: int = RECENT) -> None:
-        self._cells: dict[tuple[str, int], list[int]] = {}
-        self._recent: deque[Sequence[SpanTuple]] = deque(maxlen=recent)
-        self._startup_ns = 0
-        self.batches = 0
-        self.samples = 0
-
-    def add(self, spans: Sequence[SpanTuple], samples: int = 0) -> None:
-        """Count one delivered batch; `spans` is kept and must not change."""
-        if not self.batches:
-            spans = self._begin(spans)
-        cells = self._cells
-        for stage, start_ns, stop_ns, worker in spans:
-            elapsed_ns = stop_ns - start_ns
-            try:
-                cell = cells[stage, worker]
-            except KeyError:
-                cells[stage, worker] = [1, elapsed_ns, elapsed_ns]
-                continue
-            cell[0] += 1
-            cell[1] += elapsed_ns
-            if elapsed_ns > cell[2]:  # noqa: PLR1730 - a call of `max` would double the cost of a span
-                cell[2] = elapsed_ns
-        self._recent.append(spans)
-        self.batches += 1
-        self.samples += samples
-
-    @property
-    def recent(self) -> list[Sequence[Span]]:
-        """The spans of the last batches, oldest first."""
-        return [[Span(*timed) for timed in spans] for spans in self._recent.copy()]
-
-    def stats(self) -> Stats:
-        """The totals so far.
-
-        Bytes, workers and skips are 0: their owners set them by `dataclasses.replace`.
-        """
-        stages = self.stages()
-        wait_s, step_s = (stages[stage].total_s if stage in stages else 0.0 for stage in _LOOP)
-        return Stats(
-            batches=self.batches,
-            samples=self.samples,
-            wall_s=wait_s + step_s,
-            wait_s=wait_s,
-            startup_s=self._startup_ns / 1e9,
-            step_s=step_s,
-            step_cpu_s=stages["step"].cpu_s if "step" in stages else None,
-            run_delay_s=sum(cell[1] for (stage, _), cell in list(self._cells.copy().items()) if stage == RUN_DELAY)
-            / 1e9,
-            stages={stage: times for stage, times in stages.items() if stage not in _LOOP},
-        )
-
-    def stages(self) -> dict[str, StageTimes]:
-        """The times of each stage over all workers, including "wait" and "step"."""
-        cells: dict[str, list[tuple[int, list[int]]]] = {}
-        for (stage, worker), cell in list(self._cells.copy().items()):
-            cells.setdefault(stage, []).append((worker, cell))
-        recent = _elapsed_ns(self._recent.copy())
-        return {
-            stage: _times(parts, recent.get(stage, ()), cells.get(stage + CPU, ()))
-            for stage, parts in cells.items()
-            if is_wall(stage)
-        }
-
-    def _begin(self, spans: Sequence[SpanTuple]) -> Sequence[SpanTuple]:
-        """Count the wait for the first batch as start-up time.
-
-        Its step is dropped: no step of the loop precedes the first batch.
-        """
-        self._startup_ns = sum(stop_ns - start_ns for stage, start_ns, stop_ns, _ in spans if stage == "wait")
-        return [timed for timed in spans if timed[0] != "step"]
-
-
 def is_wall(stage: str) -> bool:
     """True for stages on the wall clock."""
     return stage != RUN_DELAY and not stage.endswith(CPU)
-
-
-def _elapsed_ns(batches: Iterable[Sequence[SpanTuple]]) -> dict[str, list[int]]:
-    elapsed: dict[str, list[int]] = {}
-    for spans in batches:
-        for stage, start_ns, stop_ns, _ in spans:
-            elapsed.setdefault(stage, []).append(stop_ns - start_ns)
-    return elapsed
-
-
-def _times(
-    cells: list[tuple[int, list[int]]], recent_ns: Sequence[int], cpu_cells: Sequence[tuple[int, list[int]]]
-) -> StageTimes:
-    count, total_ns = sum(count for _, (count, _, _) in cells), sum(total for _, (_, total, _) in cells)
-    # CPU times are measured for a part of the spans: those of short batches are left out, but they all compute alike.
-    measured = sum(count for _, (count, _, _) in cpu_cells)
-    cpu_ns = sum(total for _, (_, total, _) in cpu_cells)
-    return StageTimes(
-        count=count,
-        total_s=total_ns / 1e9,
-        median_s=(median(recent_ns) if recent_ns else 0) / 1e9,
-        max_s=max(longest for _, (_, _, longest) in cells) / 1e9,
-        workers=tuple(sorted(worker for worker, _ in cells)),
-        cpu_s=cpu_ns / 1e9 * count / measured if measured else None,
-    )
 
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic_ns
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 MESSAGE_NBYTES = 1 << 17
 """Longest message in bytes. Transport bounds results, and `spill` bounds everything else, far below it."""
@@ -257,13 +257,20 @@ def _task(message: bytes) -> int:
 MOST_WORKERS = 1024
 
 
-_CELLS = 4
+MOST_INDICES = 256
+"""Samples of a batch that the status table names."""
 
 
-_NBYTES = 8 * _CELLS * MOST_WORKERS
+_FIGURES = 6
 
 
-_TASK, _ROW, _SINCE, _READY = range(_CELLS)
+_CELLS = _FIGURES + MOST_INDICES
+
+
+_NBYTES = 8 * _CELLS * MOST_WORKERS  # pages of the memory that nothing was written to take no room
+
+
+_TASK, _ROW, _SINCE, _READY, _NUMBER, _COUNT = range(_FIGURES)
 
 
 _IDLE = 0
@@ -304,12 +311,30 @@ class StatusTable:
 
     def is_ready(self, worker: int) -> bool:
         """True once the worker answers `STACK_SIGNAL`."""
-        return bool(self._cells[worker * _CELLS + _READY])
+        return bool(self.pid(worker))
+
+    def pid(self, worker: int) -> int:
+        """Process id of a worker that is ready; 0 before."""
+        return self._cells[worker * _CELLS + _READY]
+
+    def number(self, worker: int) -> int:
+        """Number of the batch that the worker builds, or built last."""
+        return self._cells[worker * _CELLS + _NUMBER]
+
+    def index(self, worker: int) -> int | None:
+        """Index of the sample that the worker fetches.
+
+        None where it is unknown: indices that are not integers, samples after the first `MOST_INDICES`, and streams.
+        """
+        row = self.row(worker)
+        if not 0 <= row < self._cells[worker * _CELLS + _COUNT]:
+            return None
+        return self._cells[worker * _CELLS + _FIGURES + row]
 
     def clear(self, worker: int) -> None:
         """Zero a row before another process gets it."""
         first = worker * _CELLS
-        self._cells[first : first + _CELLS] = memoryview(bytes(8 * _CELLS)).cast("q")
+        self._cells[first : first + _FIGURES] = memoryview(bytes(8 * _FIGURES)).cast("q")
 
     def close(self) -> None:
         """Unmap the table and close its descriptor."""
@@ -322,12 +347,12 @@ class StatusTable:
 class StatusRow:
     """A worker's own row of the status table."""
 
-    __slots__ = ("_cells", "_ready", "_row", "_since", "_task")
+    __slots__ = ("_cells", "_first", "_ready", "_row", "_since", "_task")
 
     def __init__(self, status: StatusTable, worker: int) -> None:
         self._cells = status._cells
-        first = worker * _CELLS
-        self._task, self._row, self._since, self._ready = (first + cell for cell in range(_CELLS))
+        self._first = first = worker * _CELLS
+        self._task, self._row, self._since, self._ready = (first + cell for cell in range(4))
 
     @property
     def progress(self) -> Callable[[int], None]:
@@ -340,7 +365,7 @@ class StatusRow:
 
     def set_ready(self) -> None:
         """Record that signal handlers are installed."""
-        self._cells[self._ready] = 1
+        self._cells[self._ready] = os.getpid()
 
     def begin(self, task: int) -> None:
         """Record the start of a task."""
@@ -348,6 +373,22 @@ class StatusRow:
         cells[self._row] = -1  # before the task: a reader must not combine the new task with the old row
         cells[self._since] = monotonic_ns()
         cells[self._task] = task
+
+    def describe(self, request: Any) -> None:
+        """Record batch and samples of the task.
+
+        Readers in other processes do not have the request.
+        """
+        cells, first = self._cells, self._first
+        cells[first + _COUNT] = 0
+        cells[first + _NUMBER] = request.number
+        try:
+            indices = array.array("q", request.indices[:MOST_INDICES])
+        except (AttributeError, TypeError, OverflowError):  # a stream, or indices that are not integers
+            return
+        start = first + _FIGURES
+        cells[start : start + len(indices)] = memoryview(indices)
+        cells[first + _COUNT] = len(indices)
 
     def end(self) -> None:
         """Record that the answer was sent."""

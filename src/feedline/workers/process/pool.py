@@ -147,6 +147,7 @@ class ProcessPool:
             arena_nbytes=sum(inbox.nbytes for inbox in memory),
             lent_nbytes=sum(inbox.lent_nbytes for inbox in memory),
             pids=tuple(self._dispatch.worker_set.pids()),
+            status_fd=self._dispatch.worker_set.status.fd,
         )
 
     def close(self) -> None:

@@ -154,7 +154,7 @@ def _answer_all(
             answers.send(HEADER.pack(STOPPED, STOP, 0, 0, 0))
             return
         status_row.begin(request.task)
-        kind, message, began_ns = _answer(build, request.payload, arena)
+        kind, message, began_ns = _answer(build, request.payload, arena, status_row)
         changed = take_changes()
         header = HEADER.pack(kind, request.task, began_ns, monotonic_ns(), len(changed))
         channels.send(answers, [header, changed, message.payload], message.fds)
@@ -164,9 +164,11 @@ def _answer_all(
         del request, message
 
 
-def _answer(build: Callable[..., Any], payload: bytes, arena: Arena) -> tuple[int, Message, int]:
+def _answer(build: Callable[..., Any], payload: bytes, arena: Arena, status_row: StatusRow) -> tuple[int, Message, int]:
     try:
-        built = build(pickle.loads(payload), arena.empty)
+        request = pickle.loads(payload)
+        status_row.describe(request)
+        built = build(request, arena.empty)
         if counted := store_metrics.take():
             built = built._replace(store_counts=counted)
         began_ns = monotonic_ns()

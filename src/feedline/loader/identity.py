@@ -1,0 +1,66 @@
+"""Labels by which readers of figures tell loaders, ranks and runs apart."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from feedline.errors import ArgumentError
+from feedline.loader.plan import Plan
+from feedline.loader.resources import rank_and_world_size
+
+LOG_VARIABLE = "FEEDLINE_LOG"
+"""Environment variable with the path of the run log of all loaders."""
+
+
+_SETTINGS = (
+    "batch_size", "num_workers", "worker_method", "prefetch_factor", "persistent_workers", "pin_memory", "in_order",
+    "drop_last", "seed", "device",
+)  # fmt: skip
+
+
+def identity_of(loader: Any, plan: Plan, label: str) -> dict[str, Any]:
+    """Label, rank, process and settings of a loader, as JSON values."""
+    rank, world_size = _rank_of(loader, plan)
+    return {
+        "loader": label,
+        "rank": rank,
+        "world_size": world_size,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "script": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python",
+        "dataset": type(loader.dataset).__name__,
+        "settings": {name: _plain(getattr(loader, name, None)) for name in _SETTINGS},
+    }
+
+
+def log_path(loader: Any) -> str | os.PathLike[str] | None:
+    """Path of the run log, if one was asked for.
+
+    None in worker processes.
+    """
+    if get_worker_info() is not None:
+        return None
+    return loader.log if loader.log is not None else os.environ.get(LOG_VARIABLE) or None
+
+
+def _rank_of(loader: Any, plan: Plan) -> tuple[int, int]:
+    """Rank and world size of the data, or else of the process."""
+    if loader._world_size > 1:
+        return loader._rank, loader._world_size
+    share = getattr(plan.schedule, "share", None)  # that of a DistributedSampler
+    if share is not None and share.world_size > 1:
+        return share.rank, share.world_size
+    try:
+        return rank_and_world_size("auto")
+    except ArgumentError:  # variables of another program
+        return 0, 1
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

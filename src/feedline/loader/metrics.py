@@ -1,0 +1,257 @@
+"""Metrics of all loaders of this process, for Prometheus and OpenTelemetry.
+
+Counters sum over all epochs of a loader, so that rates stay right where epochs are shorter than a scrape.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, Self
+
+from torch.utils.data import get_worker_info
+
+from feedline.core.histogram import octaves
+from feedline.core.optional import load
+from feedline.errors import ArgumentError
+from feedline.loader.monitor import Monitor, monitors
+from feedline.loader.report.stats import StageTimes, Stats
+
+_log = logging.getLogger("feedline")
+
+
+PORT = 9432
+"""Port of `serve_metrics` if none is given."""
+
+
+VARIABLE = "FEEDLINE_METRICS"
+"""Environment variable with the port, or the host and port, at which each training process serves its metrics."""
+
+
+Labels = Mapping[str, str]
+
+
+_NO_LABELS: Labels = {}
+
+
+class Reading(NamedTuple):
+    """Statistics of one loader at one moment."""
+
+    labels: Labels
+    stats: Stats
+    waiting_s: float
+    verdict: Mapping[str, Any]
+
+
+class Measure(NamedTuple):
+    """A metric, and its values for a reading.
+
+    Its name is without the prefix "feedline_".
+    """
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    values: Callable[[Reading], Iterable[tuple[Labels, float | None]]]
+
+
+def _plain(value: Callable[[Stats], float | None]) -> Callable[[Reading], list[tuple[Labels, float | None]]]:
+    return lambda reading: [({}, value(reading.stats))]
+
+
+def _stage_seconds(reading: Reading) -> Iterator[tuple[Labels, float]]:
+    """Seconds of each stage on a CPU, and the rest.
+
+    "all" is the sum, where CPU time was not measured.
+    """
+    for stage, times in reading.stats.stages.items():
+        if times.cpu_s is None:
+            yield {"stage": stage, "kind": "all"}, times.total_s
+        else:
+            yield {"stage": stage, "kind": "cpu"}, min(times.cpu_s, times.total_s)
+            yield {"stage": stage, "kind": "wait"}, max(times.total_s - times.cpu_s, 0.0)
+
+
+def _limiting(reading: Reading) -> Iterator[tuple[Labels, float]]:
+    if reading.verdict:
+        yield {"stage": reading.verdict["limiting_stage"]}, 1.0
+
+
+def _gains(reading: Reading) -> Iterator[tuple[Labels, float | None]]:
+    for hint in reading.verdict.get("advice", ()):
+        yield {"advice": hint["text"]}, hint["gain"]
+
+
+MEASURES = (
+    Measure("batches", "counter", "Batches received by the loop.", _plain(lambda s: s.batches)),
+    Measure("samples", "counter", "Samples received by the loop.", _plain(lambda s: s.samples)),
+    Measure("stage_seconds", "counter", "Time of each stage, summed over workers.", _stage_seconds),
+    Measure("run_delay_seconds", "counter", "Time ready to run, but not run.", _plain(lambda s: s.run_delay_s)),
+    Measure("restarts", "counter", "Workers that died and were replaced.", _plain(lambda s: s.restarts)),
+    Measure("skipped_samples", "counter", "Samples left out or replaced.", _plain(lambda s: s.skipped)),
+    Measure("copied_bytes", "counter", "Bytes copied to the device.", _plain(lambda s: s.copied_nbytes)),
+    Measure("copy_seconds", "counter", "Time of the device for copies.", _plain(lambda s: s.copy_s)),
+    Measure("store_bytes", "counter", "Bytes received from stores.", _plain(lambda s: s.stores.nbytes)),
+    Measure("store_requests", "counter", "Requests to stores.", _plain(lambda s: s.stores.requests)),
+    Measure("store_retries", "counter", "Repeated requests to stores.", _plain(lambda s: s.stores.retries)),
+    Measure("store_failures", "counter", "Reads from stores that failed.", _plain(lambda s: s.stores.failures)),
+    Measure("cache_hits", "counter", "Pieces found in the cache.", _plain(lambda s: s.stores.cache_hits)),
+    Measure("cache_misses", "counter", "Pieces the cache had to fetch.", _plain(lambda s: s.stores.cache_misses)),
+    Measure("epoch", "gauge", "Number of the current epoch.", _plain(lambda s: s.epoch)),
+    Measure("position", "gauge", "Batches received in this epoch.", _plain(lambda s: s.position)),
+    Measure("length", "gauge", "Batches of an epoch.", _plain(lambda s: s.length)),
+    Measure("ready_batches", "gauge", "Complete batches that wait for the loop.", _plain(lambda s: s.ready)),
+    Measure("requests_in_flight", "gauge", "Batches requested, not received.", _plain(lambda s: s.in_flight)),
+    Measure("workers", "gauge", "Live workers.", _plain(lambda s: s.workers)),
+    Measure("in_flight_bytes", "gauge", "Bytes of batches in flight or held.", _plain(lambda s: s.in_flight_nbytes)),
+    Measure("arena_bytes", "gauge", "Transport memory of the workers.", _plain(lambda s: s.arena_nbytes)),
+    Measure("worker_resident_bytes", "gauge", "Memory of the workers.", _plain(lambda s: s.worker_nbytes)),
+    Measure("padding_share", "gauge", "Share of padding in batches, 0 to 1.", _plain(lambda s: s.padding_share)),
+    Measure("throttled_share", "gauge", "Share of periods cut by the quota.", _plain(lambda s: s.throttled_share)),
+    Measure("waiting_seconds", "gauge", "Age of the current wait.", lambda reading: [({}, reading.waiting_s)]),
+    Measure("limiting", "gauge", "1 for the stage that limits the loop.", _limiting),
+    Measure("predicted_gain", "gauge", "Factor by which advice speeds up the loop.", _gains),
+)
+"""All metrics but the histograms."""
+
+
+def readings() -> list[Reading]:
+    """A reading of each loader; waits for none of them."""
+    return [_reading(monitor) for monitor in monitors()]
+
+
+def _reading(monitor: Monitor) -> Reading:
+    labels = {"loader": monitor.identity["loader"], "rank": str(monitor.identity["rank"])}
+    return Reading(labels, monitor.stats(), monitor.waiting_s(), monitor.verdict)
+
+
+class MetricsCollector:
+    """Collector for a registry of prometheus_client.
+
+    `prometheus_client.REGISTRY.register(MetricsCollector())` adds the metrics to an endpoint that exists already.
+    """
+
+    def __init__(self) -> None:
+        self._core = load("prometheus_client.core", "metrics", "a Prometheus endpoint")
+
+    def collect(self) -> Iterator[Any]:
+        """The families of all metrics, as prometheus_client calls them."""
+        now = readings()
+        for measure in MEASURES:
+            yield self._family(measure, now)
+        for name, text in (("wait", "Waits of the loop for a batch."), ("step", "Steps between batches.")):
+            values = [(_NO_LABELS, reading, reading.stats.loop.get(name)) for reading in now]
+            yield self._histogram(f"feedline_{name}_seconds", text, values)
+        stages = [({"stage": stage}, each, times) for each in now for stage, times in each.stats.stages.items()]
+        yield self._histogram("feedline_stage_duration_seconds", "Times of a stage for one batch.", stages)
+
+    def _family(self, measure: Measure, now: list[Reading]) -> Any:
+        kind = self._core.CounterMetricFamily if measure.kind == "counter" else self._core.GaugeMetricFamily
+        suffix = "_total" if measure.kind == "counter" else ""
+        family = kind(f"feedline_{measure.name}", measure.help)
+        for reading in now:
+            for labels, value in measure.values(reading):
+                if value is not None:
+                    family.add_sample(f"feedline_{measure.name}{suffix}", {**reading.labels, **labels}, value)
+        return family
+
+    def _histogram(self, name: str, text: str, values: Sequence[tuple[Labels, Reading, StageTimes | None]]) -> Any:
+        family = self._core.HistogramMetricFamily(name, text)
+        for labels, reading, times in values:
+            if times is not None:
+                all_labels = {**reading.labels, **labels}
+                for bound, number in octaves(times.histogram):
+                    family.add_sample(f"{name}_bucket", {**all_labels, "le": repr(bound)}, number)
+                family.add_sample(f"{name}_bucket", {**all_labels, "le": "+Inf"}, times.count)
+                family.add_sample(f"{name}_count", all_labels, times.count)
+                family.add_sample(f"{name}_sum", all_labels, times.total_s)
+        return family
+
+
+class MetricsServer:
+    """HTTP server of metrics in a daemon thread.
+
+    As a context manager it stops with the block.
+    """
+
+    def __init__(self, port: int, host: str) -> None:
+        client = load("prometheus_client", "metrics", "a Prometheus endpoint")
+        registry = client.CollectorRegistry()
+        registry.register(MetricsCollector())
+        try:
+            self._server, self._thread = client.start_http_server(port, host, registry)
+        except (OSError, OverflowError) as error:
+            raise ArgumentError(
+                f"metrics cannot be served at {host}:{port}: {error}; choose another port, or 0 for any free one"
+            ) from error
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        """Stop serving. Idempotent."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def serve_metrics(port: int = PORT, host: str = "0.0.0.0") -> MetricsServer:  # noqa: S104 - for scrapes from elsewhere
+    """Serve the metrics of all loaders of this process at `/metrics`.
+
+    Needs `feedline[metrics]`. Port 0 is any free port: `serve_metrics(0).port`. Raises `ArgumentError` if the port is
+    in use. The server ends with the process, or with its `close()`.
+    """
+    return MetricsServer(port, host)
+
+
+def add_instruments(meter: Any) -> None:
+    """Create instruments for all metrics but histograms in an OpenTelemetry meter.
+
+    Their names are those of Prometheus with dots: `feedline.batches`. Values are read when the meter's reader asks.
+    """
+    observation = load("opentelemetry.metrics", "metrics", "OpenTelemetry metrics").Observation
+    for measure in MEASURES:
+        create = meter.create_observable_counter if measure.kind == "counter" else meter.create_observable_gauge
+        create(
+            f"feedline.{measure.name}", callbacks=[partial(_observe, measure, observation)], description=measure.help
+        )
+
+
+def _observe(measure: Measure, observation: Any, _: Any) -> list[Any]:
+    return [
+        observation(value, {**reading.labels, **labels})
+        for reading in readings()
+        for labels, value in measure.values(reading)
+        if value is not None
+    ]
+
+
+_served: list[MetricsServer | None] = []
+"""The server of `serve_as_asked`, or None after a failure."""
+
+
+def serve_as_asked() -> None:
+    """Serve metrics once per process if the environment variable asks for it.
+
+    Ranks on one machine take the ports after the given one, in their order. A failure is logged: it must not stop a
+    training run.
+    """
+    asked = os.environ.get(VARIABLE)
+    if not asked or _served or get_worker_info() is not None:
+        return
+    _served.append(None)
+    match = re.fullmatch(r"(?:(.*):)?(\d+)", asked.strip())
+    try:
+        if match is None:
+            raise ArgumentError(f"{VARIABLE} must be a port, or host:port; got {asked!r}")
+        port = int(match[2]) + int(os.environ.get("LOCAL_RANK") or 0)
+        _served[0] = serve_metrics(port, match[1] or "0.0.0.0")  # noqa: S104 - as above
+    except (ImportError, ValueError) as error:
+        _log.warning("%s=%s: %s", VARIABLE, asked, error)

@@ -1,0 +1,115 @@
+"""Statistics as JSON values: for the page, the run log, and loggers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from feedline.loader.report.stats import SlowBatch, StageTimes, Stats
+
+_PLAIN = (
+    "batches", "samples", "wall_s", "wait_s", "startup_s", "step_s", "step_cpu_s", "run_delay_s", "in_flight_nbytes",
+    "arena_nbytes", "copied_nbytes", "copy_s", "restarts", "skipped", "workers", "epoch", "position", "length",
+    "ready", "in_flight", "worker_nbytes", "worker_growth_nbytes", "padding_share", "throttled_share",
+)  # fmt: skip
+
+
+_FLAT = (
+    "batches", "samples", "samples_per_s", "batches_per_s", "wait_share", "wait_s", "step_s", "epoch", "position",
+    "ready", "restarts", "skipped", "in_flight_nbytes", "worker_nbytes", "padding_share", "throttled_share",
+)  # fmt: skip
+
+
+_SHOWN_INDICES = 4
+
+
+def figures_of(stats: Stats) -> dict[str, Any]:
+    """All figures of a loader as JSON values."""
+    figures: dict[str, Any] = {name: getattr(stats, name) for name in _PLAIN}
+    figures["stages"] = {stage: stage_figures(times) for stage, times in stats.stages.items()}
+    figures["loop"] = {stage: stage_figures(times) for stage, times in stats.loop.items()}
+    figures["stores"] = {name: amount for name, amount in asdict(stats.stores).items() if amount}
+    figures["slowest"] = [_slow_figures(batch) for batch in stats.slowest]
+    if stats.since_epoch is not None:
+        epoch = stats.since_epoch
+        figures["since_epoch"] = {
+            name: getattr(epoch, name) for name in ("batches", "samples", "wall_s", "wait_s", "step_s", "skipped")
+        }
+    return figures
+
+
+def stage_figures(times: StageTimes) -> dict[str, Any]:
+    """The times of a stage as JSON values, in seconds."""
+    return {
+        "count": times.count,
+        "total_s": times.total_s,
+        "cpu_s": times.cpu_s,
+        "p50_s": times.quantile_s(0.5),
+        "p90_s": times.quantile_s(0.9),
+        "p99_s": times.quantile_s(0.99),
+        "max_s": times.max_s,
+        "workers": len([worker for worker in times.workers if worker >= 0]),
+    }
+
+
+def _slow_figures(batch: SlowBatch) -> dict[str, Any]:
+    names = ("stage", "seconds", "worker", "epoch", "number", "address")
+    return {**{name: getattr(batch, name) for name in names}, "indices": plain_indices(batch.indices, _SHOWN_INDICES)}
+
+
+def plain_indices(indices: Any, most: int) -> list[Any]:
+    """The first indices as JSON values.
+
+    A request without batching has a single index.
+    """
+    few = indices[:most] if isinstance(indices, Sequence | np.ndarray) and not isinstance(indices, str) else [indices]
+    return [plain_index(index) for index in few]
+
+
+def plain_index(index: Any) -> Any:
+    """An index as a JSON value."""
+    return int(index) if hasattr(index, "__index__") else str(index)
+
+
+def flat(stats: Stats, prefix: str = "feedline/") -> dict[str, float]:
+    """Figures by name, for loggers of metrics.
+
+    Those without a value are left out.
+    """
+    numbers = {name: getattr(stats, name) for name in _FLAT}
+    for stage, times in {**stats.stages, **stats.loop}.items():
+        numbers[f"{stage}_mean_s"] = times.mean_s
+        numbers[f"{stage}_p99_s"] = times.quantile_s(0.99)
+    return {prefix + name: float(number) for name, number in numbers.items() if number is not None}
+
+
+def advice_text(hint: Any) -> str:
+    """A piece of advice in words, with its predicted gain if any."""
+    text, gain = getattr(hint, "text", hint), getattr(hint, "gain", None)
+    if gain is None:
+        return str(text)
+    low, high = getattr(hint, "low", None), getattr(hint, "high", None)
+    between = "" if low is None or high is None else f" ({low:.1f}–{high:.1f})"
+    return f"{text}: {gain:.1f} ×{between}"
+
+
+def verdict_figures(verdict: Any) -> dict[str, Any]:
+    """A verdict as JSON values."""
+    return {
+        "limiting_stage": verdict.limiting_stage,
+        "headline": verdict.headline,
+        "explanation": verdict.explanation,
+        "advice": [{"text": advice_text(hint), "gain": getattr(hint, "gain", None)} for hint in verdict.advice],
+    }
+
+
+def rates(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> tuple[float, float]:
+    """(samples per second, share of waiting) between two figures of one loader."""
+    wall_s = later["wait_s"] + later["step_s"] - earlier["wait_s"] - earlier["step_s"]
+    if wall_s <= 0:
+        return 0.0, 0.0
+    share = (later["wait_s"] - earlier["wait_s"]) / wall_s
+    return (later["samples"] - earlier["samples"]) / wall_s, min(max(share, 0.0), 1.0)

@@ -1,0 +1,96 @@
+"""Structured log of a run, bounded in size.
+
+It has a line of JSON per interval and epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_log = logging.getLogger("feedline")
+
+
+INTERVAL_S = 10.0
+"""Time between two lines."""
+
+
+MOST_NBYTES = 8 << 20
+"""Size from which lines close in time are removed, and the interval is doubled: the whole run stays in the log."""
+
+
+class RunLog:
+    """Log of one loader. Loaders of one process may share a file.
+
+    A failure to write, such as a full disk, is logged once and ends the log, but not the run.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, interval_s: float = INTERVAL_S, most_nbytes: int = MOST_NBYTES):
+        self.path = Path(path)
+        self._interval_s, self._most_nbytes = interval_s, most_nbytes
+        self._due_s = 0.0
+        self._failed = False
+
+    def write(self, figures: Mapping[str, Any], *, epoch_ends: bool = False) -> None:
+        """Append a line if one is due; `figures` have a "time_s"."""
+        now_s = time.monotonic()
+        if self._failed or not (epoch_ends or now_s >= self._due_s):
+            return
+        self._due_s = now_s + self._interval_s
+        line = _line({**figures, "event": "epoch" if epoch_ends else "interval"})
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line)
+                nbytes = file.tell()
+            if nbytes > self._most_nbytes:
+                self._thin_out()
+        except OSError as error:
+            self._failed = True
+            _log.warning("the run log %s ends here: %s", self.path, error)
+
+    def _thin_out(self) -> None:
+        """Halve the file: of lines close in time, only one stays."""
+        lines = read_log(self.path)
+        first_s, last_s = lines[0]["time_s"], lines[-1]["time_s"]
+        step_s = max(2 * (last_s - first_s) / len(lines), 1e-9)
+        kept = {int((line["time_s"] - first_s) / step_s): line for line in lines}  # the last of each step: it sums most
+        text = "".join(_line(line) for line in kept.values())
+        shorter = self.path.with_name(self.path.name + ".new")
+        shorter.write_text(text, encoding="utf-8")
+        shorter.replace(self.path)
+        self._interval_s *= 2
+
+
+def _line(figures: Mapping[str, Any]) -> str:
+    return json.dumps(figures, separators=(",", ":")) + "\n"
+
+
+def path_of_rank(path: str | os.PathLike[str], rank: int, world_size: int) -> Path:
+    """The path for one rank.
+
+    `{rank}` is replaced, or else ".rank3" is put before the suffix. One rank alone writes to the path itself.
+    """
+    text = os.fspath(path)
+    if "{rank}" in text:
+        return Path(text.replace("{rank}", str(rank)))
+    plain = Path(text)
+    return plain if world_size == 1 else plain.with_name(f"{plain.stem}.rank{rank}{plain.suffix}")
+
+
+def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of a run log, oldest first.
+
+    Damaged lines, such as a last one that was cut off, are left out.
+    """
+    lines = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:  # the process was killed while it wrote, or another one is writing
+            continue
+    return lines

@@ -1,0 +1,120 @@
+"""Chrome trace of the latest batches, as chrome://tracing and Perfetto read it.
+
+Times are CLOCK_MONOTONIC in microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from feedline.core.telemetry import MAIN, SpanTuple
+from feedline.loader.report.stats import LOOP, is_wall
+from feedline.loader.report.totals import RecentBatch
+
+_CATEGORY = "feedline"
+
+
+_SAMPLER = "sampler"
+
+
+def chrome_trace(batches: Sequence[RecentBatch], identity: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The trace as a JSON value.
+
+    The loop, the sampler and each worker have a row, and each span is a block. Blocks name their batch. An arrow leads
+    from the worker that built a batch to the wait of the loop for it. A counter shows how many batches were complete.
+    Rows are grouped by rank, so traces of several ranks can be merged.
+    """
+    identity = identity or {}
+    process = int(identity.get("rank", 0))
+    events = [*_names(batches, process, identity), *_ready(batches, process)]
+    for batch in batches:
+        events += _blocks(batch, process)
+        events += _arrow(batch, process)
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"clock": "CLOCK_MONOTONIC", **_plain(identity)},
+    }
+
+
+def _plain(identity: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in identity.items() if isinstance(value, str | int)}
+
+
+def _names(batches: Iterable[RecentBatch], process: int, identity: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    rows = {_row(timed) for batch in batches for timed in batch.spans if is_wall(timed[0])}
+    if not rows:
+        return
+    title = f"feedline {identity.get('loader', '')} · rank {process}".replace("  ", " ")
+    yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": title}}
+    for row in sorted(rows):
+        name = {0: "training loop", 1: _SAMPLER}.get(row, f"worker {row - 2}")
+        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": row, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": row, "args": {"sort_index": row}}
+
+
+def _row(timed: SpanTuple) -> int:
+    """Row of a span: 0 is the loop, 1 the sampler."""
+    if timed[0] == "sample":
+        return 1
+    return 0 if timed[3] == MAIN else timed[3] + 2
+
+
+def _blocks(batch: RecentBatch, process: int) -> Iterator[dict[str, Any]]:
+    place = {} if batch.number < 0 else {"batch": batch.number, "epoch": batch.epoch}
+    for timed in batch.spans:
+        stage, start_ns, stop_ns, _ = timed
+        if is_wall(stage):
+            yield {
+                "ph": "X",
+                "name": stage,
+                "cat": _CATEGORY,
+                "pid": process,
+                "tid": _row(timed),
+                "ts": start_ns / 1e3,
+                "dur": (stop_ns - start_ns) / 1e3,
+                "args": place,
+            }
+
+
+def _arrow(batch: RecentBatch, process: int) -> list[dict[str, Any]]:
+    """Events of the arrow from a worker to the wait.
+
+    None without a worker.
+    """
+    built, waited = _last_built(batch), _wait(batch)
+    if built is None or waited is None or batch.number < 0:
+        return []
+    arrow = {"name": "batch", "cat": _CATEGORY, "id": batch.epoch << 32 | batch.number, "pid": process}
+    # An arrow belongs to the block that is open at its time.
+    left, arrived = max(built[1], built[2] - 1), max(waited[1], waited[2] - 1)
+    return [
+        {**arrow, "ph": "s", "tid": _row(built), "ts": left / 1e3},
+        {**arrow, "ph": "f", "bp": "e", "tid": _row(waited), "ts": arrived / 1e3},
+    ]
+
+
+def _ready(batches: Iterable[RecentBatch], process: int) -> Iterator[dict[str, Any]]:
+    """Events of the counter of complete batches."""
+    changes = []
+    for batch in batches:
+        built, waited = _last_built(batch), _wait(batch)
+        if built is not None and waited is not None:
+            changes += [(built[2], 1), (max(waited[2], built[2]), -1)]
+    ready = 0
+    for time_ns, change in sorted(changes):
+        ready = max(ready + change, 0)
+        yield {"ph": "C", "name": "ready batches", "pid": process, "ts": time_ns / 1e3, "args": {"ready": ready}}
+
+
+def _last_built(batch: RecentBatch) -> SpanTuple | None:
+    return max(
+        (timed for timed in batch.spans if timed[3] != MAIN and is_wall(timed[0])),
+        key=lambda timed: timed[2],
+        default=None,
+    )
+
+
+def _wait(batch: RecentBatch) -> SpanTuple | None:
+    return next((timed for timed in batch.spans if timed[0] == LOOP[0]), None)

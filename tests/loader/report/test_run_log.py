@@ -1,0 +1,104 @@
+"""Run logs: one line per interval and epoch, for each rank, bounded, and whole after a crash."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import feedline as fl
+from feedline.loader.report.run_log import RunLog, path_of_rank, read_log
+
+DATA = TensorDataset(torch.arange(40))
+
+
+def test_a_loader_writes_each_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    loader = fl.DataLoader(DATA, 4, log=path)
+    for _ in range(3):
+        list(loader)
+    lines = read_log(path)
+    assert [line["event"] for line in lines] == ["interval", "epoch", "epoch", "epoch"]
+    assert [(line["epoch"], line["batches"], line["position"]) for line in lines[1:]] == [
+        (0, 10, 10),
+        (1, 20, 10),
+        (2, 30, 10),
+    ]
+    last = lines[-1]
+    assert last["loader"].startswith("TensorDataset")
+    assert last["settings"]["batch_size"] == 4
+    assert last["stages"]["fetch"]["count"] == 30
+    assert last["since_epoch"]["batches"] == 10
+
+
+def test_the_variable_names_the_log_of_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEEDLINE_LOG", str(tmp_path / "run.jsonl"))
+    for rank in range(2):
+        list(fl.DataLoader(DATA, 4, seed=0, distributed=(rank, 2)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.rank0.jsonl", "run.rank1.jsonl"]
+    assert {line["rank"] for line in read_log(tmp_path / "run.rank1.jsonl")} == {1}
+
+
+@pytest.mark.parametrize(
+    ("path", "rank", "world_size", "expected"),
+    [
+        ("run.jsonl", 0, 1, "run.jsonl"),
+        ("run.jsonl", 0, 8, "run.rank0.jsonl"),
+        ("a.b/run", 3, 8, "a.b/run.rank3"),
+        ("log-{rank}.jsonl", 3, 8, "log-3.jsonl"),
+        ("log-{rank}.jsonl", 0, 1, "log-0.jsonl"),
+    ],
+)
+def test_paths_of_ranks(path: str, rank: int, world_size: int, expected: str) -> None:
+    assert path_of_rank(path, rank, world_size) == Path(expected)
+
+
+def test_lines_are_written_at_intervals(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run.jsonl", interval_s=3600)
+    for number in range(5):
+        log.write({"number": number})
+    log.write({"number": 5}, epoch_ends=True)
+    assert [line["number"] for line in read_log(log.path)] == [0, 5]
+
+
+def test_a_long_run_stays_within_the_bound_and_covers_all_of_it(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run.jsonl", interval_s=0, most_nbytes=20_000)
+    for number in range(3000):
+        log.write({"time_s": number, "number": number, "filler": "x" * 100}, epoch_ends=number % 10 == 0)
+        assert log.path.stat().st_size <= 20_000 + 200
+    numbers = [line["number"] for line in read_log(log.path)]
+    assert numbers == sorted(set(numbers))
+    assert numbers[0] < 100
+    assert numbers[-1] == 2999
+    assert max(later - number for number, later in pairwise(numbers)) < 600
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(json.dumps({"number": 1}) + '\n{"number": 2, "bat')
+    assert read_log(path) == [{"number": 1}]
+
+
+def test_a_log_that_cannot_be_written_ends_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader: Any = fl.DataLoader(DATA, 4, log=tmp_path / "missing" / "run.jsonl")
+    with caplog.at_level(logging.WARNING, "feedline"):
+        assert len(list(loader)) == len(list(loader)) == 10
+    (record,) = caplog.records
+    assert "run.jsonl ends here" in record.message
+
+
+def test_two_loaders_share_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    loaders = [fl.DataLoader(DATA, 4, log=path) for _ in range(2)]
+    for loader in loaders:
+        list(loader)
+    assert len({line["loader"] for line in read_log(path)}) == 2

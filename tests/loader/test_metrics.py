@@ -1,0 +1,182 @@
+"""Metrics: read by Prometheus' own parser and by OpenTelemetry's SDK, over epochs, while a loop hangs."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client.parser import text_string_to_metric_families
+from torch.utils.data import TensorDataset
+
+import feedline as fl
+from feedline.loader import metrics, monitor
+
+
+class Photos(TensorDataset):
+    pass
+
+
+class Odd(TensorDataset):
+    pass
+
+
+Odd.__name__ = 'Odd "name"\n\\'
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the loaders of the test have metrics, not those that another test holds."""
+    monkeypatch.setattr(monitor, "_monitors", type(monitor._monitors)())
+    monkeypatch.setattr(metrics, "_served", [])
+
+
+@pytest.fixture
+def loader() -> Iterator[fl.DataLoader[Any]]:
+    with fl.DataLoader(Photos(torch.arange(40)), 4) as loader:
+        yield loader
+
+
+def scrape(port: int) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+
+
+def value(families: dict[str, Any], name: str, family: str = "", **labels: str) -> float:
+    (found,) = (
+        sample.value
+        for sample in families[family or name.removesuffix("_total")].samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+    return float(found)
+
+
+def test_counters_go_on_over_epochs(loader: fl.DataLoader[Any]) -> None:
+    with fl.serve_metrics(0, "127.0.0.1") as server:
+        for epoch in range(3):
+            list(loader)
+            families = scrape(server.port)
+            assert value(families, "feedline_batches_total", loader="Photos", rank="0") == 10 * (epoch + 1)
+            assert value(families, "feedline_samples_total") == 40 * (epoch + 1)
+            assert (value(families, "feedline_epoch"), value(families, "feedline_position")) == (epoch, 10)
+
+
+def test_histograms_are_cumulative_and_complete(loader: fl.DataLoader[Any]) -> None:
+    list(loader)
+    stats = loader.stats()
+    with fl.serve_metrics(0, "127.0.0.1") as server:
+        families = scrape(server.port)
+    for name in ("wait", "step"):
+        family = families[f"feedline_{name}_seconds"]
+        assert family.type == "histogram"
+        buckets = [sample for sample in family.samples if sample.name.endswith("_bucket")]
+        numbers = [sample.value for sample in buckets]
+        assert numbers == sorted(numbers)
+        assert [float(sample.labels["le"]) for sample in buckets][-1] == math.inf
+        assert numbers[-1] == stats.loop[name].count == value(families, f"feedline_{name}_seconds_count", family.name)
+        total = value(families, f"feedline_{name}_seconds_sum", family.name)
+        assert total == pytest.approx(stats.loop[name].total_s)
+    assert {sample.labels["stage"] for sample in families["feedline_stage_duration_seconds"].samples} >= {"fetch"}
+
+
+def test_every_family_is_named_and_explained(loader: fl.DataLoader[Any]) -> None:
+    list(loader)
+    with fl.serve_metrics(0, "127.0.0.1") as server:
+        families = scrape(server.port)
+    assert all(name.startswith("feedline_") and family.documentation for name, family in families.items())
+    cpu = value(families, "feedline_stage_seconds_total", stage="fetch", kind="cpu")
+    waited = value(families, "feedline_stage_seconds_total", stage="fetch", kind="wait")
+    assert cpu + waited == pytest.approx(loader.stats().stages["fetch"].total_s)
+    assert "feedline_limiting" in families
+
+
+def test_several_loaders_and_odd_names_are_told_apart() -> None:
+    loaders = [fl.DataLoader(kind(torch.arange(8)), 4) for kind in (Photos, Photos, Odd)]
+    for loader in loaders:
+        list(loader)
+    with fl.serve_metrics(0, "127.0.0.1") as server:
+        samples = scrape(server.port)["feedline_batches"].samples
+    assert {sample.labels["loader"] for sample in samples} == {"Photos", "Photos-2", Odd.__name__}
+
+
+def test_a_wait_can_be_seen_while_it_lasts() -> None:
+    gate, arrived = threading.Event(), threading.Event()
+
+    class Slow(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            if index == 4:
+                arrived.set()
+                gate.wait(60)
+            return super().__getitem__(index)
+
+    loader = fl.DataLoader(Slow(torch.arange(8)), 4)
+    training = threading.Thread(target=lambda: list(loader))
+    with fl.serve_metrics(0, "127.0.0.1") as server:
+        training.start()
+        assert arrived.wait(60)
+        families = scrape(server.port)
+        gate.set()
+        training.join()
+    assert value(families, "feedline_waiting_seconds") > 0
+    assert value(families, "feedline_batches_total") == 1
+
+
+def test_a_port_in_use_is_named() -> None:
+    with (
+        fl.serve_metrics(0, "127.0.0.1") as server,
+        pytest.raises(fl.errors.ArgumentError, match=f"127.0.0.1:{server.port}: .*choose another port"),
+    ):
+        fl.serve_metrics(server.port, "127.0.0.1")
+
+
+@pytest.mark.parametrize("rank", ["", "2"])
+def test_a_variable_starts_the_endpoint_of_each_rank(
+    rank: str, loader: fl.DataLoader[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fl.serve_metrics(0, "127.0.0.1") as free:
+        port = free.port
+    monkeypatch.setenv("FEEDLINE_METRICS", f"127.0.0.1:{port - int(rank or 0)}")
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    for _ in range(2):
+        list(loader)
+    (server,) = metrics._served
+    assert server is not None
+    with server:
+        assert value(scrape(port), "feedline_batches_total") == 20
+
+
+def test_a_wrong_variable_is_logged_once_and_stops_nothing(
+    loader: fl.DataLoader[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FEEDLINE_METRICS", "yes")
+    with caplog.at_level(logging.WARNING, "feedline"):
+        for _ in range(2):
+            assert len(list(loader)) == 10
+    (record,) = caplog.records
+    assert "must be a port, or host:port; got 'yes'" in record.message
+
+
+def test_opentelemetry_reads_the_same_figures(loader: fl.DataLoader[Any]) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    fl.add_instruments(provider.get_meter("training"))
+    for _ in range(2):
+        list(loader)
+    data = reader.get_metrics_data()
+    assert data is not None
+    points = {
+        metric.name: [(dict(point.attributes), point.value) for point in metric.data.data_points]
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+    provider.shutdown()
+    assert points["feedline.batches"] == [({"loader": "Photos", "rank": "0"}, 20)]
+    assert points["feedline.epoch"] == [({"loader": "Photos", "rank": "0"}, 1)]

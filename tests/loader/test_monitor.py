@@ -1,0 +1,200 @@
+"""Statistics over all epochs, and the page of a loader while its loop runs, hangs and ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from debris import DebrisGuard
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import feedline as fl
+from feedline.core.page import PageContent, PageReader, find_pages
+from feedline.workers.process.channels import StatusTable
+
+WORKERS = [(0, "auto"), (2, "thread"), (2, "process")]
+DATA = TensorDataset(torch.arange(40))
+
+
+class Gated(Dataset[int]):
+    """Its sample 20 waits until the file exists."""
+
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        while index == 20 and not self.gate.exists():
+            time.sleep(0.005)
+        return index
+
+    def address(self, index: int) -> str:
+        return f"line {index}"
+
+
+def stats_pids(loader: fl.DataLoader[Any]) -> tuple[int, ...]:
+    return loader._pools.pool_statistics().pids
+
+
+def page() -> PageContent:
+    """The page of this process's only loader."""
+    (found,) = find_pages(os.getpid())
+    with PageReader(found.path) as reader:
+        return reader.read()
+
+
+@pytest.mark.parametrize(("workers", "method"), WORKERS)
+@pytest.mark.parametrize("persistent", [True, False])
+def test_sums_never_restart(workers: int, method: str, persistent: bool) -> None:
+    keeps = persistent and workers > 0
+    with fl.DataLoader(DATA, 4, num_workers=workers, worker_method=method, persistent_workers=keeps) as loader:
+        for epoch in range(3):
+            before = loader.stats()
+            for number, _ in enumerate(loader):
+                stats = loader.stats()
+                assert stats.since_epoch is not None
+                assert (stats.batches, stats.since_epoch.batches) == (10 * epoch + number + 1, number + 1)
+                assert (stats.epoch, stats.position, stats.length) == (epoch, number + 1, 10)
+            stats = loader.stats()
+            assert (stats.samples, stats.epoch, stats.position) == (40 * (epoch + 1), epoch, 10)
+            assert stats.wait_s > before.wait_s
+            assert stats.stages["fetch"].count == 10 * (epoch + 1)
+            assert sum(stats.loop["wait"].histogram) == stats.batches
+            assert stats.since_epoch is not None
+            assert stats.since_epoch.stages["fetch"].count == 10
+
+
+def test_interleaved_iterators_count_together() -> None:
+    loader = fl.DataLoader(DATA, 4)
+    first, second = iter(loader), iter(loader)
+    for batches in (first, second, first, second):
+        next(batches)
+    assert loader.stats().batches == 4
+
+
+def test_restarts_are_counted_over_epochs() -> None:
+    class Deadly(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            if index == 5 and torch.utils.data.get_worker_info() and not Path(marker).exists():
+                Path(marker).touch()
+                os.kill(os.getpid(), 9)
+            return super().__getitem__(index)
+
+    marker = f"/proc/{os.getpid()}/cwd/feedline-died-{os.getpid()}"
+    try:
+        with fl.DataLoader(Deadly(torch.arange(8)), 2, num_workers=1, worker_method="process") as loader:
+            for _ in range(2):
+                assert len(list(loader)) == 4
+                assert loader.stats().restarts == 1
+            assert loader.stats().since_epoch.restarts == 0  # type: ignore[union-attr]
+    finally:
+        Path(marker).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(("workers", "method"), WORKERS)
+def test_a_hanging_loop_can_be_seen_from_outside(workers: int, method: str, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    loader = fl.DataLoader(Gated(gate), 4, num_workers=workers, worker_method=method)
+
+    def train() -> None:
+        with loader:
+            for _ in loader:
+                pass
+
+    training = threading.Thread(target=train)
+    training.start()
+    try:
+        end = time.monotonic() + 60
+        while not (pages := find_pages(os.getpid())) or not (page().batches == 5 and page().since_ns < 0):
+            assert time.monotonic() < end, pages
+            time.sleep(0.01)
+        content, stats = page(), loader.stats()
+        assert content.since_ns <= -1
+        assert content.figures["loader"].startswith("Gated")
+        assert content.figures["length"] == 10
+        assert stats.batches == 5
+        if method == "process":
+            status = StatusTable(os.dup(content.figures["status_fd"]))
+            assert (5, 20) in [(status.number(worker), status.index(worker)) for worker in range(2)]
+            assert {status.pid(worker) for worker in range(2)} == set(stats_pids(loader))
+            status.close()
+            assert stats.worker_nbytes > 1 << 20
+    finally:
+        gate.touch()
+        training.join()
+    assert find_pages(os.getpid()) == []
+
+
+def test_slow_batches_have_indices_and_address(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    threading.Timer(0.1, gate.touch).start()
+    loader = fl.DataLoader(Gated(gate), 4)
+    list(loader)
+    slowest = loader.stats().slowest
+    assert len(slowest) == 8
+    assert (slowest[0].number, list(slowest[0].indices), slowest[0].address) == (5, [20, 21, 22, 23], "line 20")
+    assert slowest[0].seconds >= 0.05
+
+
+def test_an_address_that_cannot_be_had_stops_nothing() -> None:
+    class Broken(TensorDataset):
+        def address(self, index: int) -> str:
+            raise KeyError(index)
+
+    loader = fl.DataLoader(Broken(torch.arange(8)), 4)
+    list(loader)
+    assert loader.stats().slowest[0].address.startswith("unknown: address(")
+
+
+def test_streams_have_a_position_and_no_length() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(10)
+
+    loader = fl.DataLoader(Stream(), 4)
+    batches = iter(loader)
+    next(batches)
+    assert (loader.stats().position, loader.stats().length, loader.delivered) == (1, None, 1)
+
+
+@pytest.mark.parametrize("arguments", [{"batch_size": 4}, {"batch_size": None}, {"batch_size": 4, "in_order": False}])
+def test_the_position_continues_after_a_resume(arguments: dict[str, Any]) -> None:
+    loader = fl.DataLoader(DATA, seed=0, **arguments)
+    for _ in zip(range(3), loader, strict=False):
+        pass
+    assert loader.delivered == 3
+    resumed = fl.DataLoader(DATA, seed=0, **arguments)
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.delivered == 3
+    left = iter(resumed)
+    assert len(left) == len(resumed) - 3  # type: ignore[arg-type]
+    assert len(list(left)) == len(resumed) - 3
+    assert (resumed.stats().position, resumed.stats().batches) == (len(resumed), len(resumed) - 3)
+
+
+def test_padding_is_seen_in_masks() -> None:
+    lengths = [1, 4, 2, 4] * 4
+    loader = fl.DataLoader([torch.ones(length) for length in lengths], 2, collate_fn=fl.collate.pad())  # type: ignore[arg-type]
+    list(loader)
+    assert loader.stats().padding_share is not None
+    assert 0.2 < loader.stats().padding_share < 0.7  # type: ignore[operator]
+
+
+def test_nothing_is_left_behind(no_debris: DebrisGuard) -> None:
+    for _ in fl.DataLoader(DATA, 4):  # the loader is gone at once, its page stays
+        assert len(find_pages(os.getpid())) == 1
+    gc.collect()
+    abandoned = fl.DataLoader(DATA, 4)
+    next(iter(abandoned))
+    del abandoned
+    gc.collect()
+    assert find_pages(os.getpid()) == []

@@ -1,0 +1,33 @@
+"""A real Prometheus sees every batch of epochs that are shorter than its scrapes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from prometheus import prometheus
+from torch.utils.data import TensorDataset
+
+import feedline as fl
+
+
+class Scraped(TensorDataset):
+    pass
+
+
+def test_no_batch_is_lost_between_epochs(tmp_path: Path) -> None:
+    loader = fl.DataLoader(Scraped(torch.arange(40)), 4)
+    series = 'feedline_batches_total{loader="Scraped"}'
+    with fl.serve_metrics(0, "127.0.0.1") as server, prometheus(tmp_path, server.port) as scraper:
+        epochs, end = 0, time.monotonic() + 60
+        while len(seen := scraper.query(f"count_over_time({series}[1m])")) == 0 or seen[0] < 5:
+            assert time.monotonic() < end
+            epochs += len(list(loader)) == 10
+            time.sleep(0.02)
+        while scraper.query(series) != [10 * epochs]:
+            assert time.monotonic() < end, (scraper.query(series), epochs)
+            time.sleep(0.05)
+        assert scraper.query(f"resets({series}[1m])") == [0]
+        (median,) = scraper.query("histogram_quantile(0.5, feedline_wait_seconds_bucket)")
+        assert 0 < median < 1
