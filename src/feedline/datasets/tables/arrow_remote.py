@@ -87,7 +87,7 @@ class RecordBatches(FileChunks[FileSet]):
             return validate_batch(read_batch(layout, self._choice(layout), plan, data))
 
     def columns(self, number: int) -> list[ColumnBuffers] | None:
-        """The buffers of the chosen columns; None if rows cannot be read by themselves."""
+        """The buffers of the chosen columns; None if they must be read whole."""
         file, place = self.in_file(number)
         layout = self._layouts[file]
         with self._naming(number):
@@ -159,7 +159,7 @@ class RecordBatches(FileChunks[FileSet]):
 
 
 class SingleRows(CachedRows):
-    """Rows of record batches, read without the rest of these and not cached.
+    """Rows of record batches, read by themselves and not cached.
 
     Batches whose rows cannot be read by themselves are read whole.
     """

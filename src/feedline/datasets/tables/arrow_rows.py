@@ -1,4 +1,4 @@
-"""Single rows of a remote record batch, read without the rest of it.
+"""Reads of single rows of remote record batches.
 
 A column is read in rounds: validity, numbers and offsets first, then what the offsets of texts and lists refer to.
 Each round of all columns is one read.
@@ -28,7 +28,7 @@ Reading = Generator[list[Range], list[memoryview], Any]
 
 
 class ColumnBuffers(NamedTuple):
-    """A column of a record batch: its type, rows, and ranges of buffers in the object."""
+    """A column of a record batch, and its buffers' ranges in the object."""
 
     kind: Any
     length: int
@@ -39,7 +39,7 @@ class ColumnBuffers(NamedTuple):
 
 
 def columns_of_batch(layout: Layout, place: int, metadata: bytes, choice: ColumnChoice) -> list[ColumnBuffers] | None:
-    """The chosen columns of a record batch; None if their rows cannot be read by themselves.
+    """The chosen columns of a record batch; None if they must be read whole.
 
     That is so for compressed batches and for dictionaries, views, runs and unions, whose rows share buffers.
     DamagedError for a buffer outside of the batch.
@@ -108,7 +108,7 @@ def _is_ragged(kind: Any) -> bool:
 
 
 def _column(kind: Any, nodes: Iterator[list[int]], buffers: Iterator[Range]) -> ColumnBuffers:
-    """Take the nodes and buffers of a column, depth first, as Arrow orders them."""
+    """Take the nodes and buffers of a column, in Arrow's depth-first order."""
     if isinstance(kind, pyarrow(_WHAT).BaseExtensionType):
         return _column(kind.storage_type, nodes, buffers)._replace(kind=kind)
     types = pyarrow(_WHAT).types
@@ -131,7 +131,7 @@ def _next(each: Iterator[Any]) -> Any:
 
 
 def _together(parts: Sequence[Reading]) -> Reading:
-    """Run readings in lock step, so that each round of all is one read."""
+    """Run readings in lock step: each round of all is one read."""
     results: list[Any] = [None] * len(parts)
     answers: dict[int, list[memoryview] | None] = dict.fromkeys(range(len(parts)))
     while answers:
