@@ -87,7 +87,7 @@ class RecordBatches(FileChunks[FileSet]):
             return validate_batch(read_batch(layout, self._choice(layout), plan, data))
 
     def columns(self, number: int) -> list[ColumnBuffers] | None:
-        """The buffers of the chosen columns; None if they must be read whole."""
+        """The chosen columns; None if they must be read whole."""
         file, place = self.in_file(number)
         layout = self._layouts[file]
         with self._naming(number):

@@ -28,7 +28,7 @@ Reading = Generator[list[Range], list[memoryview], Any]
 
 
 class ColumnBuffers(NamedTuple):
-    """A column of a record batch, and its buffers' ranges in the object."""
+    """A column of a record batch, with its byte ranges."""
 
     kind: Any
     length: int
@@ -39,7 +39,7 @@ class ColumnBuffers(NamedTuple):
 
 
 def columns_of_batch(layout: Layout, place: int, metadata: bytes, choice: ColumnChoice) -> list[ColumnBuffers] | None:
-    """The chosen columns of a record batch; None if they must be read whole.
+    """The chosen columns; None if they must be read whole.
 
     That is so for compressed batches and for dictionaries, views, runs and unions, whose rows share buffers.
     DamagedError for a buffer outside of the batch.
