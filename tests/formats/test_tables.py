@@ -131,15 +131,15 @@ def test_only_the_chosen_columns_are_read(bucket: Both) -> None:
         ("file", 1 << 20, 100 * (4 + 4)),
         ("stream", 1 << 20, 100 * (4 + 4)),
         ("compressed", 1 << 20, range(100, 1000)),
-        ("file", 0, 100 * (4 + 4)),
-        ("stream", 0, 100 * (4 + 4)),
+        ("file", 0, 3 * (4 + 4)),
+        ("stream", 0, 3 * (4 + 4)),
         ("compressed", 0, range(100, 1000)),
     ],
 )
 def test_only_the_buffers_of_the_chosen_columns_are_read(
     bucket: Both, monkeypatch: pytest.MonkeyPatch, how: str, cache_nbytes: int, wanted_nbytes: int | range
 ) -> None:
-    """Of the record batches that three rows lie in, which have 100 rows, whether they are kept or not."""
+    """Of the record batches that three rows lie in, which have 100 rows; only of these rows if nothing is kept."""
     wide = np.random.default_rng(0).bytes(N * 8000)
     table = TABLE.set_column(4, "wide", pa.array([wide[8000 * row :][:8000] for row in range(N)]))
     bucket.write("a.arrow", arrow(table, stream=how == "stream", compression="lz4" if how == "compressed" else None))

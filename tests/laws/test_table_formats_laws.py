@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,10 +181,14 @@ def _records(path: Path, kinds: Any, record: Any) -> None:
     path.write_bytes(file.getvalue())
 
 
-FORMATS: dict[str, tuple[type[Any], Callable[[Path, Any, int], Any]]] = {
+FORMATS: dict[str, tuple[Callable[..., Any], Callable[[Path, Any, int], Any]]] = {
     "parquet": (Parquet, lambda folder, table, rows: _parquet(folder / "t.parquet", table, rows)),
     "arrow": (Arrow, lambda folder, table, rows: _arrow(folder / "t.arrow", table, rows)),
     "arrow in a store": (Arrow, lambda folder, table, rows: _far_arrow(folder / "far.arrow", table, rows)),
+    "rows in a store": (
+        partial(Arrow, cache_nbytes=0),
+        lambda folder, table, rows: _far_arrow(folder / "far.arrow", table, rows),
+    ),
     "table": (Arrow, lambda _, table, rows: table),
     "orc": (ORC, lambda folder, table, rows: _orc(folder / "t.orc", table, rows)),
     "avro": (Avro, lambda folder, table, rows: _avro(folder / "t.avro", table, rows)),

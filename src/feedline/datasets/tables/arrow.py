@@ -22,7 +22,7 @@ from feedline.datasets.shard_summaries import divided, total_nbytes
 from feedline.datasets.signatures import BEGIN_NBYTES, check_format, damage_error
 from feedline.datasets.tables.arrow_batches import validate_batch
 from feedline.datasets.tables.arrow_messages import MAGIC, check_single_file
-from feedline.datasets.tables.arrow_remote import RecordBatches
+from feedline.datasets.tables.arrow_remote import RecordBatches, SingleRows
 from feedline.datasets.tables.base import ChunkRows, TableDataset
 from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
@@ -52,8 +52,9 @@ class Arrow(TableDataset):
     are the shards. Pickles by path; a table in memory by its buffers, out of band where the pickler can.
 
     Of objects in stores the buffers of the chosen columns are read, through `cache` if it is given, and kept per
-    process within `cache_nbytes`, which also limits how many record batches are read at once. `options` are those of
-    `open_store`. The metadata of record batches are kept on this machine, in the folder `index_dir`.
+    process within `cache_nbytes`, which also limits how many record batches are read at once. With `cache_nbytes=0` and
+    no `cache` only the wanted rows are read, if the batches are uncompressed. `options` are those of `open_store`. The
+    metadata of record batches are kept on this machine, in the folder `index_dir`.
 
     Streams that follow each other in one file are read as one if their schemas are equal; files that do are refused.
     Record batches of files are validated before use, so that damage raises SampleError; a table in memory is trusted.
@@ -77,9 +78,13 @@ class Arrow(TableDataset):
         source.kind = cells.kind
         policy = Nulls(nulls)
         policy.check(cells.kind)
-        rows = (
-            CachedRows(source, policy, cache_nbytes) if isinstance(source, RecordBatches) else _InPlace(source, policy)
-        )
+        rows: _InPlace | CachedRows
+        if not isinstance(source, RecordBatches):
+            rows = _InPlace(source, policy)
+        elif cache_nbytes or cache is not None:
+            rows = CachedRows(source, policy, cache_nbytes)
+        else:
+            rows = SingleRows(source, policy)
         super().__init__(rows, source.sizes, cells)
 
 

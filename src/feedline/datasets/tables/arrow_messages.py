@@ -291,6 +291,12 @@ class BatchMetadata:
         """Rows of (offset, length)."""
 
     @property
+    def nodes(self) -> NDArray[np.int64]:
+        """Rows of (length, number of nulls), one for each column and member."""
+        at, count = self._batch.vector(1, 16)
+        return np.frombuffer(self._message.buffer, "<i8", 2 * count, at).reshape(-1, 2)
+
+    @property
     def is_plain(self) -> bool:
         """True if uncompressed, since Arrow 1.0, and in one piece."""
         length = int.from_bytes(self._metadata[self._prefix_nbytes - 4 : self._prefix_nbytes], "little")
@@ -300,8 +306,8 @@ class BatchMetadata:
     def pattern(self, nodes: NDArray[np.bool_]) -> tuple[bytes, ...]:
         """Key of all that decides which buffers these columns have."""
         # Without rows or nulls a column has fewer buffers; columns of views have a number of them of their own.
-        at, count = self._batch.vector(1, 16)
-        pairs = np.frombuffer(self._message.buffer, "<i8", 2 * count, at).reshape(-1, 2)
+        pairs = self.nodes
+        count = len(pairs)
         zeros = (pairs[nodes] if count == len(nodes) else pairs) == 0
         at, views = self._batch.vector(4, 8)
         counts = struct.pack("<3q", self._message.scalar(0, INT16), count, len(self.buffers))

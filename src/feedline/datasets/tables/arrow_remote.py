@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,9 +26,13 @@ from feedline.datasets.tables.arrow_batches import (
     validate_batch,
 )
 from feedline.datasets.tables.arrow_messages import Layout, layout_of, unpack_layout
+from feedline.datasets.tables.arrow_rows import ColumnBuffers, columns_of_batch, read_rows
+from feedline.datasets.tables.base import ChunkRows
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
-from feedline.datasets.tables.decoded import FileChunks
+from feedline.datasets.tables.decoded import CachedRows, FileChunks, Run
 from feedline.datasets.tables.flatbuffers import DamagedError
+from feedline.datasets.tables.nulls import Nulls
+from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import StructType, check_same_columns, kinds_of, pyarrow
 from feedline.stores.files import Extent, FileSet
 
@@ -81,6 +85,21 @@ class RecordBatches(FileChunks[FileSet]):
         data = ObjectBytes(plan.spans, self._files[file].read(plan.spans))
         with self._naming(number):
             return validate_batch(read_batch(layout, self._choice(layout), plan, data))
+
+    def columns(self, number: int) -> list[ColumnBuffers] | None:
+        """The chosen columns; None if they must be read whole."""
+        file, place = self.in_file(number)
+        layout = self._layouts[file]
+        with self._naming(number):
+            return columns_of_batch(layout, place, self._metadata(file, place), self._choice(layout))
+
+    def rows(self, number: int, columns: Sequence[ColumnBuffers], rows: Int64s) -> StructChunk:
+        """Only these rows of a record batch, sorted and unique."""
+        file, _ = self.in_file(number)
+        choice = self._choice(self._layouts[file])
+        names = [choice.schema.names[field] for field in choice.fields]
+        with self._naming(number):
+            return table_chunk(self.kind, validate_batch(read_rows(columns, names, rows, self._files[file].read)))
 
     def extents(self, number: int) -> list[Extent]:
         """The buffers and dictionaries of the chosen columns of a record batch."""
@@ -137,6 +156,51 @@ class RecordBatches(FileChunks[FileSet]):
         except (pyarrow(_WHAT).ArrowException, OSError, DamagedError, IndexError, struct.error) as error:
             blob, place = self.in_file(number)
             raise damage_error(f"record batch {place} of {self._files.name(blob)}", "Arrow", error) from error
+
+
+class SingleRows(CachedRows):
+    """Rows of record batches, read by themselves and not cached.
+
+    Batches whose rows cannot be read by themselves are read whole.
+    """
+
+    def __init__(self, batches: RecordBatches, nulls: Nulls) -> None:
+        super().__init__(batches, nulls, cache_nbytes=0)
+        self._batches = batches
+
+    def _runs(self, which: Int64s, rows: Int64s) -> Iterator[Run]:
+        columns = {number: self._batches.columns(number) for number in np.unique(which).tolist()}
+        readable = [number for number, each in columns.items() if each is not None]
+        is_single = np.isin(which, readable)
+        if readable:
+            yield self._read(which, rows, np.flatnonzero(is_single), columns)
+        left = np.flatnonzero(~is_single)
+        if len(left):
+            for run in super()._runs(which[left], rows[left]):
+                yield run._replace(places=left[run.places])
+
+    def _read(
+        self, which: Int64s, rows: Int64s, places: Int64s, columns: Mapping[int, list[ColumnBuffers] | None]
+    ) -> Run:
+        numbers, local = np.unique(which[places], return_inverse=True)
+        wanted = {number: np.unique(rows[which == number]) for number in numbers.tolist()}
+
+        def read(number: int) -> StructChunk:
+            buffers = columns[number]
+            assert buffers is not None
+            return self._batches.rows(number, buffers, wanted[number])
+
+        # No limit: the rows take as much memory as the samples that are made of them.
+        chunks = list(self._batches.each(read, numbers.tolist(), 0, lambda _: 0))
+        at = np.empty(len(places), np.int64)
+        for each, number in enumerate(numbers.tolist()):
+            at[local == each] = np.searchsorted(wanted[number], rows[places][local == each])
+
+        def locate(chunk: int, row: int) -> str:
+            number = int(numbers[chunk])
+            return self.locate(number, int(wanted[number][row]))
+
+        return Run(places, ChunkRows(self._batches.kind, chunks, self._nulls, locate), local, at)
 
 
 def _read_layouts(blobs: FileSet, cache: MetadataCache) -> list[Layout]:

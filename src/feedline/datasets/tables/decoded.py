@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -93,14 +93,21 @@ class FileChunks(Generic[F]):
         """The approximate size of a decoded chunk."""
         return sum(stop - start for _, start, stop in self.extents(number))
 
-    def each(self, work: Callable[[int], T], numbers: Sequence[int], limit_nbytes: int) -> Iterator[T]:
+    def each(
+        self,
+        work: Callable[[int], T],
+        numbers: Sequence[int],
+        limit_nbytes: int,
+        nbytes: Callable[[int], int] | None = None,
+    ) -> Iterator[T]:
         """Map `work` over chunks, in order.
 
-        Those of remote files run ahead in threads, within `limit_nbytes` of decoded data.
+        Those of remote files run ahead in threads, within `limit_nbytes` of results. `nbytes(number)` is the size of
+        one, by default that of a decoded chunk.
         """
         if self._files.is_local:
             return map(work, numbers)
-        return self._concurrently.map(work, numbers, self.nbytes, limit_nbytes)
+        return self._concurrently.map(work, numbers, nbytes or self.nbytes, limit_nbytes)
 
     def ranges(self, numbers: Int64s) -> Ranges:
         """The ranges of objects that decoding these chunks reads through caches."""
@@ -132,6 +139,17 @@ class FileChunks(Generic[F]):
         return file, number - self._first[file]
 
 
+class Run(NamedTuple):
+    """A part of a read whose chunks are in memory together."""
+
+    places: Int64s
+    """Positions of its rows in the read."""
+    chunks: ChunkRows
+    which: Int64s
+    """The chunk of each row, by its number in `chunks`."""
+    rows: Int64s
+
+
 class CachedRows:
     """Rows of chunks that are decoded on demand and cached within `cache_nbytes`.
 
@@ -159,17 +177,17 @@ class CachedRows:
     def samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
         """A dict for each row, given its chunk in `which`."""
         samples: list[Any] = [None] * len(rows)
-        for places, chunk_rows, local in self._runs(which):
-            _put(samples, places, chunk_rows.samples(local, rows[places]))
+        for run in self._runs(which, rows):
+            _put(samples, run.places, run.chunks.samples(run.which, run.rows))
         return samples
 
     def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> Any:
         """The samples default-collated, with tensors in memory from `allocate`."""
         samples: list[Any] = [None] * len(rows)
-        for places, chunk_rows, local in self._runs(which):
-            if len(places) == len(rows):
-                return chunk_rows.batch(local, rows, allocate)
-            _put(samples, places, chunk_rows.samples(local, rows[places]))
+        for run in self._runs(which, rows):
+            if len(run.places) == len(rows):
+                return run.chunks.batch(run.which, run.rows, allocate)
+            _put(samples, run.places, run.chunks.samples(run.which, run.rows))
 
         def locate(at: int) -> str:
             return self.locate(int(which[at]), int(rows[at]))
@@ -186,11 +204,8 @@ class CachedRows:
     def ranges(self, chunks: Int64s) -> Ranges:
         return self._chunks.ranges(chunks)
 
-    def _runs(self, which: Int64s) -> Iterator[tuple[Int64s, ChunkRows, Int64s]]:
-        """Split a read into runs whose chunks fit into memory.
-
-        Each run is the positions of its rows within `which`, their `ChunkRows`, and the chunk of each row in these.
-        """
+    def _runs(self, which: Int64s, rows: Int64s) -> Iterator[Run]:
+        """Split a read into runs whose chunks fit into memory."""
         decoded, touched = self.decoded, np.unique(which).tolist()
         cached, missing = [n for n in touched if n in decoded], [n for n in touched if n not in decoded]
         # Cached chunks first: decoding the missing ones may evict them, and they would be decoded twice.
@@ -199,18 +214,18 @@ class CachedRows:
         for count, (number, chunk) in enumerate(zip([*cached, *missing], chunks, strict=True), start=1):
             run[number] = chunk
             if count == len(touched) or sum(each.nbytes for each in run.values()) >= self._cache_nbytes:
-                yield self._run(which, run)
+                yield self._run(which, rows, run)
                 run = {}
 
     def _chunk(self, number: int) -> StructChunk:
         return self.decoded.get(number, partial(self._chunks.decoded, number))
 
-    def _run(self, which: Int64s, chunks: dict[int, StructChunk]) -> tuple[Int64s, ChunkRows, Int64s]:
+    def _run(self, which: Int64s, rows: Int64s, chunks: dict[int, StructChunk]) -> Run:
         numbers = np.array(sorted(chunks), np.int64)
         places = np.flatnonzero(np.isin(which, numbers))
         locate = partial(self._locate, numbers.tolist())
-        rows = ChunkRows(self._chunks.kind, [chunks[number] for number in numbers.tolist()], self._nulls, locate)
-        return places, rows, np.searchsorted(numbers, which[places])
+        held = ChunkRows(self._chunks.kind, [chunks[number] for number in numbers.tolist()], self._nulls, locate)
+        return Run(places, held, np.searchsorted(numbers, which[places]), rows[places])
 
     def _locate(self, numbers: Sequence[int], chunk: int, row: int) -> str:
         return self._chunks.locate(numbers[chunk], row)
