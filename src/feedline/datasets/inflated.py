@@ -213,8 +213,8 @@ class PlainFiles(FileSet):
 
 
 def _changed_ns(key: bytes) -> int:
-    """The time of change of a result; every file system keeps whole seconds."""
-    return (int.from_bytes(key[:4], "little") >> 1) * 10**9
+    """The time of change of a result."""
+    return (int.from_bytes(key[:4], "little") >> 1) * 10**9  # whole seconds, which every file system keeps
 
 
 class _Result(NamedTuple):
