@@ -21,7 +21,7 @@ from feedline.datasets.paths import find
 from feedline.datasets.webdataset import Head, TarIndex, build_index, glance, open_index
 from feedline.datasets.webdataset.index_files import find_index, places, whole
 from feedline.datasets.webdataset.sources import TarSource
-from feedline.errors import ArgumentError, SampleError
+from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.loader.resources import usable_cpus
 from feedline.stores.files import FileSet, RemoteBlob, local_info
 from feedline.stores.urls import is_local
@@ -183,7 +183,7 @@ def process(tar: TarTarget, settings: IndexSettings) -> IndexResult:
     """Build the index of one tar, or check it."""
     try:
         return _check(tar) if settings.check else _make(tar, settings)
-    except (SampleError, OSError) as error:
+    except (SampleError, StateError, OSError) as error:
         return IndexResult(tar.name, BAD, problem=str(error))
 
 

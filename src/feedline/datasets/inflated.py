@@ -151,8 +151,9 @@ def _plain_name(name: str) -> str:
 class PlainFiles(FileSet):
     """Files of which some are decompressed or converted, into a folder.
 
-    The result has a time of change that follows from the version of its source. So an index of it fits one that is made
-    again. In the user's cache, the results that were not used for longest are removed beyond the limit of a `Cache`.
+    The result has a time of change that follows from the version of its source, so that an index fits a result that is
+    made again. In the user's cache, the results that were not used for longest are removed beyond the limit of a
+    `Cache`.
     """
 
     def __init__(self, sources: FileSet, ways: Sequence[Inflation | None], folder: Pathlike | None) -> None:
@@ -185,12 +186,11 @@ class PlainFiles(FileSet):
         name, info = self.sources.name(number), self.sources.info(number)
         key = key_of(name, info) or hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).digest()
         target = self._folder / f"{key.hex()}-{way.plain_name}"
-        # Whole seconds, which every file system keeps.
-        changed_ns = int.from_bytes(key[:4], "little") * 10**9
         if not target.exists() or (is_new and not info.is_versioned):
-            _write(self.sources[number], way, target, changed_ns)
-        with suppress(PermissionError):  # of a folder that others have filled
-            os.utime(target, ns=(time.time_ns(), changed_ns))
+            # Where no version tells, another content of this length would pass for the one that was indexed.
+            _write(self.sources[number], way, target, _changed_ns(key) if info.is_versioned else time.time_ns())
+        with suppress(OSError):  # others have filled the folder, or it is read-only
+            os.utime(target, ns=(time.time_ns(), target.stat().st_mtime_ns))
         return None, local_info(str(target))
 
     def _check_room(self) -> None:
@@ -212,13 +212,19 @@ class PlainFiles(FileSet):
             )
 
 
+def _changed_ns(key: bytes) -> int:
+    """The time of change of a result."""
+    return (int.from_bytes(key[:4], "little") >> 1) * 10**9  # whole seconds, which every file system keeps
+
+
 class _Result(NamedTuple):
     path: str
     nbytes: int
     used_ns: int
 
 
-_RESULT = re.compile(r"[0-9a-f]{32}-.+")
+# Without the indexes next to results, which other datasets would miss: they are small.
+_RESULT = re.compile(r"[0-9a-f]{32}-.+(?<![-.]index)")
 
 
 def _results(folder: Path) -> Iterator[_Result]:

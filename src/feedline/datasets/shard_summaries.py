@@ -13,7 +13,7 @@ from feedline.core.tree import leaves
 from feedline.datasets.formats import Format, KeptShards, ShardSummary, load
 from feedline.datasets.paths import find
 from feedline.datasets.shards.folder import FolderFile, IndexedFolder
-from feedline.errors import ArgumentError
+from feedline.errors import ArgumentError, ObjectNotFoundError
 from feedline.stores import Cache, open_store
 from feedline.stores.files import FileSet
 from feedline.stores.urls import scheme_of
@@ -72,8 +72,10 @@ def summarize_folders(unit: str, shards: Iterable[StoredShard], note: str | None
 
 
 def stored_nbytes(folder: IndexedFolder, file: FolderFile) -> int:
-    """The bytes of a file of a folder."""
-    return Path(folder.where(file.name)).stat().st_size if file.info is None else file.info.size
+    """The bytes of a file of a folder; ObjectNotFoundError if it is missing."""
+    if file.info is None:
+        raise ObjectNotFoundError(f"{folder.where(file.name)} does not exist, but the index lists it")
+    return file.info.size
 
 
 def summarize_arrays(dataset: Callable[[str], Any], stores: Sequence[str], cache_nbytes: int) -> ShardSummary:

@@ -9,10 +9,12 @@ import lzma
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pyarrow as pa
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import feedline as fl
 from feedline.datasets import CSV, JSONL, Lines, indexes
@@ -120,6 +122,20 @@ def test_a_removed_result_is_made_again_and_its_index_fits(
     for opened in (lambda: pickle.loads(data), lambda: Lines(data_folder)):
         results(tmp_path)[0].unlink()
         assert opened().__getitems__([0, 1]) == ["one", "two"]
+
+
+def test_a_source_without_versions_is_read_again(request: pytest.FixtureRequest, monkeypatch: Any) -> None:
+    system = fsspec.filesystem("memory")
+    request.addfinalizer(lambda: system.rm("/texts", recursive=True))
+    plain = system.info
+    monkeypatch.setattr(
+        MemoryFileSystem,
+        "info",
+        lambda self, path, **more: {k: v for k, v in plain(path, **more).items() if k in ("name", "size", "type")},
+    )
+    for text in (b"one\ntwo\n", b"o\nnetwo\n"):
+        system.pipe("/texts/a.txt.gz", gzip.compress(text))
+        assert list(Lines("memory://texts/a.txt.gz")) == text.decode().split()
 
 
 def test_the_folder_of_results_has_a_limit(data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -359,7 +359,7 @@ class ShardFiles:
             raise _missing_error(self._sources, self._sizes, self.names.index(error.filename)) from error
 
     def _file(self, number: int) -> LocalFile | RemoteBlob:
-        """The file or object of a shard; StateError within moments of a change."""
+        """The file or object of a shard; StateError if it has changed."""
         try:
             return self._sources.blobs[number]
         except FileNotFoundError as error:

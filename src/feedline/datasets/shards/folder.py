@@ -6,7 +6,7 @@ Indexes are untrusted: numbers must be possible, and file names must stay within
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from feedline.stores.urls import is_local, join, local_path
 
 
 class FolderFile(NamedTuple):
-    """File of a folder; without `info`, a local one that is missing."""
+    """File of a folder; without `info`, one that is missing."""
 
     name: str
     info: ObjectInfo | None = None
@@ -74,32 +74,23 @@ class IndexedFolder:
     def files(self, several: Sequence[Sequence[str]]) -> list[FolderFile]:
         """First existing file of each group of names, in order of preference.
 
-        Objects are looked up in few requests. A missing object raises ObjectNotFoundError.
+        Objects are looked up in few requests.
         """
         if self.store is None:
-            return [self._first_file(names) for names in several]
-        known = self._list([name for names in several for name in names])
+            return [self._first(self._info, names) for names in several]
+        known = list_below(self.store, [name for names in several for name in names])
+        look_up = self._info if known is None else known.get
         with DaemonPool(thread_name_prefix="feedline-folder") as pool:
-            return list(pool.map(partial(self._first_object, known), several))
+            return list(pool.map(partial(self._first, look_up), several))
 
-    def _first_file(self, names: Sequence[str]) -> FolderFile:
-        for name in names:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                return FolderFile(name, local_info(self.where(name)))
-        return FolderFile(names[0])
+    def _first(self, look_up: Callable[[str], ObjectInfo | None], names: Sequence[str]) -> FolderFile:
+        found = ((name, info) for name in names if (info := look_up(name)) is not None)
+        return FolderFile(*next(found, (names[0], None)))
 
-    def _list(self, names: Sequence[str]) -> Mapping[str, ObjectInfo] | None:
-        """Objects among `names` from a listing; None if single requests are cheaper."""
-        return None if self.store is None else list_below(self.store, names)
-
-    def _first_object(self, known: Mapping[str, ObjectInfo] | None, names: Sequence[str]) -> FolderFile:
-        assert self.store is not None
-        for name in names:
-            with suppress(ObjectNotFoundError):
-                info = self.store.info(name) if known is None else known.get(name)
-                if info is not None:
-                    return FolderFile(name, info)
-        return FolderFile(names[-1], self.store.info(names[-1]))
+    def _info(self, name: str) -> ObjectInfo | None:
+        with suppress(FileNotFoundError, NotADirectoryError):  # the first is the base of ObjectNotFoundError
+            return local_info(self.where(name)) if self.store is None else self.store.info(name)
+        return None
 
 
 _MOST = 1 << 63

@@ -299,11 +299,13 @@ class TarShards(torch.utils.data.Dataset[Any]):
             return use(self._with_fetched(parts))
 
     def _with_fetched(self, parts: Sequence[ShardPart]) -> list[ShardPart]:
-        """Fetch the members of all parts in one request."""
-        wanted = [self._extents(part) for part in parts]
+        """Fetch the members of all parts that are not mapped, in one request."""
+        wanted = [[] if part.shard.is_mapped else self._extents(part) for part in parts]
         views = iter(self._blobs.read([extent for extents in wanted for extent in extents]))
         return [
-            part._replace(held=FetchedRanges.of({extent[1:]: next(views) for extent in extents}))
+            part
+            if part.shard.is_mapped
+            else part._replace(held=FetchedRanges.of({extent[1:]: next(views) for extent in extents}))
             for part, extents in zip(parts, wanted, strict=True)
         ]
 

@@ -121,6 +121,11 @@ class Shard:
         """StateError within moments of a change of the file."""
         self._blob.check_unchanged()
 
+    @property
+    def is_mapped(self) -> bool:
+        """True for a file of this machine."""
+        return self._blob.data is not None
+
     def held(self) -> Held | None:
         """The members that take no request, for one thread; None without any."""
         return self._blob.held()
