@@ -16,12 +16,20 @@ import torch
 from numpy.typing import NDArray
 
 from feedline import collate
-from feedline.core.dataset import READS_SAMPLES, Batch, BatchRead, Keys, Traits, check_reads_batches, digest_of
+from feedline.core.dataset import (
+    READS_SAMPLES,
+    Batch,
+    BatchRead,
+    Keys,
+    Traits,
+    Transform,
+    check_reads_batches,
+    digest_of,
+)
+from feedline.core.paths import Pathlike
 from feedline.core.rng import torch_keys
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, as_indices, one_within, within
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Decoder, SampleTransform, Where
 from feedline.datasets.indexes import BuiltIndex, Columns, IndexRecipe, indexes_of
 from feedline.stores import CachedStore, ObjectRange

@@ -18,11 +18,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from feedline.core import kernels
 from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, digest_of
+from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import allocate_tensor, as_indices, one_within, torch_dtype, within
 from feedline.datasets.arrays.npy import TOGETHER_NBYTES
 from feedline.datasets.arrays.npy_files import ArrayFiles
-from feedline.datasets.arrays.npy_layout import Pathlike, Raw, RowSpan, path_of
+from feedline.datasets.arrays.npy_layout import Raw, RowSpan, path_of
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.core.dataset import Transform
+from feedline.core.paths import Pathlike
 from feedline.datasets.arrays import h5py_layout
 from feedline.datasets.arrays.chunked import (
     CHUNK_CACHE_NBYTES,
@@ -24,8 +26,6 @@ from feedline.datasets.arrays.chunked import (
     StoredArrays,
     check_unchanged,
 )
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.file_objects import FarFile
 from feedline.datasets.formats import FORMATS, ShardSummary
 from feedline.datasets.paths import Paths, find

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import optional
-from feedline.core.paths import missing
+from feedline.core.dataset import Transform
+from feedline.core.paths import Pathlike, missing
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.chunked import (
     CHUNK_CACHE_NBYTES,
@@ -32,8 +33,6 @@ from feedline.datasets.arrays.chunked import (
     StoredArrays,
     check_unchanged,
 )
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.arrays.records import delivered_dtype
 from feedline.datasets.content_digest import digest_of_folder, digest_of_objects, versioned
 from feedline.datasets.decoding import DAMAGE

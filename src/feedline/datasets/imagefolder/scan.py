@@ -18,10 +18,9 @@ from typing import Any, NamedTuple, Protocol, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.core.paths import special_entry
+from feedline.core.paths import Pathlike, special_entry
 from feedline.core.tensors import one_within
 from feedline.datasets import array_container
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.indexes import place_of
 from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError

@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from feedline.core.paths import missing
+from feedline.core.paths import Pathlike, missing
 from feedline.core.threads import DaemonPool
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store, open_store
 from feedline.stores.files import local_info
 from feedline.stores.open import list_below

@@ -16,8 +16,8 @@ from operator import getitem
 from typing import Any
 
 from feedline.core.caches import LoadingCache, PerProcess
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.core.dataset import Transform
+from feedline.core.paths import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record
 from feedline.datasets.decoding import (
     Decoder,

@@ -20,8 +20,8 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.core.dataset import Transform
+from feedline.core.paths import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record
 from feedline.datasets.decoding import (
     DecodeFunction,

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from feedline.core import optional
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.core.dataset import Transform
+from feedline.core.paths import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record, RecordFiles, ShardedFields
 from feedline.datasets.decoding import Decode, Decoder, decoder_of, split_transform
 from feedline.datasets.file_objects import Stream, parts

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from feedline.core import optional
 from feedline.core.caches import LoadingCache, LRUCache, PerProcess
-from feedline.core.dataset import digest_of
+from feedline.core.dataset import Transform, digest_of
+from feedline.core.paths import Pathlike
 from feedline.core.tensors import within
 from feedline.core.threads import BoundedMap, DaemonPool
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Decode
 from feedline.datasets.file_objects import RangeFile, Read, merge_ranges
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary

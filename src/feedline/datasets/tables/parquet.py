@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.caches import LoadingCache
-from feedline.core.dataset import digest_of
+from feedline.core.dataset import Transform, digest_of
+from feedline.core.paths import Pathlike
 from feedline.core.tensors import within
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Decode
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import place_of

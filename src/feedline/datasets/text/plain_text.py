@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.core.paths import Pathlike
 from feedline.datasets.inflated import COPY_NBYTES, Inflation, copy_content, inflation_folder, opener_of, plain_file
 from feedline.datasets.text.line_index import encoding_name, has_plain_lines
 from feedline.errors import SampleError
