@@ -164,7 +164,7 @@ class TestCompressed:
     def test_the_plain_shard_is_preferred(self, memory: Memory, folder: Path) -> None:
         filled(memory, folder, "mds, zstd")
         for shard in json.loads(memory.read("index.json"))["shards"]:
-            data = fl.datasets.shards.compression.inflate(
+            data = fl.datasets.compression.inflate(
                 np.frombuffer(memory.read(shard["zip_data"]["basename"]), np.uint8),
                 *("zstd", shard["raw_data"]["bytes"], "", "mds"),
             )

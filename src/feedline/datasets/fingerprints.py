@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from feedline.core.tensors import numpy_view
 from feedline.datasets.content_digest import digest_of_files, versioned
-from feedline.datasets.indexes import BuiltIndex
 from feedline.datasets.shards.files import ShardSources
 from feedline.datasets.strings import PackedStrings
 from feedline.errors import ArgumentError
@@ -48,9 +47,9 @@ def fingerprint(*things: Any) -> str:
     - an object in a store: its version;
     - anything else: its pickle.
 
-    A dataset may define its own in an attribute `fingerprint` (or `_fingerprint`, as those of Hugging Face). One whose
-    pickle does not identify its data defines `content_fingerprint`. ArgumentError if something cannot be pickled, or
-    if its changes cannot be detected.
+    A dataset may define its own in an attribute `fingerprint`, anything else in `_fingerprint`, as datasets of Hugging
+    Face do. A dataset whose pickle does not identify its data defines `content_fingerprint`. ArgumentError if something
+    cannot be pickled, or if its changes cannot be detected.
     """
     digest = _Digest()
     try:
@@ -279,5 +278,4 @@ _DESCRIPTIONS: dict[type, Callable[[Any], Any]] = {
     ObjectInfo: _object,
     **dict.fromkeys((CachedStore, RemoteStore, ForeignStore, LocalStore), _store),
     ShardSources: _shards,
-    BuiltIndex: lambda index: ("index", index.fingerprint),
 }

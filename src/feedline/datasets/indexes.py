@@ -164,9 +164,9 @@ class BuiltIndex(IndexFile):
         self.shapes, self._arrays = self._build_and_store(self._build), None
 
     @property
-    def fingerprint(self) -> Any:
-        """The state of the file that the arrays describe."""
-        return self._about
+    def _fingerprint(self) -> str:
+        """The state of the file that the arrays describe, for `fingerprints.fingerprint`."""
+        return str(self._about)
 
     def _repair(self, damage: SampleError) -> Columns:
         """Rebuild a damaged index; StateError without `build`."""

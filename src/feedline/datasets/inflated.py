@@ -18,9 +18,9 @@ from uuid import uuid4
 from feedline.core import optional
 from feedline.core.paths import Pathlike, user_cache
 from feedline.core.threads import DaemonPool
+from feedline.datasets.compression import is_bomb
 from feedline.datasets.file_objects import parts
 from feedline.datasets.indexes import key_of
-from feedline.datasets.shards.compression import is_bomb
 from feedline.errors import SampleError
 from feedline.stores import ObjectInfo, Store
 from feedline.stores.files import Blob, FileSet, LocalFile, local_info

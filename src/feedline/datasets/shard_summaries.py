@@ -12,7 +12,6 @@ from feedline.core.paths import user_cache
 from feedline.core.tree import leaves
 from feedline.datasets.formats import Format, KeptShards, ShardSummary, load
 from feedline.datasets.paths import find
-from feedline.datasets.shards.folder import FolderFile, IndexedFolder
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, open_store
 from feedline.stores.files import FileSet
@@ -69,11 +68,6 @@ def summarize_folders(unit: str, shards: Iterable[StoredShard], note: str | None
         kept = KeptShards(_cache_nbytes(), [shard.nbytes for shard in listed], "the cache of this machine")
     sizes, stored = [shard.samples for shard in listed], [shard.stored_nbytes for shard in listed]
     return ShardSummary(unit, sizes, stored, kept, note)
-
-
-def stored_nbytes(folder: IndexedFolder, file: FolderFile) -> int:
-    """The bytes of a file of a folder."""
-    return Path(folder.where(file.name)).stat().st_size if file.info is None else file.info.size
 
 
 def summarize_arrays(dataset: Callable[[str], Any], stores: Sequence[str], cache_nbytes: int) -> ShardSummary:

@@ -54,6 +54,10 @@ class IndexedFolder:
         """Path or address of a file of the folder."""
         return join(self.name, name)
 
+    def nbytes(self, file: FolderFile) -> int:
+        """The size of a file of the folder."""
+        return Path(self.where(file.name)).stat().st_size if file.info is None else file.info.size
+
     def index(self, what: str) -> bytes:
         """Content of `index.json`.
 

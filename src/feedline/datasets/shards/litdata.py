@@ -29,7 +29,7 @@ from feedline.datasets.decoding import (
     split_transform,
 )
 from feedline.datasets.formats import ShardSummary
-from feedline.datasets.shard_summaries import StoredShard, stored_nbytes, summarize_folders
+from feedline.datasets.shard_summaries import StoredShard, summarize_folders
 from feedline.datasets.shards.files import ShardFileFields, ShardFiles, ShardSource
 from feedline.datasets.shards.folder import IndexedFolder, check_count, check_file_name, check_samples, check_total
 from feedline.datasets.shards.litdata_chunks import ChunkItems, LitDataRows, chunk_ends, open_items
@@ -385,4 +385,4 @@ def _stored_shards(folder: IndexedFolder, index: LitDataIndex) -> Iterator[Store
     shards = index.shards()
     for shard, file in zip(shards, folder.files([[*shard.forms] for shard in shards]), strict=True):
         is_compressed = shard.forms[file.name] is not None
-        yield StoredShard(shard.samples, stored_nbytes(folder, file), shard.nbytes, is_compressed)
+        yield StoredShard(shard.samples, folder.nbytes(file), shard.nbytes, is_compressed)
