@@ -257,7 +257,7 @@ class LitData(ShardFileFields):
         # A batch that was cached, so that it was not read, may have been evicted since.
         return items.item(row, lambda: data or self._files.read([Extent(shard, *items.span(row))])[0])
 
-    def _decoded(self, record: Record, row: int | None) -> Any:
+    def _decode_record(self, record: Record, row: int | None) -> Any:
         item = self._item(record)
         if isinstance(item, memoryview):
             leaves = [decoding(data, row, where) for decoding, data, where in self._leaves_in(item, record)]
@@ -293,7 +293,7 @@ class LitData(ShardFileFields):
                 leaves.append((decoding, item[start:stop], partial(_describe_leaf, name, where)))
         return leaves
 
-    def _collated(self, columns: dict[str, Any]) -> Any:
+    def _assemble_batch(self, columns: dict[str, Any]) -> Any:
         return self._tree.collate([*columns.values()][::-1])
 
     def _select_from_row(self, sample: Any, record: Record) -> Any:

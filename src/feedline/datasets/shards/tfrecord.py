@@ -221,7 +221,7 @@ class TFRecord(RecordFiles, ShardedFields):
             return {_WHOLE: Field(self._decoder, record.data, where)}
         return self._chosen.fields(record.data, where)
 
-    def _joined(self, values: dict[str, Any]) -> Any:
+    def _assemble(self, values: dict[str, Any]) -> Any:
         return values[_WHOLE] if self._chosen is None else values
 
     def _where(self, shard: int, row: int) -> str:

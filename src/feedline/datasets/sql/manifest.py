@@ -132,7 +132,7 @@ class SQLManifest(FieldRecords):
         places = within(as_indices(indices), len(self), "SQLManifest").tolist()
         with self._files.root.fetching([self._file(at) for at in places]) as fetched:
             return [
-                self._made(self._fields_of(at, file), row)
+                self._decode_fields(self._fields_of(at, file), row)
                 for row, (at, file) in enumerate(zip(places, fetched, strict=True))
             ]
 

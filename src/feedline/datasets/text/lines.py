@@ -102,7 +102,7 @@ class TextRecords(RecordFiles):
             )
         return start, stop
 
-    def _decoded(self, record: Record, row: int | None) -> Any:
+    def _decode_record(self, record: Record, row: int | None) -> Any:
         try:
             text = str(record.data, self._encoding)
         except UnicodeDecodeError as error:
