@@ -130,11 +130,13 @@ def _function(function: types.FunctionType) -> Any:
     names = sorted({name for each in codes for name in each.co_names})
     imported = [module for each in codes for module in _imported(each, function.__globals__.get("__package__"))]
     further = [_through(each, names) for each in (*imported, *map(_content, function.__closure__ or ()))]
-    named = _named(function.__globals__, names)
+    named = _resolve_names(function.__globals__, names)
     return function.__qualname__, _code(code), function.__defaults__, function.__kwdefaults__, further, named
 
 
-def _named(known: Mapping[str, Any], names: Sequence[str], outer: tuple[types.ModuleType, ...] = ()) -> dict[str, Any]:
+def _resolve_names(
+    known: Mapping[str, Any], names: Sequence[str], outer: tuple[types.ModuleType, ...] = ()
+) -> dict[str, Any]:
     return {name: _through(known[name], names, outer) for name in names if name in known}
 
 
@@ -142,7 +144,7 @@ def _through(value: Any, names: Sequence[str], outer: tuple[types.ModuleType, ..
     """Resolve a global; for the user's modules, follow the attributes read."""
     if not isinstance(value, types.ModuleType) or _release(value.__name__) or value in outer:
         return value
-    return _module(value), _named(vars(value), names, (*outer, value))
+    return _module(value), _resolve_names(vars(value), names, (*outer, value))
 
 
 def _content(cell: Any) -> Any:
