@@ -143,7 +143,9 @@ class TestRequests:
         assert len(opened(memory.root)) == 70 * first["samples"]
         assert len(infos) < 10
         memory.remove("s.69")
-        with pytest.raises(ObjectNotFoundError, match=r"memory://far/s\.69 does not exist, but index.json lists it for 2 samples"):
+        with pytest.raises(
+            ObjectNotFoundError, match=r"memory://far/s\.69 does not exist, but index.json lists it for 2 samples"
+        ):
             opened(memory.root)
 
 
@@ -164,7 +166,7 @@ class TestCompressed:
     def test_the_plain_shard_is_preferred(self, memory: Memory, folder: Path) -> None:
         filled(memory, folder, "mds, zstd")
         for shard in json.loads(memory.read("index.json"))["shards"]:
-            data = fl.datasets.shards.compression.inflate(
+            data = fl.datasets.compression.inflate(
                 np.frombuffer(memory.read(shard["zip_data"]["basename"]), np.uint8),
                 *("zstd", shard["raw_data"]["bytes"], "", "mds"),
             )

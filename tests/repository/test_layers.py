@@ -67,6 +67,19 @@ def test_there_is_no_import_cycle(tree: house.SourceTree) -> None:
     assert not house.cycles(tree)
 
 
+FORMATS_AT_THE_TOP = {"datasets.tokens"}
+"""Formats of one file, which need no folder."""
+
+
+def test_the_framework_of_datasets_imports_no_format(tree: house.SourceTree) -> None:
+    families = {module for module in tree.modules if module.count(".") == 2 and module.startswith("datasets.")}
+    framework = {module for module in tree.modules if module.count(".") == 1 and module.startswith("datasets.")}
+    framework -= FORMATS_AT_THE_TOP | {module.rpartition(".")[0] for module in families}
+    found = [str(arrow) for arrow in tree.arrows if arrow.importer in framework and arrow.imported in families]
+    # The shards of a dataset are fingerprinted without their contents.
+    assert [text for text in found if not text.endswith("imports datasets.shards.files")] == []
+
+
 def test_a_class_name_exists_once(tree: house.SourceTree) -> None:
     assert not house.names_twice(tree)
 

@@ -139,7 +139,7 @@ def cut(rows: Sequence[torch.Tensor], max_length: int | None) -> Sequence[torch.
     return [row if row.size(0) <= max_length else row[:max_length] for row in rows]
 
 
-def joined(rows: Sequence[torch.Tensor], path: Path) -> torch.Tensor:
+def concatenate(rows: Sequence[torch.Tensor], path: Path) -> torch.Tensor:
     """The rows concatenated, with torch's promotion of dtypes."""
     try:
         return torch.cat(rows)  # type: ignore[arg-type]

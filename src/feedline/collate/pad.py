@@ -16,9 +16,9 @@ from feedline.collate.base import (
     are_sequences,
     as_key_set,
     as_rows,
+    concatenate,
     cut,
     fill_for,
-    joined,
 )
 from feedline.collate.default import Path
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
@@ -98,7 +98,7 @@ class _PadWalk(FieldWalk):
     def collate_field(self, batch: Sequence[Any], path: Path) -> Padded:
         recipe, empty = self._recipe, self.empty or allocate_tensor
         rows = cut(as_rows(batch, path), recipe.max_length)
-        flat = joined(rows, path)
+        flat = concatenate(rows, path)
         lengths = empty((len(rows),), torch.int64).copy_(torch.tensor([row.size(0) for row in rows]))
         longest = recipe.padded_length(int(lengths.max()))
         mask = _mask(lengths, longest, recipe.side, empty if recipe.mask else allocate_tensor)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.collate.base import Collator, Fill, as_rows, cut, fill_for, joined
+from feedline.collate.base import Collator, Fill, as_rows, concatenate, cut, fill_for
 from feedline.collate.default import Path, place
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
 from feedline.errors import ArgumentError, CollateError
@@ -144,7 +144,7 @@ class _PackPlan:
         self.order = torch.from_numpy(order)
 
     def pack(self, sequences: Sequence[torch.Tensor], path: Path, fill: float) -> torch.Tensor:
-        flat = joined([sequences[sample] for sample in self.order.tolist()], path)
+        flat = concatenate([sequences[sample] for sample in self.order.tolist()], path)
         values = self._allocate(self._shape, flat.dtype).fill_(fill)
         numpy_view(values)[self._mask] = numpy_view(flat)
         return values

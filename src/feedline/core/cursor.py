@@ -27,7 +27,7 @@ class Cursor(NamedTuple):
         if start == self.position and not self.delivered_ahead:  # in order: every batch of the usual case passes here
             return Cursor(self.epoch, stop)
         position, delivered_ahead = self.position, []
-        for low, high in _merged([*self.delivered_ahead, (start, stop)]):
+        for low, high in _merge([*self.delivered_ahead, (start, stop)]):
             if low <= position:
                 position = max(position, high)
             else:
@@ -50,7 +50,7 @@ class Cursor(NamedTuple):
         return gaps
 
 
-def _merged(ranges: list[Range]) -> list[Range]:
+def _merge(ranges: list[Range]) -> list[Range]:
     merged: list[Range] = []
     for low, high in sorted(ranges):
         if merged and low <= merged[-1][1]:

@@ -36,6 +36,10 @@ Ranges = list[tuple[Any, Any]]
 RangesOf = Callable[[Int64s], Ranges]
 
 
+Transform = Callable[..., Any]
+"""A function of a sample or of one of its fields; it may take an `rng` as its second argument."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchRead:
     """A request for one collated batch.

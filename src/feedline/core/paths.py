@@ -18,6 +18,9 @@ from uuid import uuid4
 
 from feedline.errors import ArgumentError, ObjectNotFoundError
 
+Pathlike = str | os.PathLike[str]
+
+
 _MAX_NAMES = 10_000
 """Names of a folder that are compared with a missing one: a folder of samples may hold millions."""
 

@@ -16,12 +16,20 @@ import torch
 from numpy.typing import NDArray
 
 from feedline import collate
-from feedline.core.dataset import READS_SAMPLES, Batch, BatchRead, Keys, Traits, check_reads_batches, digest_of
+from feedline.core.dataset import (
+    READS_SAMPLES,
+    Batch,
+    BatchRead,
+    Keys,
+    Traits,
+    Transform,
+    check_reads_batches,
+    digest_of,
+)
+from feedline.core.paths import Pathlike
 from feedline.core.rng import torch_keys
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, as_indices, one_within, within
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Decoder, SampleTransform, Where
 from feedline.datasets.indexes import BuiltIndex, Columns, IndexRecipe, indexes_of
 from feedline.stores import CachedStore, ObjectRange
@@ -93,7 +101,7 @@ class Field(NamedTuple):
 class FieldRecords(Records):
     """Records of fields, each decoded by itself.
 
-    Samples are dicts, unless a subclass overrides `_joined`. A subclass defines the decoders of its fields
+    Samples are dicts, unless a subclass overrides `_assemble`. A subclass defines the decoders of its fields
     (`_decoders`) and the fields of a record in order (`_fields`).
     """
 
@@ -107,24 +115,24 @@ class FieldRecords(Records):
         raise NotImplementedError
 
     def _sample(self, at: int, row: int | None) -> Any:
-        return self._made(self._fields(at), row)
+        return self._decode_fields(self._fields(at), row)
 
-    def _made(self, fields: Mapping[str, Field], row: int | None) -> Any:
+    def _decode_fields(self, fields: Mapping[str, Field], row: int | None) -> Any:
         """Decode the fields of one record into a sample."""
         decoded = {name: decoder(source, row, where) for name, (decoder, source, where) in fields.items()}
-        return self._step(self._joined(decoded), row)
+        return self._step(self._assemble(decoded), row)
 
     def _all_fields(self, places: NDArray[np.int64]) -> Sequence[Mapping[str, Field]]:
         """The fields of checked indices."""
         return [self._fields(at) for at in places.tolist()]
 
-    def _joined(self, values: dict[str, Any]) -> Any:
+    def _assemble(self, values: dict[str, Any]) -> Any:
         """Build a sample from decoded values, before the transform."""
         return values
 
-    def _collated(self, columns: dict[str, Any]) -> Any:
+    def _assemble_batch(self, columns: dict[str, Any]) -> Any:
         """Build a batch from columns, as default collate would from such samples."""
-        return self._joined(columns)
+        return self._assemble(columns)
 
     @property
     def traits(self) -> Traits:
@@ -147,7 +155,7 @@ class FieldRecords(Records):
         names = list(records[0])
         drawing = [name for name in names if records[0][name].decoder.draws]
         keys = _keys_of(request.keys, len(records), drawing)
-        return self._collated(
+        return self._assemble_batch(
             {name: _column([record[name] for record in records], keys.get(name), request.allocate) for name in names}
         )
 
@@ -188,7 +196,7 @@ class Record(NamedTuple):
 
 
 class ShardedRecords(Records):
-    """Records in shards; subclasses define `_span` and `_decoded`.
+    """Records in shards; subclasses define `_span` and `_decode_record`.
 
     The byte ranges of all requested records are read concurrently from object stores.
     """
@@ -206,7 +214,7 @@ class ShardedRecords(Records):
         """Byte range of a record within its shard."""
         raise NotImplementedError
 
-    def _decoded(self, record: Record, row: int | None) -> Any:
+    def _decode_record(self, record: Record, row: int | None) -> Any:
         """Decode a record into a sample; `row` as in `_sample`."""
         raise NotImplementedError
 
@@ -216,7 +224,7 @@ class ShardedRecords(Records):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices, read concurrently."""
         places = within(as_indices(indices), len(self), type(self).__name__)
-        return [self._decoded(record, row) for row, record in enumerate(self._read(places.tolist()))]
+        return [self._decode_record(record, row) for row, record in enumerate(self._read(places.tolist()))]
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
@@ -238,7 +246,7 @@ class ShardedRecords(Records):
     def _sample(self, at: int, row: int | None) -> Any:
         shard, place = self._at(at)
         (view,) = self._content.read([Extent(shard, *self._span(shard, place))])
-        return self._decoded(Record(shard, place, view), row)
+        return self._decode_record(Record(shard, place, view), row)
 
 
 class RecordFiles(ShardedRecords):
@@ -276,8 +284,8 @@ class ShardedFields(ShardedRecords, FieldRecords):
         """The fields of a record."""
         raise NotImplementedError
 
-    def _decoded(self, record: Record, row: int | None) -> Any:
-        return self._made(self._fields_in(record), row)
+    def _decode_record(self, record: Record, row: int | None) -> Any:
+        return self._decode_fields(self._fields_in(record), row)
 
     def _all_fields(self, places: NDArray[np.int64]) -> Sequence[Mapping[str, Field]]:
         return [self._fields_in(record) for record in self._read(places.tolist())]

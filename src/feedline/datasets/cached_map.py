@@ -25,9 +25,9 @@ import torch
 
 from feedline.core.caches import PerProcess
 from feedline.core.dataset import Int64s, Ranges
+from feedline.core.paths import Pathlike
 from feedline.core.rng import takes_rng
 from feedline.core.tensors import as_indices, numpy_view, one_within, torch_dtype, within
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.fingerprints import fingerprint
 from feedline.datasets.wrappers import WrappedDataset, samples_of
 from feedline.errors import ArgumentError, SampleError

@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from feedline import images
+from feedline.core.dataset import Transform
 from feedline.core.rng import SampleRng, sample_rng, takes_rng
 from feedline.core.tensors import Allocator, torch_dtype
 from feedline.datasets import array_container
-from feedline.datasets.arrays.npy import Transform
 from feedline.errors import ArgumentError, SampleError
 from feedline.images import ImageError
 from feedline.transforms import ImagePlan, plan

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feedline.core.dataset import Transform
 from feedline.core.tensors import Allocator
-from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.decoding import Decode, Decoder, ImageDecoder, Where, decoder_of
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange, Store, open_store

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import Keys, digest_of
+from feedline.core.dataset import Keys, Transform, digest_of
+from feedline.core.paths import Pathlike
 from feedline.core.tensors import Allocator, as_indices, within
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import DecodedRecords
 from feedline.datasets.content_digest import digest_below
 from feedline.datasets.decoding import Decode

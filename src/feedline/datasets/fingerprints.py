@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from feedline.core.tensors import numpy_view
 from feedline.datasets.content_digest import digest_of_files, versioned
-from feedline.datasets.indexes import BuiltIndex
 from feedline.datasets.inflated import PlainFiles
 from feedline.datasets.shards.files import ShardSources
 from feedline.datasets.strings import PackedStrings
@@ -49,9 +48,9 @@ def fingerprint(*things: Any) -> str:
     - an object in a store: its version;
     - anything else: its pickle.
 
-    A dataset may define its own in an attribute `fingerprint` (or `_fingerprint`, as those of Hugging Face). One whose
-    pickle does not identify its data defines `content_fingerprint`. ArgumentError if something cannot be pickled, or
-    if its changes cannot be detected.
+    A dataset may define its own in an attribute `fingerprint`, anything else in `_fingerprint`, as datasets of Hugging
+    Face do. A dataset whose pickle does not identify its data defines `content_fingerprint`. ArgumentError if something
+    cannot be pickled, or if its changes cannot be detected.
     """
     digest = _Digest()
     try:
@@ -132,11 +131,13 @@ def _function(function: types.FunctionType) -> Any:
     names = sorted({name for each in codes for name in each.co_names})
     imported = [module for each in codes for module in _imported(each, function.__globals__.get("__package__"))]
     further = [_through(each, names) for each in (*imported, *map(_content, function.__closure__ or ()))]
-    named = _named(function.__globals__, names)
+    named = _resolve_names(function.__globals__, names)
     return function.__qualname__, _code(code), function.__defaults__, function.__kwdefaults__, further, named
 
 
-def _named(known: Mapping[str, Any], names: Sequence[str], outer: tuple[types.ModuleType, ...] = ()) -> dict[str, Any]:
+def _resolve_names(
+    known: Mapping[str, Any], names: Sequence[str], outer: tuple[types.ModuleType, ...] = ()
+) -> dict[str, Any]:
     return {name: _through(known[name], names, outer) for name in names if name in known}
 
 
@@ -144,7 +145,7 @@ def _through(value: Any, names: Sequence[str], outer: tuple[types.ModuleType, ..
     """Resolve a global; for the user's modules, follow the attributes read."""
     if not isinstance(value, types.ModuleType) or _release(value.__name__) or value in outer:
         return value
-    return _module(value), _named(vars(value), names, (*outer, value))
+    return _module(value), _resolve_names(vars(value), names, (*outer, value))
 
 
 def _content(cell: Any) -> Any:
@@ -281,5 +282,4 @@ _DESCRIPTIONS: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys((CachedStore, RemoteStore, ForeignStore, LocalStore), _store),
     ShardSources: _shards,
     PlainFiles: lambda files: files.sources,  # where they are decompressed is no matter
-    BuiltIndex: lambda index: ("index", index.fingerprint),
 }

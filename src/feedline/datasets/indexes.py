@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.caches import PerProcess
-from feedline.core.paths import user_cache
+from feedline.core.paths import Pathlike, user_cache
 from feedline.core.threads import DaemonPool
 from feedline.datasets import array_container as files
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.errors import SampleError, StateError
 from feedline.stores import AccessDeniedError, ObjectInfo, ObjectNotFoundError
 from feedline.stores.cache import without_cache
@@ -165,9 +164,9 @@ class BuiltIndex(IndexFile):
         self.shapes, self._arrays = self._build_and_store(self._build), None
 
     @property
-    def fingerprint(self) -> Any:
-        """The state of the file that the arrays describe."""
-        return self._about
+    def _fingerprint(self) -> str:
+        """The state of the file that the arrays describe, for `fingerprints.fingerprint`."""
+        return str(self._about)
 
     def _repair(self, damage: SampleError) -> Columns:
         """Rebuild a damaged index; StateError without `build`."""

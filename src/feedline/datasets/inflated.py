@@ -24,12 +24,11 @@ from typing import Any, BinaryIO, NamedTuple
 from uuid import uuid4
 
 from feedline.core import optional
-from feedline.core.paths import user_cache
+from feedline.core.paths import Pathlike, user_cache
 from feedline.core.threads import DaemonPool
-from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.compression import is_bomb
 from feedline.datasets.file_objects import parts
 from feedline.datasets.indexes import key_of
-from feedline.datasets.shards.compression import is_bomb
 from feedline.errors import SampleError
 from feedline.stores import Cache, CacheWarning, ObjectInfo, Store
 from feedline.stores.files import Blob, FileSet, LocalFile, RemoteBlob, local_info

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from feedline.core.paths import expand_user, is_special, missing, special_entry
+from feedline.core.paths import Pathlike, expand_user, is_special, missing, special_entry
 from feedline.core.threads import DaemonPool
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store
 from feedline.stores.files import FileSet, local_info

@@ -12,8 +12,7 @@ from feedline.core.paths import user_cache
 from feedline.core.tree import leaves
 from feedline.datasets.formats import Format, KeptShards, ShardSummary, load
 from feedline.datasets.paths import find
-from feedline.datasets.shards.folder import FolderFile, IndexedFolder
-from feedline.errors import ArgumentError, ObjectNotFoundError
+from feedline.errors import ArgumentError
 from feedline.stores import Cache, open_store
 from feedline.stores.files import FileSet
 from feedline.stores.urls import scheme_of
@@ -69,13 +68,6 @@ def summarize_folders(unit: str, shards: Iterable[StoredShard], note: str | None
         kept = KeptShards(_cache_nbytes(), [shard.nbytes for shard in listed], "the cache of this machine")
     sizes, stored = [shard.samples for shard in listed], [shard.stored_nbytes for shard in listed]
     return ShardSummary(unit, sizes, stored, kept, note)
-
-
-def stored_nbytes(folder: IndexedFolder, file: FolderFile) -> int:
-    """The bytes of a file of a folder; ObjectNotFoundError if it is missing."""
-    if file.info is None:
-        raise ObjectNotFoundError(f"{folder.where(file.name)} does not exist, but the index lists it")
-    return file.info.size
 
 
 def summarize_arrays(dataset: Callable[[str], Any], stores: Sequence[str], cache_nbytes: int) -> ShardSummary:

@@ -18,11 +18,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from feedline.core import kernels
 from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, digest_of
+from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import allocate_tensor, as_indices, one_within, torch_dtype, within
 from feedline.datasets.arrays.npy import TOGETHER_NBYTES
 from feedline.datasets.arrays.npy_files import ArrayFiles
-from feedline.datasets.arrays.npy_layout import Pathlike, Raw, RowSpan, path_of
+from feedline.datasets.arrays.npy_layout import Raw, RowSpan, path_of
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
 
@@ -76,7 +77,7 @@ class TokenStream(torch.utils.data.Dataset[Any]):
                 return tokens
         return next(self._read([(start, stop)]))
 
-    def _copied(self, tokens: NDArray[Any]) -> torch.Tensor:
+    def _copy(self, tokens: NDArray[Any]) -> torch.Tensor:
         out = torch.empty(len(tokens), dtype=self._dtype)
         out.numpy()[...] = tokens
         return out
@@ -89,7 +90,7 @@ class TokenStream(torch.utils.data.Dataset[Any]):
             yield RowSpan(file, first, last)
             start += last - first
 
-    def _wanted(self, spans: Iterable[tuple[int, int]]) -> list[tuple[CachedStore, ObjectRange]]:
+    def _ranges_of(self, spans: Iterable[tuple[int, int]]) -> list[tuple[CachedStore, ObjectRange]]:
         return self._files.ranges(piece for span in spans for piece in self._pieces(*span))
 
 
@@ -141,13 +142,13 @@ def _output_dtype(stored: np.dtype[Any], out_dtype: torch.dtype | DTypeLike | No
     assert kept is not None
     if out_dtype is None:
         return kept
-    wanted = out_dtype if isinstance(out_dtype, torch.dtype) else _named(out_dtype)
+    wanted = out_dtype if isinstance(out_dtype, torch.dtype) else _parse_dtype(out_dtype)
     if not _holds(wanted, stored):
         raise ArgumentError(f"out_dtype={out_dtype} cannot represent all values of the stored {stored}")
     return wanted
 
 
-def _named(out_dtype: DTypeLike) -> torch.dtype:
+def _parse_dtype(out_dtype: DTypeLike) -> torch.dtype:
     try:
         found = torch_dtype(np.dtype(out_dtype))
     except (TypeError, ValueError):
@@ -213,8 +214,8 @@ class TokenFile(TokenStream):
         """Window `index` in its own memory; negative indices count from the end."""
         start = int(self._token_starts(one_within(index, len(self), "TokenFile")))
         tokens = self._one(start, start + self.window + self.targets)
-        x = self._copied(tokens[: self.window])
-        return (x, self._copied(tokens[1:])) if self.targets else x
+        x = self._copy(tokens[: self.window])
+        return (x, self._copy(tokens[1:])) if self.targets else x
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The windows of these indices, as views of one batch."""
@@ -237,7 +238,7 @@ class TokenFile(TokenStream):
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
-        return self._wanted(self._spans(indices))
+        return self._ranges_of(self._spans(indices))
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
@@ -320,15 +321,15 @@ class TokenDocuments(TokenStream):
     def __getitem__(self, index: int) -> torch.Tensor:
         """Document `index` in its own memory; negative indices count from the end."""
         at = one_within(index, len(self), "TokenDocuments")
-        return self._copied(self._one(*self._bounds[at : at + 2].tolist()))
+        return self._copy(self._one(*self._bounds[at : at + 2].tolist()))
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
         """The documents of these indices."""
-        return [self._copied(tokens) for tokens in self._read(self._spans(as_indices(indices)))]
+        return [self._copy(tokens) for tokens in self._read(self._spans(as_indices(indices)))]
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
-        return self._wanted(self._spans(indices))
+        return self._ranges_of(self._spans(indices))
 
     def _spans(self, indices: NDArray[np.int64]) -> list[tuple[int, int]]:
         places = within(indices, len(self), "TokenDocuments")

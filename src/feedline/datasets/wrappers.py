@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 from torch.utils.data import StackDataset
 
 from feedline.collate.batch_reads import READERS, stack_reader, subset_reader
-from feedline.core.dataset import Int64s, Ranges, Traits, listing_fingerprint_of, ranges_of, traits_of
-from feedline.core.paths import replacing
+from feedline.core.dataset import Int64s, Ranges, Traits, Transform, listing_fingerprint_of, ranges_of, traits_of
+from feedline.core.paths import Pathlike, replacing
 from feedline.core.rng import SampleRng, derive, sample_rng, takes_rng
 from feedline.core.tensors import as_indices, one_within, within
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.fingerprints import fingerprint
 from feedline.errors import ArgumentError, note
 

@@ -32,7 +32,7 @@ def compose(first: Turn, second: Turn) -> Turn:
     return first[0] != second[0], first[1] != x, first[2] != y
 
 
-def turned(pixels: Pixels, turn: Turn) -> Pixels:
+def turn_pixels(pixels: Pixels, turn: Turn) -> Pixels:
     """View of (height, width, channels) in another orientation."""
     view = pixels[:: -1 if turn[2] else 1, :: -1 if turn[1] else 1]
     return view.transpose(1, 0, 2) if turn[0] else view
@@ -74,7 +74,7 @@ class DeferredResize(NamedTuple):
         arguments = (self.filter, self.box, self.size, (x, y), flip, self.across_first)
         if native.native.image_part(source, size, scale, part, arguments, rows) is not None:
             return None
-        return rows if flip else np.ascontiguousarray(turned(rows, self.turn))
+        return rows if flip else np.ascontiguousarray(turn_pixels(rows, self.turn))
 
 
 class Source:
@@ -112,8 +112,8 @@ class Source:
             self._is_used = True
             found = self._decode(part, resize)
             if found is not None:
-                return found if resize is not None else np.ascontiguousarray(turned(found, turn))
-        pixels = turned(self._cut(part), turn)
+                return found if resize is not None else np.ascontiguousarray(turn_pixels(found, turn))
+        pixels = turn_pixels(self._cut(part), turn)
         if resize is None:
             return np.ascontiguousarray(pixels)
         height, width, _ = pixels.shape

@@ -57,19 +57,19 @@ class S3Client(Client):
 
     def info(self, key: str, what: str) -> ObjectInfo:
         """Size and version of an object; its path is the key."""
-        return self._reader().info(_checked(key, what), what) if _ODD.search(key) else super().info(key, what)
+        return self._reader().info(_check_key(key, what), what) if _ODD.search(key) else super().info(key, what)
 
     def get(self, key: str, part: PartialRange, what: str) -> None:
         """Fetch the rest of a range into `part`, as `Client.get` does."""
         if _ODD.search(key):
-            self._reader().get(_checked(key, what), part, what)
+            self._reader().get(_check_key(key, what), part, what)
         else:
             super().get(key, part, what)
 
     def whole(self, key: str, what: str, most: int | None = None) -> RangeAnswer:
         """Read an object without a range request, as `Client.whole` does."""
         if _ODD.search(key):
-            return self._reader().whole(_checked(key, what), what)
+            return self._reader().whole(_check_key(key, what), what)
         return super().whole(key, what, most)
 
     def page(self, pages: Iterator[Any], what: str) -> list[ObjectInfo] | None:
@@ -89,7 +89,7 @@ class S3Client(Client):
             return [info for page in pages for info in page], pages.folders
 
 
-def _checked(key: str, what: str) -> str:
+def _check_key(key: str, what: str) -> str:
     if _DOTS.search(key):
         raise StoreError(
             f"{what}: the key has a part . or .., which no address can hold. Copy the object to another key, or leave "
@@ -111,7 +111,7 @@ class _SignedReader(WebReader):
 
     def refuse_elsewhere(self, what: str) -> None:
         """Raise RegionError if the server names another region."""
-        with self._asked("", what):
+        with self._request("", what):
             pass
 
     def _sign(self, more: dict[str, Any]) -> str:

@@ -88,12 +88,12 @@ class WebReader:
         A link may be signed for GET alone.
         """
         try:
-            with self._asked(key, what, ByteRange(0, 1)) as answer:
+            with self._request(key, what, ByteRange(0, 1)) as answer:
                 if (known := answer.span) is not None:
                     return ObjectInfo(key, known[1], _version(answer.headers, known[1]))
         except _EmptyError:
             pass  # servers differ in what they say about a range of nothing
-        with self._asked(key, what) as answer:
+        with self._request(key, what) as answer:
             if (known := answer.span) is not None:
                 return ObjectInfo(key, known[1], _version(answer.headers, known[1]))
             body = self._keep_all(key, answer, what)
@@ -104,13 +104,13 @@ class WebReader:
         kept = self._bodies.get(key)
         if kept is None or monotonic() - kept.read_s > _KEPT_S:
             try:
-                with self._asked(key, what, part.rest) as answer:
+                with self._request(key, what, part.rest) as answer:
                     if (known := answer.span) is not None:
                         self._take(answer, known, part, what)
                         return
             except _EmptyError:
                 raise error_for(Refusal(416), what) from None
-            with self._asked(key, what) as answer:
+            with self._request(key, what) as answer:
                 kept = self._keep_all(key, answer, what)
         stop = min(part.span.stop, kept.data.nbytes)
         if part.rest.start > stop:
@@ -120,7 +120,7 @@ class WebReader:
 
     def whole(self, key: str, what: str) -> RangeAnswer:
         """Read an object without a range request, of whatever length."""
-        with self._asked(key, what) as answer:
+        with self._request(key, what) as answer:
             body = self._read_to_end(answer, what)
         return RangeAnswer(body.data, body.version, body.data.nbytes)
 
@@ -152,7 +152,7 @@ class WebReader:
         return _Body(_version(answer.headers, len(data)), memoryview(data).toreadonly(), monotonic())
 
     @contextmanager
-    def _asked(self, key: str, what: str, span: ByteRange | None = None) -> Iterator[_Answer]:
+    def _request(self, key: str, what: str, span: ByteRange | None = None) -> Iterator[_Answer]:
         """Send one request.
 
         Every failure is one of feedline's errors, without the query of the address.

@@ -19,8 +19,8 @@ from peers import written
 from tar_cases import npy, write_tar
 
 from feedline.datasets import MDS, Files, ImageFolder, LitData, LitDataTokens, TarShards
+from feedline.datasets.compression import inflate
 from feedline.datasets.decoding import ValueDecoder
-from feedline.datasets.shards.compression import inflate
 from feedline.datasets.shards.litdata_types import decode_function as leaf_function
 from feedline.datasets.shards.mds import decode_function as mds_function
 from feedline.datasets.webdataset.columns import arrays

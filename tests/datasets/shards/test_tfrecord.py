@@ -27,8 +27,7 @@ from writers.values import COUNT, examples, jpeg, random_image
 import feedline as fl
 from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import BatchRead
-from feedline.datasets import TFRecord
-from feedline.datasets.shards import compression
+from feedline.datasets import TFRecord, compression
 from feedline.datasets.shards.tf_example import parse_example
 from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
 from feedline.stores.local import LOOK_EVERY_S

@@ -27,8 +27,7 @@ from feedline import transforms as T
 from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
-from feedline.datasets import TarShards
-from feedline.datasets.shards import compression
+from feedline.datasets import TarShards, compression
 from feedline.datasets.webdataset import ShardError, write_index
 from feedline.datasets.webdataset import shards as tars
 from feedline.errors import ArgumentError, SampleError, SampleIndexError, StateError

@@ -80,7 +80,7 @@ def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
 
 
 class SampleProbe(NamedTuple):
-    """SampleProbe read one by one, evenly spread over the dataset."""
+    """Samples that were read one by one, evenly spread over the dataset."""
 
     indices: list[int]
     wall_s: list[float]
@@ -133,7 +133,7 @@ def describe(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
 
 
 def errors(samples: SampleProbe) -> Iterator[Finding]:
-    """SampleProbe that raise."""
+    """Samples that raise."""
     if samples.failures:
         index, error = samples.failures[0]
         read = len(samples.failures) + len(samples.indices)
@@ -142,7 +142,7 @@ def errors(samples: SampleProbe) -> Iterator[Finding]:
 
 
 def slow(samples: SampleProbe) -> Iterator[Finding]:
-    """SampleProbe that take many times the median."""
+    """Samples that take many times the median."""
     if not samples.wall_s:
         return
     median = float(np.median(samples.wall_s))
@@ -160,7 +160,7 @@ def slow(samples: SampleProbe) -> Iterator[Finding]:
 
 
 def storage(samples: SampleProbe) -> Iterator[Finding]:
-    """SampleProbe that wait for disk, network or a database rather than compute."""
+    """Samples that wait for disk, network or a database rather than compute."""
     wall, cpu = sum(samples.wall_s), sum(samples.cpu_s)
     if samples.wall_s and wall - cpu > WAITING * wall and np.median(samples.wall_s) > 1e-3:
         evidence = f"samples wait {(wall - cpu) / wall:.0%} of their time (disk, network, locks)"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.core.paths import Pathlike
 from feedline.datasets.arrays import h5py_layout
 from feedline.datasets.arrays.chunked import (
     ArrayRows,
@@ -23,7 +24,6 @@ from feedline.datasets.arrays.chunked import (
     Shape,
     check_unchanged,
 )
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.arrays.stored_arrays import CHUNK_CACHE_NBYTES, StoredArrays
 from feedline.datasets.file_objects import FarFile
 from feedline.datasets.formats import FORMATS, ShardSummary

@@ -5,7 +5,7 @@ Arrays are aligned: sample i consists of row i of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple, Protocol, cast
@@ -15,7 +15,17 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import kernels
-from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches, digest_of
+from feedline.core.dataset import (
+    READS_BATCHES,
+    READS_SAMPLES,
+    Batch,
+    BatchRead,
+    Traits,
+    Transform,
+    check_reads_batches,
+    digest_of,
+)
+from feedline.core.paths import Pathlike
 from feedline.core.rng import sample_rng, takes_rng
 from feedline.core.tensors import (
     Allocator,
@@ -27,7 +37,7 @@ from feedline.core.tensors import (
     within,
 )
 from feedline.datasets.arrays.npy_files import ArrayFiles
-from feedline.datasets.arrays.npy_layout import NpyLayout, Pathlike, Raw, RowSpan
+from feedline.datasets.arrays.npy_layout import NpyLayout, Raw, RowSpan
 from feedline.datasets.arrays.npz import LoadedArrays, NpzArchive, is_npz
 from feedline.datasets.arrays.records import (
     Part,
@@ -42,9 +52,6 @@ from feedline.datasets.paths import find
 from feedline.datasets.shard_summaries import divided, total_nbytes, unsharded
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
-
-Transform = Callable[..., Any]
-
 
 TOGETHER_NBYTES = 4 << 20
 """Size of a range that one request reads about as quickly as a single row."""

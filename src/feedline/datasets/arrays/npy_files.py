@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.datasets.arrays.npy_layout import NpyLayout, NpzMember, Pathlike, Raw, RowSpan, Source, layout_of, path_of
+from feedline.core.paths import Pathlike
+from feedline.datasets.arrays.npy_layout import NpyLayout, NpzMember, Raw, RowSpan, Source, layout_of, path_of
 from feedline.datasets.paths import found
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange

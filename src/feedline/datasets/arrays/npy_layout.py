@@ -15,11 +15,10 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike
 
+from feedline.core.paths import Pathlike
 from feedline.core.tensors import torch_dtype
 from feedline.datasets.arrays.records import delivered_dtype
 from feedline.errors import ArgumentError, SampleError
-
-Pathlike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from feedline.datasets.arrays.npy_layout import NpzMember, Pathlike, layout_of
+from feedline.core.paths import Pathlike
+from feedline.datasets.arrays.npy_layout import NpzMember, layout_of
 from feedline.datasets.file_objects import FarFile
 from feedline.datasets.paths import found
 from feedline.errors import ArgumentError, FeedlineError, SampleError

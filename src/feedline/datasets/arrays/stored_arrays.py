@@ -11,7 +11,17 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.caches import LoadingCache, PerProcess
-from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, check_reads_batches, digest_of
+from feedline.core.dataset import (
+    READS_BATCHES,
+    READS_SAMPLES,
+    Batch,
+    BatchRead,
+    Traits,
+    Transform,
+    check_reads_batches,
+    digest_of,
+)
+from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, numpy_view, one_within, torch_dtype, within
 from feedline.core.threads import DaemonPool
@@ -24,8 +34,7 @@ from feedline.datasets.arrays.chunked import (
     PartOfCache,
     Shape,
 )
-from feedline.datasets.arrays.npy import Transform, parse_structure
-from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.datasets.arrays.npy import parse_structure
 from feedline.datasets.arrays.records import is_all_numbers, is_record, part_of, samples_of
 from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.paths import Paths

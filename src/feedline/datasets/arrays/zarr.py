@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from feedline.core import optional
 from feedline.core.dataset import digest_of
-from feedline.core.paths import missing
+from feedline.core.paths import Pathlike, missing
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.chunked import (
     ArrayRows,
@@ -32,7 +32,6 @@ from feedline.datasets.arrays.chunked import (
     Shape,
     check_unchanged,
 )
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.arrays.records import delivered_dtype
 from feedline.datasets.arrays.stored_arrays import CHUNK_CACHE_NBYTES, StoredArrays
 from feedline.datasets.content_digest import digest_of_folder, digest_of_objects, versioned

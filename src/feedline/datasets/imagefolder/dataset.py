@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import BatchRead, Traits, check_reads_batches, digest_of
-from feedline.core.paths import expand_user, missing
+from feedline.core.dataset import BatchRead, Traits, Transform, check_reads_batches, digest_of
+from feedline.core.paths import Pathlike, expand_user, missing
 from feedline.core.rng import sample_rng, torch_keys
 from feedline.core.tensors import as_indices, numpy_view, one_within, within
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.content_digest import digest_of_files, digest_of_objects
 from feedline.datasets.decoding import ImageDecoder, loaded
 from feedline.datasets.imagefolder.samples import Samples

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.core.paths import special_entry
+from feedline.core.paths import Pathlike, special_entry
 from feedline.datasets import array_container
 from feedline.datasets.array_container import NamedArrays
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.imagefolder.samples import Details, ImageListing, PathPacker, Samples
 from feedline.datasets.indexes import place_of
 from feedline.datasets.strings import PackedBytes

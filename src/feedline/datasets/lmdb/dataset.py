@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from feedline.core import optional
 from feedline.core.caches import PerProcess
-from feedline.core.dataset import Keys
+from feedline.core.dataset import Keys, Transform
+from feedline.core.paths import Pathlike
 from feedline.core.tensors import Allocator, as_indices, within
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import DecodedRecords
 from feedline.datasets.decoding import Decode, decoder_of
 from feedline.datasets.indexes import BuiltIndex, Columns, index_path

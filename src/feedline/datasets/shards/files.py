@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 
 from feedline.core.caches import PerProcess
 from feedline.core.dataset import digest_of
-from feedline.core.paths import make_folder, user_cache
+from feedline.core.paths import Pathlike, make_folder, user_cache
 from feedline.core.tensors import within
 from feedline.core.threads import DaemonPool
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import ShardedFields
+from feedline.datasets.compression import InflatedFiles, check_hashes, inflate
 from feedline.datasets.indexes import MetadataCache, key_of, place_of
-from feedline.datasets.shards.compression import InflatedFiles, check_hashes, inflate
 from feedline.datasets.shards.folder import FolderFile, IndexedFolder
 from feedline.errors import SampleError
 from feedline.stores import Cache, CachedStore, CacheWarning, ObjectInfo, ObjectNotFoundError, ObjectRange, Store, join

@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from feedline.core.paths import missing
+from feedline.core.paths import Pathlike, missing
 from feedline.core.threads import DaemonPool
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store, open_store
 from feedline.stores.files import local_info
 from feedline.stores.open import list_below
@@ -54,6 +53,10 @@ class IndexedFolder:
     def where(self, name: str) -> str:
         """Path or address of a file of the folder."""
         return join(self.name, name)
+
+    def nbytes(self, file: FolderFile) -> int:
+        """The size of a file of the folder."""
+        return Path(self.where(file.name)).stat().st_size if file.info is None else file.info.size
 
     def index(self, what: str) -> bytes:
         """Content of `index.json`.

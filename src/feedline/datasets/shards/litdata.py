@@ -16,8 +16,8 @@ from operator import getitem
 from typing import Any
 
 from feedline.core.caches import LoadingCache, PerProcess
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.core.dataset import Transform
+from feedline.core.paths import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record
 from feedline.datasets.decoding import (
     Decoder,
@@ -29,7 +29,7 @@ from feedline.datasets.decoding import (
     split_transform,
 )
 from feedline.datasets.formats import ShardSummary
-from feedline.datasets.shard_summaries import StoredShard, stored_nbytes, summarize_folders
+from feedline.datasets.shard_summaries import StoredShard, summarize_folders
 from feedline.datasets.shards.files import ShardFileFields, ShardFiles, ShardSource
 from feedline.datasets.shards.folder import IndexedFolder, check_count, check_file_name, check_samples, check_total
 from feedline.datasets.shards.litdata_chunks import ChunkItems, LitDataRows, chunk_ends, open_items
@@ -257,7 +257,7 @@ class LitData(ShardFileFields):
         # A batch that was cached, so that it was not read, may have been evicted since.
         return items.item(row, lambda: data or self._files.read([Extent(shard, *items.span(row))])[0])
 
-    def _decoded(self, record: Record, row: int | None) -> Any:
+    def _decode_record(self, record: Record, row: int | None) -> Any:
         item = self._item(record)
         if isinstance(item, memoryview):
             leaves = [decoding(data, row, where) for decoding, data, where in self._leaves_in(item, record)]
@@ -293,7 +293,7 @@ class LitData(ShardFileFields):
                 leaves.append((decoding, item[start:stop], partial(_describe_leaf, name, where)))
         return leaves
 
-    def _collated(self, columns: dict[str, Any]) -> Any:
+    def _assemble_batch(self, columns: dict[str, Any]) -> Any:
         return self._tree.collate([*columns.values()][::-1])
 
     def _select_from_row(self, sample: Any, record: Record) -> Any:
@@ -385,4 +385,4 @@ def _stored_shards(folder: IndexedFolder, index: LitDataIndex) -> Iterator[Store
     shards = index.shards()
     for shard, file in zip(shards, folder.files([[*shard.forms] for shard in shards]), strict=True):
         is_compressed = shard.forms[file.name] is not None
-        yield StoredShard(shard.samples, stored_nbytes(folder, file), shard.nbytes, is_compressed)
+        yield StoredShard(shard.samples, folder.nbytes(file), shard.nbytes, is_compressed)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from feedline.core import optional
 from feedline.core.caches import LoadingCache
-from feedline.datasets.shards.compression import ORDINARY_NBYTES, inflate
+from feedline.datasets.compression import ORDINARY_NBYTES, inflate
 from feedline.datasets.shards.files import Ends, Read, offsets_in
 from feedline.errors import SampleError
 from feedline.stores.base import Range

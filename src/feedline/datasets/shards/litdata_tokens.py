@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from feedline.core import kernels
 from feedline.core.dataset import READS_BATCHES, BatchRead, digest_of
+from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import allocate_tensor, as_indices, numpy_view, one_within, within
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.shards.files import ShardFiles
 from feedline.datasets.shards.folder import IndexedFolder
 from feedline.datasets.shards.litdata import Chunk, read_index

@@ -20,8 +20,8 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.core.dataset import Transform
+from feedline.core.paths import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record
 from feedline.datasets.decoding import (
     DecodeFunction,
@@ -34,7 +34,7 @@ from feedline.datasets.decoding import (
 )
 from feedline.datasets.formats import ShardSummary
 from feedline.datasets.paths import Paths, listed
-from feedline.datasets.shard_summaries import StoredShard, stored_nbytes, summarize_folders
+from feedline.datasets.shard_summaries import StoredShard, summarize_folders
 from feedline.datasets.shards.files import Read, ShardFileFields, ShardFiles, ShardSource, offsets_in
 from feedline.datasets.shards.folder import IndexedFolder, check_count, check_file_name, check_samples, check_total
 from feedline.errors import ArgumentError, SampleError
@@ -413,4 +413,4 @@ def _stored_shards(folder: IndexedFolder) -> Iterator[StoredShard]:
     files = folder.files([[each.name for each in (shard.raw, shard.zipped) if each] for shard in shards])
     for shard, file in zip(shards, files, strict=True):
         is_compressed = file.name != shard.raw.name
-        yield StoredShard(shard.samples, stored_nbytes(folder, file), shard.raw.nbytes, is_compressed)
+        yield StoredShard(shard.samples, folder.nbytes(file), shard.raw.nbytes, is_compressed)

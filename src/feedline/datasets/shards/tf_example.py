@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
+from feedline.core.dataset import Transform
 from feedline.core.tensors import torch_dtype
-from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.base import Field
 from feedline.datasets.decoding import DECODERS, Decode, Decoder, SampleTransform, Where, decoder_of
 from feedline.errors import ArgumentError, SampleError

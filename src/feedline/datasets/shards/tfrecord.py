@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from feedline.core import optional
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.core.dataset import Transform
+from feedline.core.paths import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record, RecordFiles, ShardedFields
 from feedline.datasets.decoding import Decode, Decoder, decoder_of, split_transform
 from feedline.datasets.file_objects import Stream, parts
@@ -220,7 +220,7 @@ class TFRecord(RecordFiles, ShardedFields):
             return {_WHOLE: Field(self._decoder, record.data, where)}
         return self._chosen.fields(record.data, where)
 
-    def _joined(self, values: dict[str, Any]) -> Any:
+    def _assemble(self, values: dict[str, Any]) -> Any:
         return values[_WHOLE] if self._chosen is None else values
 
     def _where(self, shard: int, row: int) -> str:

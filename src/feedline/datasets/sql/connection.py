@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from feedline.core import optional
-from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.core.paths import Pathlike
 from feedline.datasets.sql import columns
 from feedline.datasets.sql.columns import SQLColumn, pack_column
 from feedline.datasets.tables.columns import CellError

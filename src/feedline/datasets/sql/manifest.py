@@ -13,9 +13,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.core.dataset import Transform
+from feedline.core.paths import Pathlike
 from feedline.core.tensors import as_indices, within
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Field, FieldRecords
 from feedline.datasets.content_digest import digest_below
 from feedline.datasets.decoding import Decode, Decoder, ValueDecoder, split_transform
@@ -133,7 +133,7 @@ class SQLManifest(FieldRecords):
         places = within(as_indices(indices), len(self), "SQLManifest").tolist()
         with self._files.root.fetching([self._file(at) for at in places]) as fetched:
             return [
-                self._made(self._fields_of(at, file), row)
+                self._decode_fields(self._fields_of(at, file), row)
                 for row, (at, file) in enumerate(zip(places, fetched, strict=True))
             ]
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from feedline.core.dataset import Ranges
+from feedline.core.dataset import Ranges, Transform
+from feedline.core.paths import Pathlike
 from feedline.core.tensors import Allocator
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Decode
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import place_of

@@ -7,9 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from feedline.core.dataset import Keys
+from feedline.core.dataset import Keys, Transform
 from feedline.core.tensors import Allocator
-from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.base import _keys_of
 from feedline.datasets.decoding import Decode, Decoder, SampleTransform, decoder_of, split_transform
 from feedline.datasets.tables.types import ColumnType, StructType, TextType

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from feedline.core.paths import Pathlike
 from feedline.core.threads import DaemonPool
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.paths import Found, found
 from feedline.datasets.tables import delta, iceberg
 from feedline.datasets.tables.snapshots import PartitionValues, Snapshot, TableColumns, TableFolder

@@ -16,10 +16,9 @@ import numpy as np
 
 from feedline import collate
 from feedline.core.caches import LoadingCache, PerProcess
-from feedline.core.dataset import Ranges
+from feedline.core.dataset import Ranges, Transform
 from feedline.core.tensors import Allocator
 from feedline.core.threads import BoundedMap
-from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.decoding import Decode
 from feedline.datasets.tables.base import ChunkRows, TableDataset, note_shape_mismatch
 from feedline.datasets.tables.cells import Cells

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from feedline import collate
-from feedline.core.dataset import Batch, BatchRead, Keys, Traits, check_reads_batches, is_table
+from feedline.core.dataset import Batch, BatchRead, Keys, Traits, Transform, check_reads_batches, is_table
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within, within
-from feedline.datasets.arrays.npy import Transform
 from feedline.datasets.base import _keys_of
 from feedline.datasets.decoding import SampleTransform, decoder_of, split_transform
 from feedline.datasets.tables.base import ChunkRows

@@ -12,9 +12,9 @@ import numpy as np
 
 from feedline.core import optional
 from feedline.core.caches import LRUCache, PerProcess
+from feedline.core.dataset import Transform
+from feedline.core.paths import Pathlike
 from feedline.core.threads import IO_THREADS
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import Decode
 from feedline.datasets.file_objects import RangeFile, Read, merge_ranges
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary

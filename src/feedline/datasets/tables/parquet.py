@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.core.dataset import Transform
+from feedline.core.paths import Pathlike
 from feedline.datasets.decoding import Decode
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import place_of

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.core.dataset import Transform
+from feedline.core.paths import Pathlike
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import Columns, IndexRecipe
 from feedline.datasets.paths import Paths, find

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from feedline.core.dataset import Transform
+from feedline.core.paths import Pathlike
 from feedline.core.tensors import one_within
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.base import Record, RecordFiles
 from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.formats import FORMATS
@@ -102,7 +102,7 @@ class TextRecords(RecordFiles):
             )
         return start, stop
 
-    def _decoded(self, record: Record, row: int | None) -> Any:
+    def _decode_record(self, record: Record, row: int | None) -> Any:
         try:
             text = str(record.data, self._encoding)
         except UnicodeDecodeError as error:

@@ -8,8 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from feedline.datasets.arrays.npy_layout import Pathlike
-from feedline.datasets.inflated import COPY_NBYTES, Inflation, PlainFiles, copy_content, opener_of
+from feedline.core.paths import Pathlike
+from feedline.datasets.inflated import (
+    COPY_NBYTES,
+    Inflation,
+    PlainFiles,
+    copy_content,
+    opener_of,
+)
 from feedline.datasets.text.line_index import encoding_name, has_plain_lines
 from feedline.errors import SampleError
 from feedline.stores.files import Blob, FileSet

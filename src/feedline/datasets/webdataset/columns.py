@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline import collate
-from feedline.core.dataset import Keys
+from feedline.core.dataset import Keys, Transform
 from feedline.core.rng import SampleRng
 from feedline.core.tensors import Allocator
 from feedline.datasets import array_container
-from feedline.datasets.arrays.npy import Transform
+from feedline.datasets.compression import is_bomb, largest_nbytes
 from feedline.datasets.decoding import BAD_DATA, DAMAGE, DecodeFunction, Grid, ImageDecoder, rgb, undecodable
-from feedline.datasets.shards.compression import is_bomb, largest_nbytes
 from feedline.datasets.webdataset import MemberSpan, Shard, tar
 from feedline.datasets.webdataset.tar import extension, is_image
 from feedline.errors import ArgumentError, SampleError

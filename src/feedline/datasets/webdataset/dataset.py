@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import BatchRead, Traits, check_reads_batches, digest_of
+from feedline.core.dataset import BatchRead, Traits, Transform, check_reads_batches, digest_of
+from feedline.core.paths import Pathlike
 from feedline.core.rng import sample_rng, torch_keys
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import as_indices, one_within, within
-from feedline.datasets.arrays.npy import Transform
-from feedline.datasets.arrays.npy_layout import Pathlike
 from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.inflated import inflated

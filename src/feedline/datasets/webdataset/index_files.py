@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.core.paths import Pathlike
 from feedline.datasets import array_container
 from feedline.datasets.indexes import index_path, read_adjacent
 from feedline.datasets.webdataset import build_index as table
@@ -29,9 +30,6 @@ from feedline.stores.files import RemoteBlob, local_info
 from feedline.stores.urls import check_path, is_local
 
 _log = logging.getLogger("feedline")
-
-
-Pathlike = str | os.PathLike[str]
 
 
 Tar = Pathlike | TarSource

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.caches import LRUCache, PerProcess
-from feedline.core.paths import expand_user
+from feedline.core.paths import Pathlike, expand_user
 from feedline.core.threads import DaemonPool
 from feedline.datasets.webdataset.index import Head, TarIndex
-from feedline.datasets.webdataset.index_files import Pathlike, build_and_keep, find_index, glance, whole
+from feedline.datasets.webdataset.index_files import build_and_keep, find_index, glance, whole
 from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import BLOCK, ShardError
 from feedline.errors import SampleError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from feedline.datasets.arrays.npy_layout import Pathlike
+from feedline.core.paths import Pathlike
 from feedline.datasets.file_objects import ForwardReader
 from feedline.stores.base import FileVersion
 from feedline.stores.files import FileSet, LocalFile, RemoteBlob, local_info

@@ -61,7 +61,7 @@ class _Piece(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _LocatedRange:
+class _PendingItem:
     """An item, and the number of its unfinished fetches."""
 
     position: int
@@ -75,7 +75,7 @@ class _FetchTask:
 
     run: Callable[[], None]
     pieces: Sequence[_Piece] = ()
-    items: list[_LocatedRange] = field(default_factory=list)
+    items: list[_PendingItem] = field(default_factory=list)
 
 
 class Prefetcher:
@@ -188,7 +188,7 @@ class Prefetcher:
             with self._changed:
                 self._counts["failed"] += 1
             return []
-        located = _LocatedRange(position)
+        pending = _PendingItem(position)
         with self._changed:
             # Under one lock with the registration below: a fetch that ended in between would never report to this
             # item.
@@ -201,8 +201,8 @@ class Prefetcher:
             self._unknown += len(unknown)
             tasks.update(fetches)
             for task in tasks:
-                task.items.append(located)
-            located.left = len(tasks)
+                task.items.append(pending)
+            pending.left = len(tasks)
             self._counts["fetched"] += not tasks
             self.found = 0 if tasks else self.found + 1
         return fetches

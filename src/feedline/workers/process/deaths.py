@@ -53,20 +53,20 @@ def describe_exit(exitcode: int | None, out_of_memory: bool = False) -> str:
 
 def strip_own_frames(stacks: str) -> str:
     """Remove the frames below the builder, and empty threads, from faulthandler's output."""
-    worker_channels: list[str] = []
+    kept: list[str] = []
     below = False
     for line in stacks.splitlines():
         if not line.startswith("  File "):
-            if worker_channels and worker_channels[-1].endswith(_THREAD):
-                worker_channels.pop()
+            if kept and kept[-1].endswith(_THREAD):
+                kept.pop()
             below = False
         elif _OWN in line:
             below = True
         if not below and line.strip() and not line.startswith("Extension modules:"):
-            worker_channels.append(line)
-    if worker_channels and worker_channels[-1].endswith(_THREAD):
-        worker_channels.pop()
-    return "\n".join(worker_channels)
+            kept.append(line)
+    if kept and kept[-1].endswith(_THREAD):
+        kept.pop()
+    return "\n".join(kept)
 
 
 def crash_report(pid: int | None, how: str, doing: str, stacks: str, stderr: str, remedy: str) -> str:
@@ -185,8 +185,9 @@ class RestartBudget:
                 text,
             )
         else:
-            text_format = "%s\nAnother takes its place. Deaths in this epoch: %d of %d."
-            _log.warning(text_format, text, self._count, self._budget)
+            _log.warning(
+                "%s\nAnother takes its place. Deaths in this epoch: %d of %d.", *(text, self._count, self._budget)
+            )
 
     def describe_death(self, death: Death, request: Any | None, finding: str = "") -> str:
         """Compose the error message about a death.

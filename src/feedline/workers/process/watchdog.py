@@ -32,28 +32,28 @@ class StallTimer:
         self._clock = clock
         now = clock()
         self._timeout_s = timeout_s
-        self._fail_all = now + timeout_s if timeout_s else float("inf")
-        self._log = now + stall_s
+        self._fail_at = now + timeout_s if timeout_s else float("inf")
+        self._log_at = now + stall_s
 
     def left_s(self) -> float | None:
         """Seconds until the next deadline; None if there is none."""
-        until = min(self._fail_all, self._log)
+        until = min(self._fail_at, self._log_at)
         return None if until == float("inf") else max(0.0, until - self._clock())
 
     def reset(self) -> None:
         """Restart the timeout: a batch arrived."""
         if self._timeout_s:
-            self._fail_all = self._clock() + self._timeout_s
+            self._fail_at = self._clock() + self._timeout_s
 
     def is_over(self) -> bool:
         """True once the timeout has passed."""
-        return self._clock() >= self._fail_all
+        return self._clock() >= self._fail_at
 
     def is_log_due(self) -> bool:
         """True once, after `stall_s`."""
-        if self._clock() < self._log:
+        if self._clock() < self._log_at:
             return False
-        self._log = float("inf")
+        self._log_at = float("inf")
         return True
 
 
