@@ -25,7 +25,11 @@ TRANSPORT = Task(0.0, 100e-6)
 """Packing, and also unpacking, of a batch that was never sent between processes."""
 
 
-START_CPU_S = 0.03
+START_S = 0.1
+"""Seconds until the first batch of worker processes, where none were started yet."""
+
+
+START_CPU_S = 0.04
 """CPU seconds for the start of a worker process."""
 
 
@@ -113,8 +117,9 @@ class Model:
 
         `other` is the same change under another assumption about the machine, which widens the range.
         """
-        source = random.Random(0)
-        gains = sorted(self._resampled_gain(case, _resampled(self.measured.batches, source)) for _ in range(REPLICATES))
+        gains = sorted(
+            self._weighed(before_s, case.period_s(batches), case.setting) for batches, before_s in self._replicates
+        )
         error = 0.02 + min(abs(self.now_s / self.measured.period_s - 1) / 2, 0.2) if self.measured.period_s else 0.02
         gain = self.gain(case)
         edges = [gain, gains[1] * (1 - error), gains[-2] * (1 + error)]
@@ -182,11 +187,17 @@ class Model:
         """Seconds of an epoch that the start of further processes takes."""
         if setting.method != PROCESS or self.context.persistent_workers:
             return 0.0
-        present = self.present.setting.num_workers if self.present.setting.method == PROCESS else 0
-        return max(setting.num_workers - present, 0) * START_CPU_S / self.machine.cpus
+        further_s = START_CPU_S / self.machine.cpus
+        if self.present.setting.method != PROCESS:
+            return START_S + setting.num_workers * further_s
+        return max(setting.num_workers - self.present.setting.num_workers, 0) * further_s
 
-    def _resampled_gain(self, case: Case, batches: Sequence[BatchTimes]) -> float:
-        return self._weighed(self.present.period_s(batches), case.period_s(batches), case.setting)
+    @cached_property
+    def _replicates(self) -> list[tuple[list[BatchTimes], float]]:
+        """Resampled recordings, each with its period in the present."""
+        source = random.Random(0)
+        resampled = [_resampled(self.measured.batches, source) for _ in range(REPLICATES)]
+        return [(batches, self.present.period_s(batches)) for batches in resampled]
 
 
 _LONG = 1_000_000
@@ -209,9 +220,12 @@ def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]
         return _only_computing(measured), machine
     if setting.method != THREAD or setting.num_workers < 2 or context.cpus <= 1:
         return measured, machine
+    # The lock is also in use while its holder is ready to run, and others have the CPUs.
+    held = used + measured.delayed_s / measured.period_s
     if used > 1.2:  # the lock is held by one thread at a time, so a part of the work does without it
         return measured, replace(machine, gil=min(UNKNOWN_GIL, 1 / used))
-    if used > _IN_USE and measured.mean("fetch").wait_s > _LOCKED * measured.mean("fetch").cpu_s:
+    fetch = measured.mean("fetch")
+    if held > _IN_USE and _LOCKED * fetch.cpu_s < fetch.wait_s < fetch.cpu_s / _LOCKED:
         return _only_computing(measured), replace(machine, gil=1.0)
     return measured, machine
 
@@ -221,6 +235,7 @@ _IN_USE = 0.8
 
 
 _LOCKED = 0.2
+"""Waiting per CPU time, and its inverse, between which a thread may wait for the lock rather than for a file."""
 
 
 def _only_computing(measured: Measured) -> Measured:
