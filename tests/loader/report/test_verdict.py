@@ -91,6 +91,7 @@ def test_a_stream_that_does_not_share_itself_out_gets_no_workers() -> None:
         pipeline = replace(BASE, fetch=(60, 1), workers=workers)
         verdict = verdict_of(pipeline, shares_itself_out=False)
         assert not any(advice.arguments.get("num_workers") for advice in verdict.advice)
+        assert any("share the stream out" in advice.text for advice in verdict.advice)
     verdict = verdict_of(replace(BASE, fetch=(60, 1), workers=1), most_workers=3)
     assert verdict.advice[0].arguments == {"num_workers": 3}
 

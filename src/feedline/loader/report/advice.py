@@ -145,6 +145,21 @@ def _reason_for_workers(model: Model, number: int) -> str:
     return f"a batch takes {seconds(alone_s)} to build, {waiting} of it waiting; {doing}"
 
 
+def shared_stream(model: Model, _: Stats) -> Iterator[Advice]:
+    """Workers for a stream of which each would now read all samples."""
+    if model.context.shares_itself_out:
+        return
+    cases = {number: _with_workers(model, number) for number in _counts(model.context)}
+    gains = {number: model.gain(case) for number, case in cases.items()}
+    number = next(number for number, gain in gains.items() if gain >= ENOUGH * max(gains.values()))
+    text = (
+        "share the stream out by get_worker_info() in __iter__, or by feedline.PartitionedDataset: now every worker "
+        f"would read all samples; then {count(number, 'worker')}"
+    )
+    gain = Gain(*model.range_of(cases[number]))
+    yield Advice(text, {}, gain.gain, 1.0, gain.high, "bound")
+
+
 def deeper_prefetch(model: Model, _: Stats) -> Iterator[Advice]:
     """More batches ahead, so that a slow one is not waited for."""
     setting = model.present.setting
@@ -332,6 +347,7 @@ _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
     kept_workers,
     deeper_prefetch,
     more_or_fewer_workers,
+    shared_stream,
     any_order,
     other_pools,
     own_cpus,

@@ -92,7 +92,8 @@ class Model:
         if expected_s < 0.97 * measured.period_s and measured.delay_share > ROBBED:
             machine = _with_others(measured, setting, machine)
             expected_s = replay(measured.batches, setting, machine)
-        missing_s = max(measured.period_s - expected_s, 0.0)
+        measured, late_s = _with_late_steps(measured, setting, machine, measured.period_s - expected_s)
+        missing_s = min(max(measured.period_s - expected_s - late_s, 0.0), measured.wait_s)
         explained = 1.0 if measured.wait_s <= 0 else min(max(1 - missing_s / measured.wait_s, 0.0), 1.0)
         if missing_s > 0.01 * measured.period_s:
             machine = _with_hop(measured, setting, machine, machine.hop_s + missing_s)
@@ -224,8 +225,9 @@ def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]
     held = used + measured.delayed_s / measured.period_s
     if used > 1.2:  # the lock is held by one thread at a time, so a part of the work does without it
         return measured, replace(machine, gil=min(UNKNOWN_GIL, 1 / used))
-    fetch = measured.mean("fetch")
-    if held > _IN_USE and _LOCKED * fetch.cpu_s < fetch.wait_s < fetch.cpu_s / _LOCKED:
+    work = [measured.mean(stage) for stage in WORK]
+    wait_s, cpu_s = sum(task.wait_s for task in work), sum(task.cpu_s for task in work)
+    if held > _IN_USE and _LOCKED * cpu_s < wait_s < cpu_s / _LOCKED:
         return _only_computing(measured), replace(machine, gil=1.0)
     return measured, machine
 
@@ -256,6 +258,23 @@ def _with_others(measured: Measured, setting: EngineSetting, machine: Machine) -
         else:
             high = middle
     return replace(machine, cpus=high)
+
+
+def _with_late_steps(
+    measured: Measured, setting: EngineSetting, machine: Machine, missing_s: float
+) -> tuple[Measured, float]:
+    """Steps that wait as long as they were seen to, and the seconds that this adds.
+
+    A step that sleeps is woken late where others have the CPUs; that is no waiting for data.
+    """
+    free = [batch.free() for batch in measured.batches]
+    late_s = min(missing_s, measured.step_s - replay(free, setting, replace(machine, hop_s=0.0)))
+    if late_s <= 0:
+        return measured, 0.0
+    batches = tuple(
+        replace(batch, step=batch.step._replace(wait_s=batch.step.wait_s + late_s)) for batch in measured.batches
+    )
+    return replace(measured, batches=batches), late_s
 
 
 def _with_hop(measured: Measured, setting: EngineSetting, machine: Machine, most_s: float) -> Machine:
