@@ -144,3 +144,14 @@ def test_the_setup_of_a_loader_is_described() -> None:
     stream = fl.DataLoader(Whole(), 4)
     assert not stream._pools.context(stream).shares_itself_out
     assert stream._pools.context(stream).epoch_batches is None
+
+
+def test_a_loader_that_adapts_is_described_with_its_present_workers() -> None:
+    with fl.DataLoader(Waits(), 4, num_workers="auto", worker_method="thread") as loader:
+        list(loader)
+        tuner = loader._pools._flow.tuner
+        assert tuner is not None
+        tuner.workers = 7
+        context = loader._pools.context(loader)
+        assert (context.num_workers, context.adapts) == (7, True)
+        assert not any("num_workers" in advice.arguments for advice in loader.report().advice)

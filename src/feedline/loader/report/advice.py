@@ -90,7 +90,7 @@ def _bound(model: Model, stage: str, text: str) -> Iterator[Advice]:
 def more_or_fewer_workers(model: Model, _: Stats) -> Iterator[Advice]:
     """The fewest workers with nearly the best gain, and half the way."""
     context = model.context
-    if not context.shares_itself_out or context.together:
+    if not context.shares_itself_out or context.together or context.adapts:
         return
     cases = {number: _with_workers(model, number) for number in _counts(context)}
     gains = {number: model.gain(case) for number, case in cases.items()}
@@ -362,7 +362,7 @@ _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
 
 
 def predict(model: Model, arguments: Mapping[str, Any]) -> Gain | None:
-    """The gain of other arguments; None where the model does not know them."""
+    """The gain of other arguments, or None if they are not known."""
     context, setting = model.context, model.present.setting
     known = {"num_workers", "prefetch_factor", "in_order", "worker_method"}
     if arguments == {"persistent_workers": True}:

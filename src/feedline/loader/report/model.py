@@ -263,7 +263,7 @@ def _with_others(measured: Measured, setting: EngineSetting, machine: Machine) -
 def _with_late_steps(
     measured: Measured, setting: EngineSetting, machine: Machine, missing_s: float
 ) -> tuple[Measured, float]:
-    """Steps that wait as long as they were seen to, and the seconds that this adds.
+    """Steps that take as long as measured, and the seconds added.
 
     A step that sleeps is woken late where others have the CPUs; that is no waiting for data.
     """
