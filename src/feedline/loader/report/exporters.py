@@ -24,7 +24,7 @@ def exposition(stats: Stats, labels: Mapping[str, str] | None = None) -> str:
 
     Labels are, for example, the rank and the loader's name.
 
-    SampleSource: https://prometheus.io/docs/instrumenting/exposition_formats (text format 0.0.4).
+    Source: https://prometheus.io/docs/instrumenting/exposition_formats (text format 0.0.4).
     """
     labels = labels or {}
     lines = [line for metric in _metrics(stats) for line in _lines(metric, labels)]

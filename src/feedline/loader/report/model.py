@@ -188,9 +188,10 @@ class Model:
         """Seconds of an epoch that the start of further processes takes."""
         if setting.method != PROCESS or self.context.persistent_workers:
             return 0.0
-        further_s = START_CPU_S / self.machine.cpus
+        stretch = 1 / max(1 - self.measured.delay_share, _LEAST_SHARE)
+        further_s = START_CPU_S * stretch / self.context.cpus
         if self.present.setting.method != PROCESS:
-            return START_S + setting.num_workers * further_s
+            return START_S * stretch + setting.num_workers * further_s
         return max(setting.num_workers - self.present.setting.num_workers, 0) * further_s
 
     @cached_property
@@ -206,6 +207,10 @@ _LONG = 1_000_000
 
 
 _MOST_GAIN = 1000.0
+
+
+_LEAST_SHARE = 0.2
+"""Least share of its computing time for which a starting process is taken to run."""
 
 
 def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]:
