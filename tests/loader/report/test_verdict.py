@@ -6,6 +6,7 @@ import io
 import re
 import sys
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -48,6 +49,7 @@ LIMITS: dict[str, tuple[Pipeline, str, str]] = {
 }  # fmt: skip
 
 
+@cache
 def verdict_of(pipeline: Pipeline, **known: Any) -> Verdict:
     run = pipeline.run()
     return diagnose(run.stats, pipeline.context(**known), run.recent)
