@@ -21,6 +21,8 @@ from typing import Any
 from diagnosis_pipelines import Pipeline, real, serve, synthetic, temporary_folder, write_files
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report import Advice, Verdict
+from feedline.loader.report.advice import predict
+from feedline.loader.report.model import Model
 from harness import RESULTS, machine
 
 ROUNDS = 3
@@ -78,31 +80,45 @@ def main() -> None:
 
 def examine(pipeline: Pipeline, rounds: int) -> Outcome:
     """Verdict on a loop, and the gain of its first remedy in interleaved rounds."""
-    before, verdict, robbed = run(pipeline, {})
-    first = verdict.advice[0] if verdict.advice else Advice("data for free", {}, verdict.free_gain)
-    changes = dict(first.arguments) or dict(pipeline.fixed)
-    befores, afters = [before], []
+    seconds, verdict, model = run(pipeline, {})
+    first = first_remedy(verdict)
+    befores, afters, gains, robbed = [seconds], list[float](), [first.gain], [model.measured.robbed_share]
     for turn in range(rounds):
         if turn:
-            befores.append(run(pipeline, {})[0])
-        afters.append(free(pipeline) if not verdict.advice else run(pipeline, changes)[0])
+            seconds, _, model = run(pipeline, {})
+            befores.append(seconds)
+            robbed.append(model.measured.robbed_share)
+            gain = predict(model, first.arguments)
+            gains += [] if gain is None else [gain.gain]
+        taken = dict(first.arguments) or dict(pipeline.fixed)
+        afters.append(free(pipeline) if first.text == FREE else run(pipeline, taken)[0])
     remedy = ", ".join(f"{name}={value!r}" for name, value in first.arguments.items()) or first.text.partition(":")[0]
-    measured = median(befores) / median(afters)
     expected = " or ".join(pipeline.stages)
     return Outcome(
-        pipeline.name, expected, verdict.limiting_stage, remedy, first.gain, first.low, first.high, measured, robbed
-    )
+        pipeline.name, expected, verdict.limiting_stage, remedy, median(gains), first.low, first.high,
+        median(befores) / median(afters), median(robbed),
+    )  # fmt: skip
 
 
-def run(pipeline: Pipeline, changes: dict[str, Any]) -> tuple[float, Verdict, float]:
-    """Seconds a batch, verdict, and share of run delay of one epoch.
+FREE = "data for free"
+
+
+def first_remedy(verdict: Verdict) -> Advice:
+    """The first advice that this machine can take: it cannot get other CPUs."""
+    possible = [advice for advice in verdict.advice if "CPUs without other programs" not in advice.text]
+    return possible[0] if possible else Advice(FREE, {}, verdict.free_gain)
+
+
+def run(pipeline: Pipeline, changes: dict[str, Any]) -> tuple[float, Verdict, Model]:
+    """Seconds a batch, verdict and model of one epoch.
 
     With persistent workers, of the second epoch.
     """
     with pipeline.make(**changes) as loader:
         seconds = [one_epoch(loader, pipeline) for _ in range(2 if loader.persistent_workers else 1)][-1]
         model = loader._model()
-        return seconds, loader.report(), 0.0 if model is None else model.measured.robbed_share
+        assert model is not None
+        return seconds, loader.report(), model
 
 
 def one_epoch(loader: DataLoader[Any], pipeline: Pipeline) -> float:

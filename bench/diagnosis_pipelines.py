@@ -109,7 +109,7 @@ def plain_list(samples: list[Any]) -> list[Any]:
 class Pipeline:
     """A loop with a known limit.
 
-    `remedies` makes the loop after a remedy that is code, by the limiting stage that the verdict should name.
+    `stages` are those that the verdict may name.
     """
 
     name: str
@@ -117,7 +117,11 @@ class Pipeline:
     loader: Mapping[str, Any]
     step: Callable[[Any], None] = field(default_factory=lambda: sleep_step(0.005))
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the loop after a remedy that is code."""
+    """Arguments of the loop after a remedy that is code; by default a dataset that takes no time."""
+
+    def __post_init__(self) -> None:
+        if not self.fixed:
+            object.__setattr__(self, "fixed", {"dataset": Samples(len(self.loader["dataset"]))})
 
     def make(self, **changes: Any) -> fl.DataLoader[Any]:
         """The loop's loader, with changed arguments."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from feedline.core.telemetry import MAIN, Span
 from feedline.loader.report import Context, Stats, Totals
@@ -57,7 +59,15 @@ class Pipeline:
         )  # fmt: skip
 
     def run(self) -> Run:
-        return Run(self)
+        """A run, whose recorded spans the caller may change."""
+        run = copy(_run(self))
+        run.recorded = [list(spans) for spans in run.recorded]
+        return run
+
+
+@cache
+def _run(pipeline: Pipeline) -> Run:
+    return Run(pipeline)
 
 
 @dataclass
@@ -97,6 +107,7 @@ class Run:
             self.advance(process)
         while not self.ended:
             self.tick()
+        self.programs.clear()
 
     def tick(self) -> None:
         everyone = [self.loop, *self.workers]

@@ -113,6 +113,7 @@ class LoaderPools:
         self._kind = INLINE
         self._together = False
         self._ended = self._before_epoch = PoolSums()
+        self._flow = Flow()
         self._retained = Retained()
         weakref.finalize(self, self._retained.close)
 
@@ -146,8 +147,9 @@ class LoaderPools:
         requests = plan.requests(progress.cursor, lambda: progress.cursor)
         ranges = ranges_of(loader.dataset) if plan.allows_lookahead else None
         ahead = None if ranges is None else PrefetchingRequests(requests, ranges)
+        self._flow = _flow(loader, kind, pool, self._together)
         iteration = Iteration(
-            ahead or requests, pool, progress, _flow(loader, kind, pool, self._together),
+            ahead or requests, pool, progress, self._flow,
             stage=self._stage, length=lambda: plan.length() - before, on_close=partial(self._release, pool, ahead),
             restart=lambda cursor: plan.requests(cursor, lambda: progress.cursor),
         )  # fmt: skip
@@ -198,7 +200,11 @@ class LoaderPools:
         """The setup of the loader, for the advice of a verdict."""
         builder = builder_of(loader)
         with_workers = self._kind if loader.num_workers else _kind_with_workers(loader, builder)
-        return describe(loader, builder, self._kind, with_workers, together=self._together)
+        context = describe(loader, builder, self._kind, with_workers, together=self._together)
+        tuner = self._flow.tuner
+        return replace(
+            context, adapts=loader._adapts, num_workers=context.num_workers if tuner is None else tuner.workers
+        )
 
     def renew(self, *, running: bool) -> None:
         """Let the next iteration open another pool.

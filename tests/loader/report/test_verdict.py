@@ -6,6 +6,7 @@ import io
 import re
 import sys
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -48,6 +49,7 @@ LIMITS: dict[str, tuple[Pipeline, str, str]] = {
 }  # fmt: skip
 
 
+@cache
 def verdict_of(pipeline: Pipeline, **known: Any) -> Verdict:
     run = pipeline.run()
     return diagnose(run.stats, pipeline.context(**known), run.recent)
@@ -91,6 +93,7 @@ def test_a_stream_that_does_not_share_itself_out_gets_no_workers() -> None:
         pipeline = replace(BASE, fetch=(60, 1), workers=workers)
         verdict = verdict_of(pipeline, shares_itself_out=False)
         assert not any(advice.arguments.get("num_workers") for advice in verdict.advice)
+        assert any("share the stream out" in advice.text for advice in verdict.advice)
     verdict = verdict_of(replace(BASE, fetch=(60, 1), workers=1), most_workers=3)
     assert verdict.advice[0].arguments == {"num_workers": 3}
 

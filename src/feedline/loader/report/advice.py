@@ -90,7 +90,7 @@ def _bound(model: Model, stage: str, text: str) -> Iterator[Advice]:
 def more_or_fewer_workers(model: Model, _: Stats) -> Iterator[Advice]:
     """The fewest workers with nearly the best gain, and half the way."""
     context = model.context
-    if not context.shares_itself_out or context.together:
+    if not context.shares_itself_out or context.together or context.adapts:
         return
     cases = {number: _with_workers(model, number) for number in _counts(context)}
     gains = {number: model.gain(case) for number, case in cases.items()}
@@ -143,6 +143,21 @@ def _reason_for_workers(model: Model, number: int) -> str:
     waiting = share(waits_s / alone_s) if alone_s else "0 %"
     doing = "workers overlap this with the step" if not workers else f"{count(number, 'batch')} at once, not {workers}"
     return f"a batch takes {seconds(alone_s)} to build, {waiting} of it waiting; {doing}"
+
+
+def shared_stream(model: Model, _: Stats) -> Iterator[Advice]:
+    """Workers for a stream of which each would now read all samples."""
+    if model.context.shares_itself_out:
+        return
+    cases = {number: _with_workers(model, number) for number in _counts(model.context)}
+    gains = {number: model.gain(case) for number, case in cases.items()}
+    number = next(number for number, gain in gains.items() if gain >= ENOUGH * max(gains.values()))
+    text = (
+        "share the stream out by get_worker_info() in __iter__, or by feedline.PartitionedDataset: now every worker "
+        f"would read all samples; then {count(number, 'worker')}"
+    )
+    gain = Gain(*model.range_of(cases[number]))
+    yield Advice(text, {}, gain.gain, 1.0, gain.high, "bound")
 
 
 def deeper_prefetch(model: Model, _: Stats) -> Iterator[Advice]:
@@ -332,6 +347,7 @@ _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
     kept_workers,
     deeper_prefetch,
     more_or_fewer_workers,
+    shared_stream,
     any_order,
     other_pools,
     own_cpus,
@@ -346,7 +362,7 @@ _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
 
 
 def predict(model: Model, arguments: Mapping[str, Any]) -> Gain | None:
-    """The gain of other arguments; None where the model does not know them."""
+    """The gain of other arguments, or None if they are not known."""
     context, setting = model.context, model.present.setting
     known = {"num_workers", "prefetch_factor", "in_order", "worker_method"}
     if arguments == {"persistent_workers": True}:

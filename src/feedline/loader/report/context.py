@@ -24,6 +24,8 @@ class Context:
     pool_with_workers: PoolKind = PROCESSES
     """The kind of pool that would build them with `num_workers` above 0."""
     num_workers: int = 0
+    adapts: bool = False
+    """True if the loader chooses `num_workers` itself."""
     prefetch_factor: int = 2
     in_order: bool = True
     persistent_workers: bool = False

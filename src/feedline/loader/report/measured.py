@@ -166,13 +166,13 @@ def _task(wall_s: float, cpu_s: float | None, delay: float) -> Task:
         return Task(0.0, wall_s / (1 + delay))
     if cpu_s > WIDE * wall_s:
         return Task(0.0, wall_s / (1 + delay), min(cpu_s / wall_s, _WIDEST)) if wall_s else NO_TASK
-    if cpu_s < _COMPUTES * wall_s:
+    if cpu_s * (1 + delay) < _COMPUTES * wall_s:
         delay = 0.0
     return Task(max(wall_s - cpu_s * (1 + delay), 0.0), min(cpu_s, wall_s))
 
 
-_COMPUTES = 0.2
-"""Share of computing below which the delay of a task comes from its wake-ups: it overlaps as its waiting does."""
+_COMPUTES = 0.3
+"""Share of computing, with delay, below which a delay comes from wake-ups: it then overlaps as the waiting does."""
 
 
 def _cpu_ratios(tables: Iterable[_BatchSpans]) -> dict[str, float]:

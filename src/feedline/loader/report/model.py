@@ -25,7 +25,11 @@ TRANSPORT = Task(0.0, 100e-6)
 """Packing, and also unpacking, of a batch that was never sent between processes."""
 
 
-START_CPU_S = 0.03
+START_S = 0.1
+"""Seconds until the first batch of worker processes, where none were started yet."""
+
+
+START_CPU_S = 0.04
 """CPU seconds for the start of a worker process."""
 
 
@@ -88,7 +92,8 @@ class Model:
         if expected_s < 0.97 * measured.period_s and measured.delay_share > ROBBED:
             machine = _with_others(measured, setting, machine)
             expected_s = replay(measured.batches, setting, machine)
-        missing_s = max(measured.period_s - expected_s, 0.0)
+        measured, late_s = _with_late_steps(measured, setting, machine, measured.period_s - expected_s)
+        missing_s = min(max(measured.period_s - expected_s - late_s, 0.0), measured.wait_s)
         explained = 1.0 if measured.wait_s <= 0 else min(max(1 - missing_s / measured.wait_s, 0.0), 1.0)
         if missing_s > 0.01 * measured.period_s:
             machine = _with_hop(measured, setting, machine, machine.hop_s + missing_s)
@@ -113,8 +118,9 @@ class Model:
 
         `other` is the same change under another assumption about the machine, which widens the range.
         """
-        source = random.Random(0)
-        gains = sorted(self._resampled_gain(case, _resampled(self.measured.batches, source)) for _ in range(REPLICATES))
+        gains = sorted(
+            self._weighed(before_s, case.period_s(batches), case.setting) for batches, before_s in self._replicates
+        )
         error = 0.02 + min(abs(self.now_s / self.measured.period_s - 1) / 2, 0.2) if self.measured.period_s else 0.02
         gain = self.gain(case)
         edges = [gain, gains[1] * (1 - error), gains[-2] * (1 + error)]
@@ -182,11 +188,18 @@ class Model:
         """Seconds of an epoch that the start of further processes takes."""
         if setting.method != PROCESS or self.context.persistent_workers:
             return 0.0
-        present = self.present.setting.num_workers if self.present.setting.method == PROCESS else 0
-        return max(setting.num_workers - present, 0) * START_CPU_S / self.machine.cpus
+        stretch = 1 / max(1 - self.measured.delay_share, _LEAST_SHARE)
+        further_s = START_CPU_S * stretch / self.context.cpus
+        if self.present.setting.method != PROCESS:
+            return START_S * stretch + setting.num_workers * further_s
+        return max(setting.num_workers - self.present.setting.num_workers, 0) * further_s
 
-    def _resampled_gain(self, case: Case, batches: Sequence[BatchTimes]) -> float:
-        return self._weighed(self.present.period_s(batches), case.period_s(batches), case.setting)
+    @cached_property
+    def _replicates(self) -> list[tuple[list[BatchTimes], float]]:
+        """Resampled recordings, each with its period in the present."""
+        source = random.Random(0)
+        resampled = [_resampled(self.measured.batches, source) for _ in range(REPLICATES)]
+        return [(batches, self.present.period_s(batches)) for batches in resampled]
 
 
 _LONG = 1_000_000
@@ -194,6 +207,10 @@ _LONG = 1_000_000
 
 
 _MOST_GAIN = 1000.0
+
+
+_LEAST_SHARE = 0.2
+"""Least share of its computing time for which a starting process is taken to run."""
 
 
 def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]:
@@ -209,9 +226,13 @@ def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]
         return _only_computing(measured), machine
     if setting.method != THREAD or setting.num_workers < 2 or context.cpus <= 1:
         return measured, machine
+    # The lock is also in use while its holder is ready to run, and others have the CPUs.
+    held = used + measured.delayed_s / measured.period_s
     if used > 1.2:  # the lock is held by one thread at a time, so a part of the work does without it
         return measured, replace(machine, gil=min(UNKNOWN_GIL, 1 / used))
-    if used > _IN_USE and measured.mean("fetch").wait_s > _LOCKED * measured.mean("fetch").cpu_s:
+    work = [measured.mean(stage) for stage in WORK]
+    wait_s, cpu_s = sum(task.wait_s for task in work), sum(task.cpu_s for task in work)
+    if held > _IN_USE and _LOCKED * cpu_s < wait_s < cpu_s / _LOCKED:
         return _only_computing(measured), replace(machine, gil=1.0)
     return measured, machine
 
@@ -221,6 +242,7 @@ _IN_USE = 0.8
 
 
 _LOCKED = 0.2
+"""Waiting per CPU time, and its inverse, between which a thread may wait for the lock rather than for a file."""
 
 
 def _only_computing(measured: Measured) -> Measured:
@@ -241,6 +263,23 @@ def _with_others(measured: Measured, setting: EngineSetting, machine: Machine) -
         else:
             high = middle
     return replace(machine, cpus=high)
+
+
+def _with_late_steps(
+    measured: Measured, setting: EngineSetting, machine: Machine, missing_s: float
+) -> tuple[Measured, float]:
+    """Steps that take as long as measured, and the seconds added.
+
+    A step that sleeps is woken late where others have the CPUs; that is no waiting for data.
+    """
+    free = [batch.free() for batch in measured.batches]
+    late_s = min(missing_s, measured.step_s - replay(free, setting, replace(machine, hop_s=0.0)))
+    if late_s <= 0:
+        return measured, 0.0
+    batches = tuple(
+        replace(batch, step=batch.step._replace(wait_s=batch.step.wait_s + late_s)) for batch in measured.batches
+    )
+    return replace(measured, batches=batches), late_s
 
 
 def _with_hop(measured: Measured, setting: EngineSetting, machine: Machine, most_s: float) -> Machine:

@@ -1,0 +1,77 @@
+"""Verdicts on real loops that sleep: what they say does not depend on the load of the machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, Sampler
+
+import feedline as fl
+from feedline.core.dataset import Traits
+from feedline.loader.report import Verdict
+
+
+class Waits(Dataset[torch.Tensor]):
+    traits = Traits(thread_safe=True, is_random=False, reads_batches=False)
+
+    def __init__(self, seconds: float, length: int = 100) -> None:
+        self.seconds, self.length = seconds, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return torch.zeros(2)
+
+
+class SlowOrder(Sampler[int]):
+    def __len__(self) -> int:
+        return 100
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(100):
+            time.sleep(0.005)
+            yield index
+
+
+def slow_collate(samples: list[Any]) -> Any:
+    time.sleep(0.02)
+    return torch.stack(samples)
+
+
+def verdict_of(dataset: Any, step_s: float, **arguments: Any) -> Verdict:
+    with fl.DataLoader(dataset, batch_size=4, **arguments) as loader:
+        for _ in loader:
+            time.sleep(step_s)
+        return loader.report()
+
+
+THREADS = {"num_workers": 2, "worker_method": "thread"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "dataset", "step_s", "arguments"),
+    [
+        ("fetch", Waits(0.005), 0.001, {}),
+        ("fetch", Waits(0.01), 0.001, THREADS),
+        ("fetch", Waits(0.01), 0.001, {"num_workers": 1, "worker_method": "process"}),
+        ("collate", Waits(0.0), 0.001, {**THREADS, "collate_fn": slow_collate}),
+        ("sample", Waits(0.0), 0.001, {**THREADS, "sampler": SlowOrder()}),
+        ("step", Waits(0.0), 0.02, THREADS),
+    ],
+    ids=["inline", "threads", "process", "collate", "sampler", "step"],
+)
+def test_the_limit_is_named_and_the_waiting_explained(
+    stage: str, dataset: Any, step_s: float, arguments: dict[str, Any]
+) -> None:
+    verdict = verdict_of(dataset, step_s, **arguments)
+    assert verdict.limiting_stage == stage, str(verdict)
+    assert verdict.explained_share >= 0.9 or stage == "step", str(verdict)
+    if stage == "fetch":
+        assert verdict.advice[0].arguments["num_workers"] > 2
+        assert verdict.advice[0].gain > 1.5

@@ -1,0 +1,157 @@
+"""Libraries found in the code of a dataset, without running it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
+
+import feedline as fl
+from feedline.core.dataset import Traits
+from feedline.loader.report.sources import SampleSource, shares_itself_out, source_of
+
+
+class Photos(Dataset[Any]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return np.asarray(Image.open(f"{index}.jpg"))
+
+
+class Opened(Photos):
+    def __init__(self, file: Path) -> None:
+        self.tokens = np.load(file, mmap_mode="r")
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.from_numpy(self.tokens[index : index + 2])
+
+
+def fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url) as answer:
+        return bytes(answer.read())
+
+
+class ByHelper(Photos):
+    def __getitem__(self, index: int) -> Any:
+        return self.parsed(fetch(f"http://nowhere/{index}"))
+
+    def parsed(self, text: bytes) -> Any:
+        return json.loads(text)
+
+
+class Rows(Photos):
+    def __getitem__(self, index: int) -> Any:
+        return sqlite3.connect("rows.db").execute("select ?", (index,)).fetchone()
+
+
+class Late(Photos):
+    def __getitem__(self, index: int) -> Any:
+        import zipfile
+
+        return zipfile.ZipFile("samples.zip").read(str(index))
+
+
+class Plain(Photos):
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "call", "answer"),
+    [
+        (Photos(), "Image.open", "ImageFolder"),
+        (ByHelper(), "urllib.request.urlopen", "cache="),
+        (Rows(), "sqlite3.connect", "SQLManifest"),
+        (Late(), "zipfile", "TarShards"),
+        (Subset(Photos(), [0]), "Image.open", "ImageFolder"),
+    ],
+    ids=["images", "requests", "sql", "late-import", "subset"],
+)
+def test_the_call_its_line_and_the_own_answer(dataset: Any, call: str, answer: str) -> None:
+    source = source_of(dataset)
+    assert source.call == call
+    assert answer in source.answer
+    file, _, line = source.where.partition(":")
+    assert file == "test_sources.py"
+    assert call.rpartition(".")[2] in Path(__file__).read_text(encoding="utf-8").splitlines()[int(line) - 1]
+
+
+def test_what_the_constructor_opens_counts(tmp_path: Path) -> None:
+    np.save(tmp_path / "tokens.npy", np.arange(8))
+    assert "TokenFile" in source_of(Opened(tmp_path / "tokens.npy")).answer
+
+
+@pytest.mark.parametrize(
+    "dataset", [Plain(), [1, 2], fl.datasets.Arrays(np.zeros((4, 2))), object()], ids=["plain", "list", "own", "object"]
+)
+def test_nothing_is_said_of_other_code(dataset: Any) -> None:
+    assert source_of(dataset) == SampleSource()
+
+
+class Whole(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+class Shared(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        return iter(range(0 if info is None else info.id, 4, 1 if info is None else info.num_workers))
+
+
+class Named(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(torch.utils.data.get_worker_info().id))
+
+
+def test_a_stream_that_asks_for_its_worker_shares_itself_out() -> None:
+    assert [shares_itself_out(stream) for stream in (Whole(), Shared(), Named())] == [False, True, True]
+
+
+class Waits(Dataset[torch.Tensor]):
+    traits = Traits(thread_safe=True, is_random=False, reads_batches=False)
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index)
+
+
+def test_the_setup_of_a_loader_is_described() -> None:
+    def stack(samples: list[Any]) -> Any:
+        return torch.stack(samples)
+
+    sampler = torch.utils.data.WeightedRandomSampler([1.0] * 40, 40)
+    loader = fl.DataLoader(
+        Waits(), 4, sampler=sampler, collate_fn=stack, num_workers=2, prefetch_factor=3, in_order=False
+    )
+    context = loader._pools.context(loader)
+    assert (context.dataset, context.sampler, context.collate_fn) == ("Waits", "WeightedRandomSampler", "stack")
+    assert (context.num_workers, context.prefetch_factor, context.in_order) == (2, 3, False)
+    assert (context.epoch_batches, context.thread_safe, context.shares_itself_out) == (10, True, True)
+    assert 0 < context.cpus <= 4096
+    stream = fl.DataLoader(Whole(), 4)
+    assert not stream._pools.context(stream).shares_itself_out
+    assert stream._pools.context(stream).epoch_batches is None
+
+
+def test_a_loader_that_adapts_is_described_with_its_present_workers() -> None:
+    with fl.DataLoader(Waits(), 4, num_workers="auto", worker_method="thread") as loader:
+        list(loader)
+        tuner = loader._pools._flow.tuner
+        assert tuner is not None
+        tuner.workers = 7
+        context = loader._pools.context(loader)
+        assert (context.num_workers, context.adapts) == (7, True)
+        assert not any("num_workers" in advice.arguments for advice in loader.report().advice)
