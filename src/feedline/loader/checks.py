@@ -124,6 +124,14 @@ def seed(dataset: Any, generator: torch.Generator | None) -> None:
     graph_settings.apply_random_seed(dataset, shared)
 
 
+def draw_again(generator: torch.Generator | None) -> None:
+    """Draw the seed that torch draws when it has started the workers of a data pipe, and does not use.
+
+    The generator is then where torch leaves it.
+    """
+    torch.empty((), dtype=torch.int64).random_(generator=generator)
+
+
 def shard_inline(dataset: Any) -> None:
     """Shard a data pipe by rank for reading in the training process."""
     if isinstance(dataset, (IterDataPipe, MapDataPipe)):
