@@ -125,9 +125,9 @@ def seed(dataset: Any, generator: torch.Generator | None) -> None:
 
 
 def draw_again(generator: torch.Generator | None) -> None:
-    """Draw the seed that torch draws when it has started the workers of a data pipe, and does not use.
+    """Draw a seed that nothing uses.
 
-    The generator is then where torch leaves it.
+    torch draws it when it has started the workers of a data pipe. The generator is then where torch leaves it.
     """
     torch.empty((), dtype=torch.int64).random_(generator=generator)
 
@@ -146,7 +146,7 @@ _SEEDERS = {
 
 
 def keeps_sample_seeds(init_fn: Any) -> bool:
-    """True if samples may be seeded one by one in workers that have called `init_fn`.
+    """True if samples may be seeded one by one after `init_fn`.
 
     A function of the user's may have made random choices of its own.
     """

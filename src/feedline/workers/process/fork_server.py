@@ -43,7 +43,10 @@ class KillZygote(NamedTuple):
 
 
 class ForkBranch(NamedTuple):
-    """Command to fork a fork server that imports modules; comes with its socket and those of `Forking.branch`."""
+    """Command to fork a branch, which imports modules.
+
+    Comes with its socket and the descriptors of `Forking.branch`.
+    """
 
     modules: list[str]
 
@@ -118,9 +121,9 @@ class ForkServer(Forking):
         return self._process.poll() is None
 
     def with_imports(self, imports: Imports, fds: Sequence[int]) -> Forking:
-        """The process that has imported these modules; a new branch if there is none.
+        """The process that has imported these modules.
 
-        Raises ConnectionError.
+        A new branch if there is none. Raises ConnectionError.
         """
         latest = self._branches[-1] if self._branches else self
         if self._imported.is_outdated(imports):  # earlier branches stay: their zygotes end with them
@@ -202,7 +205,9 @@ def start() -> ForkServer:
 
 
 def fork(fds: Sequence[int], imports: Imports, surroundings: Sequence[int]) -> tuple[Forking, int]:
-    """Request a zygote from a process with these modules; replace a fork server that has died.
+    """Request a zygote from a process with these modules.
+
+    Replaces a fork server that has died.
 
     See `Forking.fork` and `Forking.branch`.
     """

@@ -48,7 +48,7 @@ def _serve(commands: int, parent_fd: int) -> None:
 
 
 def _serve_branch(modules: list[str], fork_server: int, fds: list[int]) -> None:
-    """Program of a branch, which imports modules and then serves as the fork server does."""
+    """Program of a branch: import modules, then serve as a fork server."""
     commands, surroundings, stdout, stderr = fds
     parent_fd = os.pidfd_open(fork_server)
     zygote_main.take_over(fork_server, pickle.loads(channels.read_all(surroundings)), stdout, stderr)

@@ -1,4 +1,4 @@
-"""Modules that the workers of all loaders need, imported once for all of them.
+"""Modules that workers need, imported once for all loaders.
 
 Only for workers that inherit nothing from the training process.
 """
@@ -32,7 +32,7 @@ This process got another spec, and other code, if it has reloaded a module since
 
 
 def imports_of(names: Iterable[str]) -> Imports:
-    """The modules of these names that this process has imported, and a fork server has not."""
+    """The modules of these names that a fork server has to import."""
     found = {}
     for name in names:
         spec = getattr(sys.modules.get(name), "__spec__", None)
@@ -60,12 +60,12 @@ class ImportRecord:
         self._imported.update(imports)
 
     def clear(self) -> None:
-        """Forget all imports: there is no branch any more, or a new one begins."""
+        """Forget all imports, for a new branch."""
         self._imported.clear()
 
 
 def import_all(names: Iterable[str]) -> None:
-    """Import modules, as far as possible, in a process that is then forked."""
+    """Import modules as far as possible, before forks."""
     os.environ.update(SINGLE_THREADED)
     for name in sorted(names):
         # Who unpickles the dataset runs into the same error, and reports it.

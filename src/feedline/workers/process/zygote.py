@@ -107,7 +107,7 @@ class ZygoteProcessGroup:
             channels.disconnect(self._zygote)
 
     def wait(self) -> None:
-        """Wait for a report on any process, outside the pool's thread, but not for long."""
+        """Wait briefly for a report on any process, outside the pool's thread."""
         poll = select.poll()
         with self._lock:
             if self.lost:
