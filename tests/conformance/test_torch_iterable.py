@@ -13,6 +13,8 @@ from torch.utils.data import ChainDataset, DataLoader, IterableDataset, get_work
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch_datasets import Counting, CountingStream, Gate, ShardedStream, UnevenStream
 
+import feedline as fl
+
 Make = Callable[..., DataLoader[Any]]
 Loader = type[DataLoader[Any]]
 SAME_FROM_EVERY_WORKER = "ignore:.*same samples:UserWarning"
@@ -242,6 +244,20 @@ def test_data_pipes_are_seeded_and_sharded(loader_class: Loader, num_workers: in
         orders.append(flat(values(loader)))
     assert orders[0] == orders[1] != orders[2]
     assert [sorted(order) for order in orders] == [list(range(30))] * 3
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_data_pipes_leave_the_generator_as_torch_does(num_workers: int, persistent: bool) -> None:
+    def orders(loader_class: Any) -> Any:
+        torch.manual_seed(5)
+        found = []
+        for _ in range(2):
+            pipe = IterableWrapper(range(9)).shuffle().sharding_filter()
+            loader = loader_class(pipe, batch_size=2, num_workers=num_workers, persistent_workers=persistent)
+            found += [[batch.tolist() for batch in loader] for _ in range(2)]
+        return found, torch.rand(1)
+
+    assert orders(fl.DataLoader) == orders(DataLoader)
 
 
 class FailsLater(IterableDataset[int]):

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from process_cases import Faulty
-from torch.utils.data import IterableDataset, RandomSampler, WeightedRandomSampler, get_worker_info
+from torch import multiprocessing
+from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, WeightedRandomSampler, get_worker_info
 
 import feedline as fl
 
@@ -79,6 +81,36 @@ def test_a_distributed_checkpoint_holds_all_of_the_state(name: str, tmp_path: Pa
         dcp.load({"loader": again}, checkpoint_id=tmp_path, no_dist=True)
         assert again.state_dict() == expected
         assert [batch.tolist() for batch in again] == rest
+
+
+RANKS: dict[str, Any] = {
+    "seed": lambda: fl.DataLoader(range(16), 2, shuffle=True, seed=3, distributed="auto"),  # type: ignore[arg-type]
+    "DistributedSampler": lambda: fl.DataLoader(range(16), 2, sampler=DistributedSampler(range(16))),  # type: ignore[arg-type]
+    "stream": lambda: fl.DataLoader(Stream(), 2),
+}
+
+
+def resume_in_rank(rank: int, folder: Path) -> None:
+    """Program of one of two ranks: save in mid-epoch, load, and compare the rest."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder / 'meeting'}", rank=rank, world_size=2)
+    for name, make in RANKS.items():
+        key = f"loader of rank {rank}" if name == "stream" else "loader"
+        loader = make()
+        batches = iter(loader)
+        first = [next(batches).tolist() for _ in range(2)]
+        dcp.save({key: loader}, checkpoint_id=folder / name)
+        again = make()
+        dcp.load({key: again}, checkpoint_id=folder / name)
+        rest = [batch.tolist() for batch in batches]
+        assert [batch.tolist() for batch in again] == rest, name
+        assert len(first + rest) == (10 if name == "stream" else 4)
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_ranks_save_and_load(tmp_path: Path) -> None:
+    multiprocessing.start_processes(resume_in_rank, (tmp_path,), 2, start_method="fork")
 
 
 @pytest.mark.parametrize("name", MAKE)

@@ -112,7 +112,10 @@ def accelerate_pillow() -> PillowAcceleration:
 
 
 def restore_pillow() -> None:
-    """End all accelerations of this process; images that are still deferred stay valid."""
+    """End all accelerations of this process.
+
+    Images that are still deferred stay valid.
+    """
     while _switch.users:
         _switch.off()
 

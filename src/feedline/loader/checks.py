@@ -124,6 +124,14 @@ def seed(dataset: Any, generator: torch.Generator | None) -> None:
     graph_settings.apply_random_seed(dataset, shared)
 
 
+def draw_again(generator: torch.Generator | None) -> None:
+    """Draw a seed that nothing uses.
+
+    torch draws it when it has started the workers of a data pipe. The generator is then where torch leaves it.
+    """
+    torch.empty((), dtype=torch.int64).random_(generator=generator)
+
+
 def shard_inline(dataset: Any) -> None:
     """Shard a data pipe by rank for reading in the training process."""
     if isinstance(dataset, (IterDataPipe, MapDataPipe)):
@@ -138,7 +146,7 @@ _SEEDERS = {
 
 
 def keeps_sample_seeds(init_fn: Any) -> bool:
-    """True if samples may be seeded one by one in workers that have called `init_fn`.
+    """True if samples may be seeded one by one after `init_fn`.
 
     A function of the user's may have made random choices of its own.
     """

@@ -114,6 +114,7 @@ class LoaderPools:
         self._together = False
         self._ended = self._before_epoch = PoolSums()
         self._flow = Flow()
+        self._pipe_seed: int | None = None
         self._retained = Retained()
         weakref.finalize(self, self._retained.close)
 
@@ -135,7 +136,7 @@ class LoaderPools:
             self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)
             self._together = _work_together(loader, kind, builder)
             # As in torch, the base seed is drawn only when workers start.
-            pool = self._open(loader, builder, kind, plan.base_seed(progress.cursor.epoch, loader.generator))
+            pool = self._open(loader, builder, kind, self._base_seed(loader, plan, progress.cursor.epoch))
         kind = self._kind
         self._latest = pool
         # A data pipe is seeded for each epoch: persistent workers would keep the seeds of the first one.
@@ -235,6 +236,16 @@ class LoaderPools:
             ahead.close()
         if pool is not self._kept:
             pool.close()
+
+    def _base_seed(self, loader: Any, plan: Plan, epoch: int) -> int:
+        """Draw the seed of new workers, as torch does."""
+        if self._pipe_seed is not None:  # torch's persistent workers draw no other one
+            return self._pipe_seed + epoch
+        base_seed = plan.base_seed(epoch, loader.generator)
+        if isinstance(loader.dataset, IterDataPipe) and loader.num_workers:
+            checks.draw_again(loader.generator)
+            self._pipe_seed = base_seed if loader.persistent_workers else None
+        return base_seed
 
     def _open(self, loader: Any, builder: Any, kind: PoolKind, base_seed: int) -> WorkerPool:
         if not kind.works_ahead:

@@ -10,14 +10,14 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
 from feedline.workers.base import Closeable
 from feedline.workers.process import channels
-from feedline.workers.process.packages import SINGLE_THREADED
+from feedline.workers.process.imports import SINGLE_THREADED, ImportRecord, Imports
 
 # The imports make hundreds of thousands of objects, none of them garbage: collections took a quarter of the start-up
 # time. The fork server enables them again.
@@ -43,9 +43,12 @@ class KillZygote(NamedTuple):
 
 
 class ForkBranch(NamedTuple):
-    """Command to fork a fork server with packages; comes with its socket and those of `BranchStart`."""
+    """Command to fork a branch, which imports modules.
 
-    packages: frozenset[str]
+    Comes with its socket and the descriptors of `Forking.branch`.
+    """
+
+    modules: list[str]
 
 
 class Forking:
@@ -69,14 +72,14 @@ class Forking:
         with suppress(ConnectionError):  # the process has ended, and with it all its zygotes
             channels.send(self._socket, [pickle.dumps(KillZygote(number))])
 
-    def branch(self, packages: frozenset[str], fds: Sequence[int]) -> Forking:
-        """Fork a process that imports packages, and then forks zygotes itself.
+    def branch(self, modules: Iterable[str], fds: Sequence[int]) -> Forking:
+        """Fork a process that imports modules, and then forks zygotes itself.
 
         It ends with this one. `fds` are the pickled surroundings, standard output and error. Raises ConnectionError.
         """
         branch = Forking()
         with branch._theirs as theirs:
-            channels.send(self._socket, [pickle.dumps(ForkBranch(packages))], [theirs.fileno(), *fds])
+            channels.send(self._socket, [pickle.dumps(ForkBranch(list(modules)))], [theirs.fileno(), *fds])
         return branch
 
     def close(self) -> None:
@@ -93,7 +96,7 @@ class ForkServer(Forking):
     def __init__(self) -> None:
         super().__init__()
         self._branches: list[Forking] = []
-        self._packages: frozenset[str] = frozenset()
+        self._imported = ImportRecord()
         theirs = self._theirs
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         # -P: a module of the user's in the current directory must not shadow one of Python's.
@@ -117,23 +120,26 @@ class ForkServer(Forking):
         """True while the process runs; it may still be importing."""
         return self._process.poll() is None
 
-    def with_packages(self, packages: frozenset[str], fds: Sequence[int]) -> Forking:
-        """The process that has imported these packages; a new branch if there is none.
+    def with_imports(self, imports: Imports, fds: Sequence[int]) -> Forking:
+        """The process that has imported these modules.
 
-        Raises ConnectionError.
+        A new branch if there is none. Raises ConnectionError.
         """
         latest = self._branches[-1] if self._branches else self
-        if not packages <= self._packages:
-            latest = latest.branch(packages, fds)
+        if self._imported.is_outdated(imports):  # earlier branches stay: their zygotes end with them
+            latest = self
+            self._imported.clear()
+        if not self._imported.has(imports):
+            latest = latest.branch(imports, fds)
             self._branches.append(latest)
-            self._packages |= packages
+            self._imported.add(imports)
         return latest
 
     def close_branches(self) -> None:
         """End all branches, and with them their zygotes."""
         while self._branches:
             self._branches.pop().close()
-        self._packages = frozenset()
+        self._imported.clear()
 
     def close(self) -> None:
         """End the fork server and all of its descendants."""
@@ -200,16 +206,16 @@ def start() -> ForkServer:
     return _servers.get()
 
 
-def fork(
-    fds: Sequence[int], packages: frozenset[str] = frozenset(), surroundings: Sequence[int] = ()
-) -> tuple[Forking, int]:
-    """Request a zygote from a process with these packages; replace a fork server that has died.
+def fork(fds: Sequence[int], imports: Imports, surroundings: Sequence[int]) -> tuple[Forking, int]:
+    """Request a zygote from a process with these modules.
+
+    Replaces a fork server that has died.
 
     See `Forking.fork` and `Forking.branch`.
     """
     fork_server = start()
     try:
-        forking = fork_server.with_packages(packages, surroundings)
+        forking = fork_server.with_imports(imports, surroundings)
         return forking, forking.fork(fds)
     except ConnectionError:
         fork_server.close_branches()

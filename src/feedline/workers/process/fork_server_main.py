@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn
 
 from feedline.workers.process import channels, zygote_main
 from feedline.workers.process.fork_server import ForkBranch, ForkZygote, KillZygote
-from feedline.workers.process.packages import import_all
+from feedline.workers.process.imports import import_all
 from feedline.workers.process.worker_main import STACK_SIGNAL, name_process
 
 _GRACE_S = 0.5
@@ -50,12 +50,12 @@ def _serve(commands: int, parent_fd: int) -> None:
     fork_server.drain()
 
 
-def _serve_branch(packages: frozenset[str], fork_server: int, fds: list[int]) -> None:
-    """Program of a branch, which imports packages and then serves as the fork server does."""
+def _serve_branch(modules: list[str], fork_server: int, fds: list[int]) -> None:
+    """Program of a branch: import modules, then serve as a fork server."""
     commands, surroundings, stdout, stderr = fds
     parent_fd = os.pidfd_open(fork_server)
     zygote_main.take_over(fork_server, pickle.loads(channels.read_all(surroundings)), stdout, stderr)
-    import_all(packages)
+    import_all(modules)
     _serve(commands, parent_fd)
 
 
@@ -108,7 +108,7 @@ class _ForkServer:
         if isinstance(command, ForkZygote):
             self._fork(command.number, zygote_main.main, fds)
         elif isinstance(command, ForkBranch):
-            self._fork(_NO_ZYGOTE, partial(_serve_branch, command.packages), fds)
+            self._fork(_NO_ZYGOTE, partial(_serve_branch, command.modules), fds)
         else:
             for child in self._zygotes.values():
                 if child.number == command.number:

@@ -23,8 +23,8 @@ from feedline.errors import WorkerError
 from feedline.workers.process import channels, exceptions, fork_server
 from feedline.workers.process.channels import Descriptor
 from feedline.workers.process.environment import ProcessEnvironment
+from feedline.workers.process.imports import imports_of
 from feedline.workers.process.launch import ExitedProcess, InheritedLocks, WorkerProcess
-from feedline.workers.process.packages import packages_behind
 from feedline.workers.process.settings import LibrarySettings, registered_collates
 from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup
 from feedline.workers.process.zygote_main import (
@@ -108,7 +108,7 @@ class ZygoteProcessGroup:
             channels.disconnect(self._zygote)
 
     def wait(self) -> None:
-        """Wait for a report on any process, outside the pool's thread, but not for long."""
+        """Wait briefly for a report on any process, outside the pool's thread."""
         poll = select.poll()
         with self._lock:
             if self.lost:
@@ -313,7 +313,7 @@ class ZygoteClient:
         own = [start_fd, *streams, _dup_or_null(-1 if tracker is None else tracker)]
         try:
             self._forking, self._number = fork_server.fork(
-                [theirs.fileno(), *own, *dumped.fds], packages_behind(dumped.modules), [branch_fd, *streams]
+                [theirs.fileno(), *own, *dumped.fds], imports_of(dumped.modules), [branch_fd, *streams]
             )
         finally:
             channels.close_all([*own, branch_fd])

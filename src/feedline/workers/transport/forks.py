@@ -24,7 +24,7 @@ _PRUNE_AT = 64
 
 
 class ForkRecord:
-    """Forks of this process, and the shared memory of batches that were delivered.
+    """Forks of this process, and the memory of delivered batches.
 
     Batches that the loop has not received yet are left out: a child cannot reach them.
     """
@@ -44,7 +44,10 @@ class ForkRecord:
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
-        """Let a child that this thread forks share the batches: workers do, as torch's."""
+        """Let a child that this thread forks share the batches.
+
+        Workers do, as torch's.
+        """
         self._local.shares = True
         try:
             yield
@@ -57,7 +60,10 @@ class ForkRecord:
             self._copied.extend(os.pipe())
 
     def after_in_parent(self) -> None:
-        """Wait until the child has its copies: this process may write to its batches then."""
+        """Wait until the child has its copies.
+
+        This process may write to its batches then.
+        """
         self.count += 1
         if self._copied:
             reading, writing = self._copied

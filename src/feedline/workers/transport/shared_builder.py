@@ -65,7 +65,7 @@ class SharedBuilder:
         self.fd = fd
         self.nbytes = 0 if fd is None else plan.nbytes
         self.modules = plan.modules
-        """Modules of the classes and functions that it refers to."""
+        """Modules that it refers to, and those of its classes and functions."""
 
     @property
     def fds(self) -> list[int]:
@@ -238,6 +238,8 @@ class _BuilderPickler(ValuePickler):
             return reduced
         if isinstance(obj, np.ndarray) and (reduced := reduce_file(obj)) is not None:
             return reduced
+        if isinstance(obj, types.ModuleType):
+            self._modules.add(obj.__name__)
         check_not_shared(obj)
         if isinstance(obj, io.TextIOWrapper) and all(obj is not own for own in (sys.stdin, sys.stdout, sys.stderr)):
             # cloudpickle would copy the text of the whole file, and lose its encoding and position.
