@@ -133,6 +133,8 @@ class Iteration:
         """Returns what stops persistent workers, or None once the loader is gone."""
         self.late_start: Callable[[], Iterator[Any] | None] | None = None
         """Called before the first batch: other requests than those of the constructor, or None."""
+        self.last_steps: Callable[[Any, Any], Any] | None = None
+        """`last_steps(batch, request)` is the batch to deliver, after the stage."""
         self._left_ns = monotonic_ns()
         # Not __del__: an iterator held by a traceback dies in a cycle, maybe after the objects it refers to.
         self._finalizer = weakref.finalize(self, _release, self._window, self._staged, stage, on_close)
@@ -163,6 +165,8 @@ class Iteration:
             self._advance(request, result)
             self._taken = None
         batch = result.batch if self._stage is None else self._stage.finish(moving)
+        if self.last_steps is not None:
+            batch = self.last_steps(batch, request)
         samples = self._advance(request, result)
         now = monotonic_ns()
         spans = result.spans

@@ -16,7 +16,7 @@ from feedline.errors import ArgumentError
 from feedline.loader import checks
 from feedline.loader.autoscale import Autoscale, kind_by_measurement
 from feedline.loader.builder import BatchBuilder, many_at_once
-from feedline.loader.device import DeviceStage, Stage, StageStatistics, open_stage
+from feedline.loader.device import Delivery, DeviceStage, LastSteps, Stage, StageStatistics, open_stage
 from feedline.loader.loop import Flow, Iteration, Progress
 from feedline.loader.partitions import PartitionBuilder, PartitionedDataset
 from feedline.loader.plan import Plan
@@ -86,6 +86,7 @@ class LoaderPools:
         self._kept: WorkerPool | None = None
         self._latest: WorkerPool | None = None
         self._stage: Stage | None = None
+        self._steps: LastSteps | None = None
         self._buffers = BufferPool()
         self._kind = INLINE
         self._together = False
@@ -124,9 +125,18 @@ class LoaderPools:
             stage=self._stage, length=plan.length, on_close=partial(self._release, pool, ahead),
             restart=lambda cursor: plan.requests(cursor, lambda: progress.cursor),
         )  # fmt: skip
+        iteration.last_steps = self._last_steps(loader.device)
         if kind.works_ahead:
             iteration.start()
         return iteration
+
+    def _last_steps(self, device: Any) -> LastSteps | None:
+        """Steps on the device, with static buffers that live as long as the loader."""
+        if not isinstance(device, Delivery):
+            return None
+        if self._steps is None:
+            self._steps = LastSteps(device)
+        return self._steps
 
     def prepare(self, loader: Any) -> None:
         """Start the pools' resources in the background, such as the fork server."""
@@ -147,6 +157,7 @@ class LoaderPools:
             copied_nbytes=stage.copied_nbytes,
             staged_nbytes=stage.staged_nbytes,
             copy_s=stage.copy_s,
+            hidden_copy_s=stage.hidden_copy_s,
             restarts=pool.restarts,
             skipped=skipped,
             workers=pool.workers,
@@ -161,7 +172,7 @@ class LoaderPools:
             prefetch_factor=loader.prefetch_factor or 2,
             cpus=usable_cpus(),
             many_at_once=many_at_once(loader.dataset) is not None or reader_of(loader.dataset) is not None,
-            device=None if loader.device is None else str(loader.device),
+            device=None if loader.device is None else str(Delivery.of(loader.device).device),
         )
 
     def close(self) -> None:

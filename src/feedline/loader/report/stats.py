@@ -82,6 +82,8 @@ class Stats:
     """Bytes of them first copied on the host, because they were not in page-locked memory."""
     copy_s: float = 0.0
     """Seconds the device spent on copies."""
+    hidden_copy_s: float = 0.0
+    """Part of `copy_s` in which the loop did not wait for them."""
     restarts: int = 0
     """Workers that died and were replaced."""
     skipped: int = 0
