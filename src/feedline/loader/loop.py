@@ -15,7 +15,7 @@ from feedline.core import store_metrics
 from feedline.core.batch import EMPTY_BATCH, BatchResult
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.telemetry import CPU, CPU_EVERY_NS, MAIN, SpanTuple, add_run_delay
-from feedline.errors import WorkerStalledError
+from feedline.errors import WorkerStalledError, note
 from feedline.loader.autoscale import Autoscale
 from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
 from feedline.loader.device import Stage
@@ -164,7 +164,7 @@ class Iteration:
                 break
             self._advance(request, result)
             self._taken = None
-        batch = result.batch if self._stage is None else self._stage.finish(moving)
+        batch = result.batch if self._stage is None else self._finish(self._stage, request, moving)
         if self.last_steps is not None:
             batch = self.last_steps(batch, request)
         samples = self._advance(request, result)
@@ -187,6 +187,13 @@ class Iteration:
             self._next_cpu_ns, self._left_cpu_ns = now + CPU_EVERY_NS, self._cpu_clock()
         self._taken = None
         return batch
+
+    def _finish(self, stage: Stage, request: Any, moving: Any) -> Any:
+        try:
+            return stage.finish(moving)
+        except Exception as error:
+            _name_row(error, request)
+            raise
 
     def _advance(self, request: Any, result: BatchResult) -> int:
         """Record a batch as delivered, once.
@@ -308,6 +315,7 @@ class Iteration:
 
     def _stage_one(self, stage: Stage) -> bool:
         """Start the stage for the next result; keep its error until due."""
+        entry: _Entry | None = None
         try:
             entry = self._result()
             if entry is None:
@@ -320,6 +328,8 @@ class Iteration:
             else:
                 self._staged.append(entry)
         except Exception as error:  # noqa: BLE001 - raised when its turn comes
+            if entry is not None:
+                _name_row(error, entry[0])
             self._staged.append(error)
         return True
 
@@ -349,6 +359,15 @@ class Iteration:
                 window.remove(future)
                 break
         return request, result, None
+
+
+def _name_row(error: Exception, request: Any) -> None:
+    """Name the sample that cannot be delivered, if the error knows its row."""
+    row = getattr(error, "row", None)
+    if row is not None and row < len(getattr(request, "positions", ())):
+        place = f"epoch {request.epoch}, position {request.positions[row]}, stage device"
+        remedy = "leave out DecodeOnDevice, so that on_error='skip' leaves out such samples"
+        note(error, f"feedline: sample {request.indices[row]} ({place}); {remedy}")
 
 
 def _release(

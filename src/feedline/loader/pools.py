@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -73,7 +74,10 @@ def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
         arguments = loader.dataset, collate_fn, loader.batch_size, loader.drop_last
         return PartitionBuilder(*arguments, accelerate=loader.accelerate)
     batched = loader.batch_sampler is not None
-    return BatchBuilder(loader.dataset, collate_fn, batched, loader._policy.action, accelerate=loader.accelerate)
+    return BatchBuilder(
+        loader.dataset, collate_fn, batched, loader._policy.action,
+        accelerate=loader.accelerate, for_device=loader.device is not None,
+    )  # fmt: skip
 
 
 class LoaderPools:
@@ -87,6 +91,7 @@ class LoaderPools:
         self._latest: WorkerPool | None = None
         self._stage: Stage | None = None
         self._steps: LastSteps | None = None
+        self._decoded_before = _decode_counts()
         self._buffers = BufferPool()
         self._kind = INLINE
         self._together = False
@@ -150,6 +155,7 @@ class LoaderPools:
         """`stats`, completed with the figures of the pool and the stage."""
         pool = PoolStatistics() if self._latest is None else self._latest.statistics()
         stage = StageStatistics() if self._stage is None else self._stage.statistics()
+        decoded, fallbacks = self._decoded()
         return replace(
             stats,
             in_flight_nbytes=pool.lent_nbytes + self._buffers.lent_nbytes + stage.in_flight_nbytes,
@@ -158,10 +164,17 @@ class LoaderPools:
             staged_nbytes=stage.staged_nbytes,
             copy_s=stage.copy_s,
             hidden_copy_s=stage.hidden_copy_s,
+            decoded_on_device=decoded,
+            decode_fallbacks=fallbacks,
             restarts=pool.restarts,
             skipped=skipped,
             workers=pool.workers,
         )
+
+    def _decoded(self) -> tuple[int, int]:
+        """Images decoded on devices since this object exists, and fallbacks."""
+        (decoded, fallbacks), before = _decode_counts(), self._decoded_before
+        return decoded - before[0], fallbacks - before[1]
 
     def context(self, loader: Any) -> Context:
         """The setup of the loader, for the advice of a verdict."""
@@ -223,6 +236,12 @@ class LoaderPools:
             retained=self._retained,
         )
         return kind.open(build, options)
+
+
+def _decode_counts() -> tuple[int, int]:
+    """Images decoded on devices by this process, and those that fell back to the CPU."""
+    module = sys.modules.get("feedline.images.device_decoders")  # most loaders do without image kernels
+    return (0, 0) if module is None else module.counts()
 
 
 def _work_together(loader: Any, kind: PoolKind, builder: Any) -> bool:

@@ -240,6 +240,6 @@ class PlainStage(Closing):
         if not hasattr(leaf, "to"):
             return leaf
         moved = leaf.to(self._device)
-        if moved is not leaf and is_plain(leaf):
-            self._copied_nbytes += leaf.nbytes
+        if moved is not leaf:
+            self._copied_nbytes += host_nbytes(leaf)
         return moved

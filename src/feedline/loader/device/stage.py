@@ -160,5 +160,5 @@ def is_plain(leaf: Any) -> bool:
 
 
 def host_nbytes(batch: Any) -> int:
-    """Bytes of the plain CPU tensors in a batch."""
-    return sum(leaf.nbytes for leaf in leaves(batch) if is_plain(leaf))
+    """Bytes of the plain CPU tensors in a batch, and of encoded images."""
+    return sum(leaf.nbytes if is_plain(leaf) else getattr(leaf, "host_nbytes", 0) for leaf in leaves(batch))
