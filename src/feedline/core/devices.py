@@ -153,7 +153,7 @@ def budget_nbytes(budget: int | str, device: torch.device) -> int:
 
 
 class _Delivering(threading.local):
-    """True while this thread builds a batch that a stage then delivers to a device."""
+    """True while this thread builds a batch for a device."""
 
     active: bool = False
 

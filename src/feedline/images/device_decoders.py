@@ -1,4 +1,4 @@
-"""Decoders of whole batches of encoded images on a device, whichever is installed."""
+"""Decoders of batches of images on a device, whichever is installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Decoder = Callable[[Files, torch.device], list[torch.Tensor | None]]
 
 
 class DecodeCounts(NamedTuple):
-    """Images decoded on devices by this process, and those of them that the CPU had to decode."""
+    """Images decoded for devices by this process, and fallbacks among them."""
 
     decoded: int = 0
     fallbacks: int = 0
@@ -67,7 +67,10 @@ def decode_there(files: Files, device: torch.device) -> list[torch.Tensor]:
 
 @cache
 def decoder_of(kind: str) -> Decoder:
-    """The decoder for a type of device: the first that is installed, else the CPU's kernels."""
+    """The first installed decoder for a type of device.
+
+    Without one, a warning is given, and every file falls back to the CPU.
+    """
     for module, make in _DECODERS if kind == "cuda" else ():
         if find_spec(module.partition(".")[0]) is not None:
             return make()

@@ -362,7 +362,7 @@ class Iteration:
 
 
 def _name_row(error: Exception, request: Any) -> None:
-    """Name the sample that cannot be delivered, if the error knows its row."""
+    """Name the sample, if the error knows its row."""
     row = getattr(error, "row", None)
     if row is not None and row < len(getattr(request, "positions", ())):
         place = f"epoch {request.epoch}, position {request.positions[row]}, stage device"

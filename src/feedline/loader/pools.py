@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, default_collate, def
 
 from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import ranges_of, traits_of
+from feedline.core.numa import on_cpus
 from feedline.core.schedule import PartitionSchedule
 from feedline.errors import ArgumentError
 from feedline.loader import checks
@@ -114,7 +115,9 @@ class LoaderPools:
             self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)
             self._together = _work_together(loader, kind, builder)
             # As in torch, the base seed is drawn only when workers start.
-            pool = self._open(loader, builder, kind, plan.base_seed(progress.cursor.epoch, loader.generator))
+            base_seed = plan.base_seed(progress.cursor.epoch, loader.generator)
+            with on_cpus(loader.device.cpus if isinstance(loader.device, Delivery) else None):
+                pool = self._open(loader, builder, kind, base_seed)
         kind = self._kind
         self._latest = pool
         # A data pipe is seeded for each epoch: persistent workers would keep the seeds of the first one.
@@ -136,7 +139,7 @@ class LoaderPools:
         return iteration
 
     def _last_steps(self, device: Any) -> LastSteps | None:
-        """Steps on the device, with static buffers that live as long as the loader."""
+        """Steps on the device; they live as long as the loader."""
         if not isinstance(device, Delivery):
             return None
         if self._steps is None:
@@ -239,7 +242,7 @@ class LoaderPools:
 
 
 def _decode_counts() -> tuple[int, int]:
-    """Images decoded on devices by this process, and those that fell back to the CPU."""
+    """Images decoded for devices by this process, and fallbacks."""
     module = sys.modules.get("feedline.images.device_decoders")  # most loaders do without image kernels
     return (0, 0) if module is None else module.counts()
 

@@ -163,7 +163,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class AcceleratorBackend:
-    """`Backend` over torch's own streams and events, for XPU and devices of other builds.
+    """`Backend` over torch's own streams and events, for XPU.
 
     Transport memory is not page-locked in place there: the driver has no such call in torch.
     """

@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from feedline.core.devices import Device, target
+from feedline.core.numa import Cpus, placement
 from feedline.core.rng import derive_each
 from feedline.core.tree import leaves, map_leaves
 from feedline.core.units import nbytes_of
@@ -32,6 +33,8 @@ class Delivery:
       callable with an argument `keys`, gets one uint64 key per row, fixed by (seed, epoch, position).
     - `dtype`: floating-point tensors are converted on the device.
     - `memory_format`: tensors of four dimensions, or of five for `torch.channels_last_3d`, are converted there.
+    - `numa`: "auto" starts workers on the CPUs of the device's NUMA node, so that their memory is there, too. Ranks of
+      this machine whose devices share the node divide its CPUs. Nothing happens on a machine with one node.
     - `static`: each batch is copied into the tensors of the first one, as CUDA graphs need: every batch must have the
       same containers, shapes and dtypes, and the loop must not keep batches.
 
@@ -44,14 +47,23 @@ class Delivery:
     dtype: torch.dtype | None = None
     memory_format: torch.memory_format | None = None
     static: bool = False
+    numa: Literal["auto"] | None = None
 
     def __post_init__(self) -> None:
         if self.transform is not None and not callable(self.transform):
             raise ArgumentError(f"Delivery(transform={self.transform!r}): give a callable")
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise ArgumentError(f"Delivery(dtype={self.dtype}): give a floating-point dtype, or a transform")
+        if self.numa not in (None, "auto"):
+            raise ArgumentError(f"Delivery(numa={self.numa!r}): give 'auto' or None")
         target(self.device)
         _ = self.depth
+
+    @property
+    def cpus(self) -> Cpus | None:
+        """CPUs for workers; None for those of this process."""
+        place = placement(torch.device(self.device)) if self.numa else None
+        return None if place is None else place.cpus
 
     @property
     def depth(self) -> Depth:
@@ -134,7 +146,10 @@ def _check_same(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
 
 
 def _keys(request: Any) -> Any:
-    """One key per row, independent of those of samples; None without a seed."""
+    """One key per row, independent of the samples' keys.
+
+    None without a seed.
+    """
     if getattr(request, "seed", None) is None or not hasattr(request, "positions"):
         return None
     return derive_each((request.seed, request.epoch), np.asarray(request.positions), "batch")

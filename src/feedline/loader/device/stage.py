@@ -58,7 +58,7 @@ class StageStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """Limit of batches in flight: `nbytes`, or a number of batches if None.
+    """Limit of what is in flight: `nbytes`, or `batches` if None.
 
     One batch is always allowed. Two are the one due, and one copied while the loop computes.
     """
@@ -160,5 +160,5 @@ def is_plain(leaf: Any) -> bool:
 
 
 def host_nbytes(batch: Any) -> int:
-    """Bytes of the plain CPU tensors in a batch, and of encoded images."""
+    """Bytes of plain CPU tensors and encoded images in a batch."""
     return sum(leaf.nbytes if is_plain(leaf) else getattr(leaf, "host_nbytes", 0) for leaf in leaves(batch))

@@ -1,4 +1,4 @@
-"""`DecodeOnDevice`: encoded images that are decoded and transformed where their batch is delivered."""
+"""`DecodeOnDevice`: images that are decoded where their batch is delivered."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class EncodedImages:
         return len(self.stops)
 
     def to(self, device: Any) -> torch.Tensor:
-        """Decode and transform on the device; ImageError names the row of an unreadable file."""
+        """Decode and transform on the device.
+
+        ImageError carries the row of an unreadable file.
+        """
         starts = [0, *self.stops[:-1].tolist()]
         files = [self.data[start:stop] for start, stop in zip(starts, self.stops.tolist(), strict=True)]
         if uses_native(torch.device(device)):
@@ -58,7 +61,7 @@ class EncodedImages:
 
 
 def uses_native(device: torch.device) -> bool:
-    """True on the CPU, where the kernels decode, crop and convert in one call."""
+    """True on the CPU, where one native call does all steps."""
     return device.type == "cpu"
 
 
@@ -78,7 +81,10 @@ class EncodingPlan(ImagePlan):
         grids: Grids = None,
         threads: int = 1,
     ) -> Any:
-        """The encoded images; the batch itself if it goes to no device, or holds pixels already."""
+        """The encoded images.
+
+        The batch itself if it goes to no device, or if sources are pixels already.
+        """
         if not is_for_device() or any(_is_pixels(source) for source in sources):
             return ImagePlan.batch(self, sources, keys, allocate, grids, threads)
         _check_orientation(self.steps)
@@ -94,7 +100,10 @@ def _is_pixels(source: Any) -> bool:
 
 
 def _bytes_of(source: Any, row: int) -> NDArray[np.uint8]:
-    """The file, whose header has been read: a worker names a file that is no image, with `on_error`."""
+    """The file, after a look at its header.
+
+    So a worker finds files that are no images, and `on_error` applies.
+    """
     content = Path(source).read_bytes() if isinstance(source, (str, os.PathLike)) else source
     try:
         images.probe(source if isinstance(source, str) else content)
