@@ -18,7 +18,7 @@ from feedline.core.telemetry import CPU, CPU_EVERY_NS, MAIN, SpanTuple, add_run_
 from feedline.errors import WorkerStalledError, note
 from feedline.loader.autoscale import Autoscale
 from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
-from feedline.loader.device import Stage
+from feedline.loader.device import Delivered, Stage
 from feedline.loader.error_policy import Quarantine
 from feedline.loader.report.stats import Totals
 from feedline.loader.worker_states import WorkerStates
@@ -133,8 +133,8 @@ class Iteration:
         """Returns what stops persistent workers, or None once the loader is gone."""
         self.late_start: Callable[[], Iterator[Any] | None] | None = None
         """Called before the first batch: other requests than those of the constructor, or None."""
-        self.last_steps: Callable[[Any, Any], Any] | None = None
-        """`last_steps(batch, request)` is the batch to deliver, after the stage."""
+        self.last_steps: Callable[[Any, Delivered], Any] | None = None
+        """`last_steps(batch, delivered)` is the batch to deliver, after the stage."""
         self._left_ns = monotonic_ns()
         # Not __del__: an iterator held by a traceback dies in a cycle, maybe after the objects it refers to.
         self._finalizer = weakref.finalize(self, _release, self._window, self._staged, stage, on_close)
@@ -166,7 +166,7 @@ class Iteration:
             self._taken = None
         batch = result.batch if self._stage is None else self._finish(self._stage, request, moving)
         if self.last_steps is not None:
-            batch = self.last_steps(batch, request)
+            batch = self.last_steps(batch, Delivered(request, result, progress.cursor))
         samples = self._advance(request, result)
         now = monotonic_ns()
         spans = result.spans

@@ -57,6 +57,39 @@ def test_the_numbers_of_a_row_are_its_own_for_every_batch_size() -> None:
     assert torch.equal(large, small)
 
 
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([(image, label) for image, label in zip(IMAGES, DATA.tensors[1], strict=True)])
+
+
+def test_streams_draw_by_the_place_in_their_partition() -> None:
+    def streaming() -> fl.DataLoader[Any]:
+        return fl.DataLoader(Stream(), 5, seed=3, device=fl.Delivery("cpu", transform=AUGMENT))
+
+    expected = list(streaming())
+    assert not torch.equal(expected[0][0], expected[1][0])
+    cut, resumed = streaming(), streaming()
+    begun = list(islice(cut, 2))
+    resumed.load_state_dict(json.loads(json.dumps(cut.state_dict())))
+    check_same(expected, begun + list(resumed), "a resumed stream must go on with the same numbers")
+
+
+class Gaps(TensorDataset):
+    def __getitem__(self, index: int) -> Any:
+        if index % 7 == 3:
+            raise ValueError(index)
+        return super().__getitem__(index)
+
+
+def test_samples_that_are_left_out_have_no_keys() -> None:
+    erase = transforms.OnBatch(transforms.RandomErasing(1.0))
+    with loader(transform=erase) as whole, loader(Gaps(*DATA.tensors), transform=erase, on_error="skip") as gaps:
+        alone = {int(image.sum()) for images, _ in whole for image in images}
+        kept = [int(image.sum()) for images, _ in gaps for image in images]
+    assert len(kept) == LENGTH - 3
+    assert alone.issuperset(kept)
+
+
 def test_without_a_seed_torch_decides() -> None:
     def batches() -> list[Any]:
         torch.manual_seed(4)

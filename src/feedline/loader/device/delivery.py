@@ -6,11 +6,14 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from feedline.core.batch import BatchResult
+from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.devices import Device, target
 from feedline.core.numa import Cpus, placement
 from feedline.core.rng import derive_each
@@ -82,6 +85,14 @@ class Delivery:
         return device if isinstance(device, Delivery) else cls(device)
 
 
+class Delivered(NamedTuple):
+    """The origin of a batch: its request, its result, and the cursor before it."""
+
+    request: Any
+    result: BatchResult
+    cursor: Cursor | PartitionCursor
+
+
 class LastSteps:
     """The transform, conversions and static buffers of a `Delivery`.
 
@@ -93,22 +104,22 @@ class LastSteps:
         self._buffers: list[torch.Tensor] | None = None
         self._wants_keys = takes_keys(delivery.transform)
 
-    def __call__(self, batch: Any, request: Any) -> Any:
-        """The batch to deliver; errors name the request."""
+    def __call__(self, batch: Any, delivered: Delivered) -> Any:
+        """The batch to deliver; errors name its request."""
         with span("feedline.transform"):
             try:
-                batch = self._transformed(batch, request)
+                batch = self._transformed(batch, delivered)
                 batch = map_leaves(self._convert, batch, moves_itself)
                 return self._settle(batch) if self._delivery.static else batch
             except Exception as error:
-                note(error, f"feedline: on {self._delivery.device}, after the copy of {request}")
+                note(error, f"feedline: on {self._delivery.device}, after the copy of {delivered.request}")
                 raise
 
-    def _transformed(self, batch: Any, request: Any) -> Any:
+    def _transformed(self, batch: Any, delivered: Delivered) -> Any:
         transform = self._delivery.transform
         if transform is None:
             return batch
-        return transform(batch, keys=_keys(request)) if self._wants_keys else transform(batch)
+        return transform(batch, keys=_keys(delivered)) if self._wants_keys else transform(batch)
 
     def _convert(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -145,14 +156,21 @@ def _check_same(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
         )
 
 
-def _keys(request: Any) -> Any:
+def _keys(batch: Delivered) -> NDArray[np.uint64] | None:
     """One key per row, independent of the samples' keys.
 
-    None without a seed.
+    None without a seed. Rows that were left out have none.
     """
-    if getattr(request, "seed", None) is None or not hasattr(request, "positions"):
+    request, result, cursor = batch
+    if request.seed is None:
         return None
-    return derive_each((request.seed, request.epoch), np.asarray(request.positions), "batch")
+    if isinstance(cursor, PartitionCursor):
+        assert result.mark is not None
+        places = np.arange(cursor.mark(request.partition).samples, result.mark.samples)
+        return derive_each((request.seed, request.epoch, request.partition), places, "batch")
+    gone = {skip.position for skip in result.skipped if skip.replaced_by is None}
+    places = np.array([place for place in np.asarray(request.positions).tolist() if place not in gone], np.int64)
+    return derive_each((request.seed, request.epoch), places, "batch")
 
 
 def takes_keys(transform: Callable[..., Any] | None) -> bool:
