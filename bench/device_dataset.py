@@ -26,6 +26,8 @@ def first(batches: Iterable[object]) -> Callable[[], None]:
     def run() -> None:
         for _, batch in zip(range(BATCHES), batches, strict=False):
             assert batch
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
     return run
 
@@ -39,9 +41,12 @@ def main(device: str) -> None:
     by_hand = DataLoader(Gathered(*there), collate_fn=lambda batch: batch, **arguments)
     feedlines = fl.DataLoader(fl.datasets.DeviceDataset((images, labels), device=device), seed=0, **arguments)
     tensors = fl.DataLoader(TensorDataset(*there), seed=0, **arguments)
+    copied = fl.DataLoader(TensorDataset(images, labels), seed=0, num_workers=2, device=device, **arguments)
     contest = Contest(f"device dataset on {device}", unit="batches/s", baseline="torch, TensorDataset")
     contest.add("torch, TensorDataset", first(torchs), BATCHES)
     contest.add("torch, __getitems__ by hand", first(by_hand), BATCHES)
+    if device != "cpu":
+        contest.add("feedline, from host memory", first(copied), BATCHES)
     contest.add("feedline, TensorDataset", first(tensors), BATCHES)
     contest.add("feedline, DeviceDataset", first(feedlines), BATCHES)
     contest.run().publish()

@@ -9,6 +9,7 @@ from feedline import collate, errors, samplers
 from feedline.core.dataset import BatchRead, Dataset, Traits
 from feedline.core.rng import SampleRng, sample_rng
 from feedline.loader.dataloader import DataLoader
+from feedline.loader.device.delivery import Delivery
 from feedline.loader.error_policy import ErrorPolicy
 from feedline.loader.metrics import add_instruments, serve_metrics
 from feedline.loader.partitions import PartitionedDataset
@@ -24,6 +25,7 @@ __all__ = [
     "BatchRead",
     "DataLoader",
     "Dataset",
+    "Delivery",
     "ErrorPolicy",
     "PartitionedDataset",
     "Recovery",

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import mmap
 import os
+import warnings
 import weakref
 from collections import deque
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import feedline as fl
+from feedline import transforms as T
 from feedline.loader.device import DeviceStage, PinStage, open_stage
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -167,3 +172,72 @@ def test_a_loader_delivers_on_the_device(num_workers: int, method: str) -> None:
             for ours, theirs in zip(loader, expected, strict=True):
                 assert all(tensor.is_cuda for tensor in ours)
                 assert all(torch.equal(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_data_on_the_device_is_gathered_there() -> None:
+    images, labels = torch.randint(0, 256, (200, 3, 8, 8), dtype=torch.uint8), torch.arange(200)
+    expected = list(fl.DataLoader(torch.utils.data.TensorDataset(images, labels), 16, shuffle=True, seed=0))
+    row = images[0].nbytes + 8
+    for budget in ("80%", 70 * row):
+        data = fl.datasets.DeviceDataset((images, labels), device="cuda", budget=budget)
+        for num_workers in (0, 2):
+            got = list(fl.DataLoader(data, 16, shuffle=True, seed=0, num_workers=num_workers))
+            for ours, theirs in zip(got, expected, strict=True):
+                assert all(tensor.is_cuda for tensor in ours)
+                assert all(torch.equal(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_tensor_dataset_on_the_device_is_read_in_whole_batches() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(100, device="cuda"))
+    with fl.DataLoader(data, 32) as loader:
+        assert loader.plan().accelerated
+        assert torch.cat([batch for (batch,) in loader]).tolist() == list(range(100))
+
+
+AUGMENT = T.OnBatch([T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.2)])
+
+
+def test_augmentation_is_within_a_level_of_the_cpu_s() -> None:
+    images = torch.randint(0, 256, (64, 3, 32, 40), dtype=torch.uint8)
+    keys = np.arange(64, dtype=np.uint64)
+    for pipeline in (T.OnBatch(T.RandomResizedCrop(16)), T.OnBatch(T.RandomCrop(24)), T.OnBatch(T.GaussianBlur(5))):
+        ours, theirs = pipeline(images.cuda(), keys).cpu().int(), pipeline(images, keys).int()
+        assert (ours - theirs).abs().max() <= 1
+    color = T.OnBatch(T.ColorJitter(0.4, 0.4, 0.4, 0.2))
+    assert torch.equal(color(images.cuda(), keys).cpu(), color(images, keys))
+
+
+def test_static_batches_replay_in_a_graph() -> None:
+    images = torch.randint(0, 256, (64, 3, 32, 40), dtype=torch.uint8)
+    data = torch.utils.data.TensorDataset(images, torch.arange(64))
+    delivery = fl.Delivery("cuda", transform=AUGMENT, dtype=torch.float16, static=True, prefetch=3)
+    with fl.DataLoader(data, 16, seed=0, shuffle=True, device=delivery) as loader:
+        addresses = {tuple(tensor.data_ptr() for tensor in batch) for _ in range(2) for batch in loader}
+        stats = loader.stats()
+    assert len(addresses) == 1
+    assert 0 <= stats.hidden_copy_s <= stats.copy_s
+
+
+def test_two_streams_of_loaders_do_not_mix() -> None:
+    one, other = (torch.utils.data.TensorDataset(torch.full((64, 1000), value)) for value in (1, 2))
+    loaders = [fl.DataLoader(data, 8, device="cuda", num_workers=2) for data in (one, other)]
+    for (first,), (second,) in zip(*loaders, strict=True):
+        assert (first.unique().tolist(), second.unique().tolist()) == ([1], [2])
+
+
+def test_encoded_images_are_decoded_there(tmp_path: Path) -> None:
+    for number in range(12):
+        place = tmp_path / "ab"[number % 2] / f"{number}.jpg"
+        place.parent.mkdir(exist_ok=True)
+        noise = np.random.default_rng(number).integers(0, 256, (6, 8, 3), np.uint8)
+        Image.fromarray(noise).resize((64, 48), Image.Resampling.BICUBIC).save(place, quality=92)
+    train = T.imagenet_train(16)
+    expected = fl.DataLoader(fl.datasets.ImageFolder(tmp_path, train), 4, shuffle=True, seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # no decoder may be installed
+        data = fl.datasets.ImageFolder(tmp_path, T.DecodeOnDevice(train))
+        with fl.DataLoader(data, 4, shuffle=True, seed=0, device="cuda") as loader:
+            for (ours, labels), (theirs, others) in zip(loader, expected, strict=True):
+                assert torch.equal(labels.cpu(), others)
+                assert (ours.cpu() - theirs).abs().mean() < 0.05  # decoders differ by some levels
+            assert loader.stats().decoded_on_device == 12

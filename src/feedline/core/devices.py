@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +150,27 @@ def budget_nbytes(budget: int | str, device: torch.device) -> int:
         if amount is not None:
             return amount
     raise ArgumentError(f'budget={budget!r}: give bytes, an amount such as "20 GB", or a share such as "80%"')
+
+
+class _Delivering(threading.local):
+    """True while this thread builds a batch for a device."""
+
+    active: bool = False
+
+
+_delivering = _Delivering()
+
+
+def is_for_device() -> bool:
+    """True if the batch that this thread builds goes to a device."""
+    return _delivering.active
+
+
+@contextmanager
+def for_device(active: bool) -> Iterator[None]:
+    """Within the block, `is_for_device()` of this thread is `active`."""
+    outer, _delivering.active = _delivering.active, active
+    try:
+        yield
+    finally:
+        _delivering.active = outer

@@ -22,6 +22,7 @@ from feedline.collate.rows import RowBuffer
 from feedline.core import telemetry
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
 from feedline.core.dataset import BatchRead, Keys, adapted, many_at_once, stacked_columns, traits_of
+from feedline.core.devices import for_device
 from feedline.core.recognition import SampleReader, may_be_recognized, recognized
 from feedline.core.rng import Address, addressed, derive, derive_each
 from feedline.core.rng_globals import global_states, restore_globals, seed_globals
@@ -106,6 +107,7 @@ class BatchBuilder:
     seed seed `random`, `numpy.random` and torch for each sample; only for workers that do not share their process. Up
     to `threads` native threads work on one batch if the dataset's `read_batch` supports it. With `accelerate`, known
     datasets of other libraries are read by feedline, with equal results, and worker processes defer Pillow's decoding.
+    `for_device`: a stage delivers the batches to a device, so images may stay encoded until then.
     """
 
     dataset: Any
@@ -114,6 +116,7 @@ class BatchBuilder:
     action: str = "raise"
     reseeds: bool = True
     accelerate: bool = True
+    for_device: bool = False
     threads: int = field(default=1, compare=False)
     progress: Callable[[int], None] | None = field(default=None, compare=False)
     _dataset_state: Any = field(init=False, default=None, compare=False)
@@ -133,7 +136,8 @@ class BatchBuilder:
 
     def __getstate__(self) -> tuple[Any, ...]:
         schemes = traveling_schemes()
-        return schemes, self.dataset, self.collate_fn, self.batched, self.action, self.reseeds, self.accelerate
+        arguments = self.dataset, self.collate_fn, self.batched, self.action, self.reseeds, self.accelerate
+        return schemes, *arguments, self.for_device
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, *arguments = state
@@ -231,7 +235,8 @@ class BatchBuilder:
         """
         try:
             keys = _keys(request) if reader.uses_keys else None
-            return reader.read(BatchRead(request.indices, allocate, keys, self.threads))
+            with for_device(self.for_device):
+                return reader.read(BatchRead(request.indices, allocate, keys, self.threads))
         except Exception as error:
             if self.action != "raise":
                 return EMPTY_BATCH

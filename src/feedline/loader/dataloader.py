@@ -24,6 +24,7 @@ from feedline.errors import ArgumentError
 from feedline.loader import checks, rebuilds
 from feedline.loader.builder import is_stateful
 from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
+from feedline.loader.device import Delivery
 from feedline.loader.error_policy import Action, ErrorPolicy, Quarantine
 from feedline.loader.loop import Iteration, Progress
 from feedline.loader.metrics import serve_as_asked
@@ -65,7 +66,8 @@ class DataLoader(TorchDataLoader[T_co]):
     - `distributed`: None for one rank; "auto" reads rank and world size from torch.distributed or the environment; or
       (rank, world_size). Each rank gets its rows of every global batch of `batch_size * world_size` samples.
     - `on_error`: "raise", "skip", "replace" or an `ErrorPolicy`, for samples that raise.
-    - `device`: the device of delivered batches; copies run on a side stream while the loop computes.
+    - `device`: the device of delivered batches, or a `Delivery` with steps there; copies run on a side stream while
+      the loop computes.
     - `recovery`: limit of worker restarts per epoch, and time until a stall is reported.
     - `accelerate`: read known datasets and transforms of other libraries, and in worker processes Pillow's JPEGs, by
       feedline's kernels, with the same results; False runs all of them as they are. See `plan()`.
@@ -113,7 +115,7 @@ class DataLoader(TorchDataLoader[T_co]):
         worker_method: str = "auto",
         distributed: Literal["auto"] | tuple[int, int] | None = None,
         on_error: Action | ErrorPolicy = "raise",
-        device: str | torch.device | None = None,
+        device: str | torch.device | Delivery | None = None,
         recovery: Recovery | None = None,
         accelerate: bool = True,
         log: str | os.PathLike[str] | None = None,
@@ -154,7 +156,7 @@ class DataLoader(TorchDataLoader[T_co]):
         check_method(self)
         warn_of_uneven_ranks(dataset, self._world_size)
         if device is not None:
-            target(device)
+            target(Delivery.of(device).device)
         self._resume: dict[str, Any] | None = None
         self._epoch = 0
         self._reset()

@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 from feedline.collate.batch_reads import reader_of
 from feedline.core.cgroups import Cgroup
 from feedline.core.dataset import many_at_once, traits_of
+from feedline.loader.device import Delivery
 from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.report.context import Context
 from feedline.loader.report.sources import shares_itself_out, source_of
@@ -46,7 +47,7 @@ def describe(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: PoolK
         shares_itself_out=not is_stream or loader.worker_init_fn is not None or shares_itself_out(dataset),
         most_workers=dataset.num_partitions if isinstance(dataset, PartitionedDataset) else None,
         together=together,
-        device=None if loader.device is None else str(loader.device),
+        device=None if loader.device is None else str(Delivery.of(loader.device).device),
         sampler=_sampler_of(loader),
         collate_fn=_collate_fn_of(loader),
         epoch_batches=_length_of(loader),

@@ -16,10 +16,10 @@ from feedline.core.batch import EMPTY_BATCH, BatchResult
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.page import SINCE
 from feedline.core.telemetry import CPU, CPU_EVERY_NS, MAIN, SpanTuple, add_run_delay
-from feedline.errors import WorkerStalledError
+from feedline.errors import WorkerStalledError, note
 from feedline.loader.autoscale import Autoscale
 from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
-from feedline.loader.device import Stage
+from feedline.loader.device import Delivered, Stage
 from feedline.loader.error_policy import Quarantine
 from feedline.loader.pulse import Pulse, QueueState
 from feedline.loader.report.totals import Totals
@@ -140,6 +140,8 @@ class Iteration:
         """Called before the first batch: other requests than those of the constructor, or None."""
         self.monitor: object = None
         """The loader's monitor. It must outlive the loader, which `for batch in DataLoader(...)` drops at once."""
+        self.last_steps: Callable[[Any, Delivered], Any] | None = None
+        """`last_steps(batch, delivered)` is the batch to deliver, after the stage."""
         self._left_ns = monotonic_ns()
         # Not __del__: an iterator held by a traceback dies in a cycle, maybe after the objects it refers to.
         self._finalizer = weakref.finalize(self, _release, self._window, self._staged, stage, on_close)
@@ -177,7 +179,7 @@ class Iteration:
                 break
             self._advance(request, result)
             self._taken = None
-        batch = result.batch if self._stage is None else self._stage.finish(moving)
+        batch = self._placed(request, result, moving)
         samples = self._advance(request, result)
         now = monotonic_ns()
         spans = result.spans
@@ -199,6 +201,21 @@ class Iteration:
             self._next_cpu_ns, self._left_cpu_ns = now + CPU_EVERY_NS, self._cpu_clock()
         self._taken = None
         return batch
+
+    def _placed(self, request: Any, result: BatchResult, moving: Any) -> Any:
+        """The batch on its device, after the last steps."""
+        batch = result.batch
+        if self._stage is not None:
+            try:
+                batch = self._stage.finish(moving)
+            except Exception as error:
+                _name_row(error, request)
+                raise
+        return (
+            batch
+            if self.last_steps is None
+            else self.last_steps(batch, Delivered(request, result, self._progress.cursor))
+        )
 
     def _advance(self, request: Any, result: BatchResult) -> int:
         """Record a batch as delivered, once.
@@ -335,6 +352,7 @@ class Iteration:
 
     def _stage_one(self, stage: Stage) -> bool:
         """Start the stage for the next result; keep its error until due."""
+        entry: _Entry | None = None
         try:
             entry = self._result()
             if entry is None:
@@ -347,6 +365,8 @@ class Iteration:
             else:
                 self._staged.append(entry)
         except Exception as error:  # noqa: BLE001 - raised when its turn comes
+            if entry is not None:
+                _name_row(error, entry[0])
             self._staged.append(error)
         return True
 
@@ -376,6 +396,15 @@ class Iteration:
                 window.remove(future)
                 break
         return request, result, None
+
+
+def _name_row(error: Exception, request: Any) -> None:
+    """Name the sample, if the error knows its row."""
+    row = getattr(error, "row", None)
+    if row is not None and row < len(getattr(request, "positions", ())):
+        place = f"epoch {request.epoch}, position {request.positions[row]}, stage device"
+        remedy = "leave out DecodeOnDevice, so that on_error='skip' leaves out such samples"
+        note(error, f"feedline: sample {request.indices[row]} ({place}); {remedy}")
 
 
 def _release(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -10,13 +11,14 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate, default_convert
 
 from feedline.core.dataset import ranges_of, traits_of
+from feedline.core.numa import on_cpus
 from feedline.core.schedule import PartitionSchedule
 from feedline.errors import ArgumentError
 from feedline.loader import checks
 from feedline.loader.autoscale import MOST_WORKERS, Autoscale, kind_by_measurement
 from feedline.loader.builder import BatchBuilder
 from feedline.loader.description import describe
-from feedline.loader.device import DeviceStage, Stage, StageStatistics, open_stage
+from feedline.loader.device import Delivery, DeviceStage, LastSteps, Stage, StageStatistics, open_stage
 from feedline.loader.loop import Flow, Iteration, Progress
 from feedline.loader.partitions import PartitionBuilder, PartitionedDataset
 from feedline.loader.plan import Plan
@@ -73,7 +75,10 @@ def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
         arguments = loader.dataset, collate_fn, loader.batch_size, loader.drop_last
         return PartitionBuilder(*arguments, accelerate=loader.accelerate)
     batched = loader.batch_sampler is not None
-    return BatchBuilder(loader.dataset, collate_fn, batched, loader._policy.action, accelerate=loader.accelerate)
+    return BatchBuilder(
+        loader.dataset, collate_fn, batched, loader._policy.action,
+        accelerate=loader.accelerate, for_device=loader.device is not None,
+    )  # fmt: skip
 
 
 class PoolSums(NamedTuple):
@@ -83,20 +88,23 @@ class PoolSums(NamedTuple):
     copied_nbytes: int = 0
     staged_nbytes: int = 0
     copy_s: float = 0.0
+    hidden_copy_s: float = 0.0
+    decoded: int = 0
+    decode_fallbacks: int = 0
 
     def plus(self, pool: PoolStatistics, stage: StageStatistics) -> PoolSums:
         """The sums with those of another pool and stage."""
-        return PoolSums(
-            self.restarts + pool.restarts,
-            self.copied_nbytes + stage.copied_nbytes,
-            self.staged_nbytes + stage.staged_nbytes,
-            self.copy_s + stage.copy_s,
+        return self._replace(
+            restarts=self.restarts + pool.restarts,
+            copied_nbytes=self.copied_nbytes + stage.copied_nbytes,
+            staged_nbytes=self.staged_nbytes + stage.staged_nbytes,
+            copy_s=self.copy_s + stage.copy_s,
+            hidden_copy_s=self.hidden_copy_s + stage.hidden_copy_s,
         )
 
     def since(self, earlier: PoolSums) -> PoolSums:
         """The differences from earlier sums."""
-        restarts, copied, staged, copy_s = (now - before for now, before in zip(self, earlier, strict=True))
-        return PoolSums(int(restarts), int(copied), int(staged), copy_s)
+        return PoolSums(*(now - before for now, before in zip(self, earlier, strict=True)))  # type: ignore[arg-type]
 
 
 class LoaderPools:
@@ -109,6 +117,8 @@ class LoaderPools:
         self._kept: WorkerPool | None = None
         self._latest: WorkerPool | None = None
         self._stage: Stage | None = None
+        self._steps: LastSteps | None = None
+        self._decoded_before = _decode_counts()
         self._buffers = BufferPool()
         self._kind = INLINE
         self._together = False
@@ -136,7 +146,9 @@ class LoaderPools:
             self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)
             self._together = _work_together(loader, kind, builder)
             # As in torch, the base seed is drawn only when workers start.
-            pool = self._open(loader, builder, kind, self._base_seed(loader, plan, progress.cursor.epoch))
+            base_seed = self._base_seed(loader, plan, progress.cursor.epoch)
+            with on_cpus(loader.device.cpus if isinstance(loader.device, Delivery) else None):
+                pool = self._open(loader, builder, kind, base_seed)
         kind = self._kind
         self._latest = pool
         # A data pipe is seeded for each epoch: persistent workers would keep the seeds of the first one.
@@ -154,9 +166,18 @@ class LoaderPools:
             stage=self._stage, length=lambda: plan.length() - before, on_close=partial(self._release, pool, ahead),
             restart=lambda cursor: plan.requests(cursor, lambda: progress.cursor),
         )  # fmt: skip
+        iteration.last_steps = self._last_steps(loader.device)
         if kind.works_ahead:
             iteration.start()
         return iteration
+
+    def _last_steps(self, device: Any) -> LastSteps | None:
+        """Steps on the device; they live as long as the loader."""
+        if not isinstance(device, Delivery):
+            return None
+        if self._steps is None:
+            self._steps = LastSteps(device)
+        return self._steps
 
     def prepare(self, loader: Any) -> None:
         """Start the pools' resources in the background, such as the fork server."""
@@ -180,10 +201,18 @@ class LoaderPools:
             copied_nbytes=sums.copied_nbytes,
             staged_nbytes=sums.staged_nbytes,
             copy_s=sums.copy_s,
+            hidden_copy_s=sums.hidden_copy_s,
+            decoded_on_device=sums.decoded,
+            decode_fallbacks=sums.decode_fallbacks,
             restarts=sums.restarts,
             skipped=skipped,
             workers=pool.workers,
         )
+
+    def _decoded(self) -> tuple[int, int]:
+        """Images decoded on devices since this object exists, and fallbacks."""
+        (decoded, fallbacks), before = _decode_counts(), self._decoded_before
+        return decoded - before[0], fallbacks - before[1]
 
     def pool_statistics(self) -> PoolStatistics:
         """Current figures of the latest pool."""
@@ -195,7 +224,9 @@ class LoaderPools:
     def _sums(self) -> PoolSums:
         if self._latest is None:  # the figures of the former stage are among those of the ended pools
             return self._ended
-        return self._ended.plus(self.pool_statistics(), self._stage_statistics())
+        decoded, fallbacks = self._decoded()
+        sums = self._ended.plus(self.pool_statistics(), self._stage_statistics())
+        return sums._replace(decoded=decoded, decode_fallbacks=fallbacks)
 
     def context(self, loader: Any) -> Context:
         """The setup of the loader, for the advice of a verdict."""
@@ -284,6 +315,12 @@ def _kind_with_workers(loader: Any, builder: Any) -> PoolKind:
     is_stream = isinstance(loader.dataset, IterableDataset) and not isinstance(loader.dataset, PartitionedDataset)
     safe = traits_of(loader.dataset).thread_safe or builder.vectorized
     return THREADS if safe and not is_stream else PROCESSES
+
+
+def _decode_counts() -> tuple[int, int]:
+    """Images decoded for devices by this process, and fallbacks."""
+    module = sys.modules.get("feedline.images.device_decoders")  # most loaders do without image kernels
+    return (0, 0) if module is None else module.counts()
 
 
 def _work_together(loader: Any, kind: PoolKind, builder: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from feedline.core.rng import Draws
 from feedline.transforms.base import Transform, plan
+from feedline.transforms.batched.encoded import DecodeOnDevice
 from feedline.transforms.batched.mixing import CutMix, MixUp
 from feedline.transforms.batched.on_batch import OnBatch
 from feedline.transforms.color import ColorJitter, GaussianBlur, Grayscale, RandomGrayscale
@@ -36,6 +37,7 @@ __all__ = [
     "ColorJitter",
     "Compose",
     "CutMix",
+    "DecodeOnDevice",
     "Draws",
     "GaussianBlur",
     "Grayscale",

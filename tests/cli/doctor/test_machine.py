@@ -104,11 +104,18 @@ def test_shared_memory_is_reported_but_never_needed(tmp_path: Path) -> None:
     assert machine.shared_memory(tmp_path / "none").severity is Severity.GOOD
 
 
-def test_several_numa_nodes_are_noted(tmp_path: Path) -> None:
-    (tmp_path / "node0").mkdir()
-    assert list(machine.numa_nodes(tmp_path)) == []
-    (tmp_path / "node1").mkdir()
+def test_several_numa_nodes_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(machine.torch.cuda, "get_device_name", lambda _: "a GPU")
+    monkeypatch.setattr(machine.numa, "node_of", lambda *_: 1)
+    for node in range(2):
+        assert list(machine.numa_nodes(tmp_path)) == []
+        assert list(machine.cuda(tmp_path))[-1].evidence == "a GPU"
+        folder = tmp_path / "devices" / "system" / "node" / f"node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{4 * node}-{4 * node + 3}")
     assert "2 nodes" in next(machine.numa_nodes(tmp_path)).evidence
+    assert list(machine.cuda(tmp_path))[-1].evidence == "a GPU, on NUMA node 1 with 4 CPUs"
 
 
 @pytest.mark.parametrize(("severity", "code"), [(Severity.GOOD, 0), (Severity.NOTE, 0), (Severity.BAD, 1)])

@@ -21,7 +21,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.loader.device import DeviceStage, PlainStage, StageStatistics
+from feedline.loader.device import Depth, DeviceStage, PlainStage, StageStatistics
 
 Work = Callable[[], bool]
 """Something enqueued on a stream; it returns False when it has to wait."""
@@ -233,7 +233,8 @@ def test_nothing_is_copied_before_the_side_stream_runs(accelerator: FakeAccelera
     flight = stage.start(Slots(stage).batch(5))
     seen: list[Any] = []
     accelerator.read(stage.finish(flight), seen)
-    assert not accelerator.loop.advance(10)
+    accelerator.loop.advance(10)
+    assert not seen
     accelerator.drain()
     assert seen == [[5, 5, 5, 5]]
 
@@ -382,7 +383,7 @@ def train(accelerator: FakeAccelerator, stage: DeviceStage, moves: list[int]) ->
         if move < 3:
             accelerator.side.advance(move + 1)
         elif move < 6:
-            accelerator.loop.advance(move - 2)
+            accelerator.loop.advance(2 * (move - 2))
         elif move < 8 and (not started or stage.has_room()):
             started.append((number, stage.start(slots.batch(number))))
         elif started:
@@ -400,7 +401,7 @@ MOVES = st.lists(st.integers(0, 9), max_size=200)
 @given(moves=MOVES, depth_nbytes=st.none() | st.integers(1, 200))
 def test_every_read_of_the_loop_sees_its_own_batch(moves: list[int], depth_nbytes: int | None) -> None:
     accelerator = FakeAccelerator()
-    seen, expected = train(accelerator, DeviceStage(accelerator, depth_nbytes), moves)
+    seen, expected = train(accelerator, DeviceStage(accelerator, Depth(depth_nbytes)), moves)
     assert seen == expected
 
 
@@ -464,7 +465,7 @@ def test_two_batches_are_the_default_depth(accelerator: FakeAccelerator) -> None
 
 
 def test_the_depth_in_bytes_counts_the_next_batch_as_large_as_the_last(accelerator: FakeAccelerator) -> None:
-    stage = DeviceStage(accelerator, depth_nbytes=1000)
+    stage = DeviceStage(accelerator, Depth(1000))
     flights = [stage.start(torch.ones(100))]
     assert stage.has_room()
     flights.append(stage.start(torch.ones(100)))
@@ -474,7 +475,7 @@ def test_the_depth_in_bytes_counts_the_next_batch_as_large_as_the_last(accelerat
 
 
 def test_one_batch_larger_than_the_depth_still_goes(accelerator: FakeAccelerator) -> None:
-    stage = DeviceStage(accelerator, depth_nbytes=10)
+    stage = DeviceStage(accelerator, Depth(10))
     flight = stage.start(torch.ones(100))
     assert not stage.has_room()
     moved = stage.finish(flight)
@@ -526,6 +527,7 @@ def test_statistics(accelerator: FakeAccelerator) -> None:
         staged_nbytes=8,
         registered_nbytes=32,
         copy_s=pytest.approx(0.040),
+        hidden_copy_s=pytest.approx(0.040),
     )
     stage.finish(second)
 
@@ -568,3 +570,62 @@ def test_a_batch_that_is_there_already_is_not_counted() -> None:
     with stage:
         assert stage.finish(stage.start(batch)) is batch
     assert stage.statistics() == StageStatistics()
+
+
+def test_a_depth_in_batches_is_kept(accelerator: FakeAccelerator) -> None:
+    stage = DeviceStage(accelerator, Depth(batches=4))
+    slots = Slots(stage)
+    flights = []
+    while stage.has_room():
+        flights.append(stage.start(slots.batch(len(flights))))
+    assert len(flights) == 4
+    assert accelerator.waits == 0
+
+
+def test_a_copy_that_the_loop_did_not_wait_for_is_hidden(accelerator: FakeAccelerator) -> None:
+    stage = DeviceStage(accelerator)
+    slots = Slots(stage)
+    early = stage.start(slots.batch(1))
+    accelerator.side.advance(1000)
+    stage.finish(early)
+    accelerator.drain()
+    late = stage.start(slots.batch(2))
+    stage.finish(late)
+    accelerator.loop.advance(1000)  # comes to the wait before the copy begins
+    accelerator.drain()
+    stage.close()
+    statistics = stage.statistics()
+    assert statistics.copy_s == pytest.approx(0.064)
+    assert statistics.hidden_copy_s == pytest.approx(0.032)
+
+
+def test_a_batch_that_does_not_fit_is_named(accelerator: FakeAccelerator) -> None:
+    stage = DeviceStage(accelerator, Depth(batches=3))
+    slots = Slots(stage)
+    flights = [stage.start(slots.batch(1)), stage.start(slots.batch(2))]
+
+    def refuse(host: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    accelerator.copy = refuse  # type: ignore[method-assign]
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        stage.start(slots.batch(3))
+    (note,) = caught.value.__notes__
+    assert "a batch of 32 bytes was copied to cpu, with 2 more on their way (64 bytes)" in note
+    assert "prefetch=2" in note
+    del flights
+    stage.close()
+
+
+def test_two_devices_of_one_process_do_not_mix() -> None:
+    one, other = FakeAccelerator(), FakeAccelerator()
+    stages = [DeviceStage(one), DeviceStage(other)]
+    slots = [Slots(stage) for stage in stages]
+    flights = [stage.start(slot.batch(value)) for stage, slot, value in zip(stages, slots, (3, 4), strict=True)]
+    seen: list[Any] = []
+    for accelerator, stage, flight in zip((one, other), stages, flights, strict=True):
+        accelerator.read(stage.finish(flight), seen)
+    one.drain()
+    assert seen == [[3] * 4]
+    other.drain()
+    assert seen == [[3] * 4, [4] * 4]

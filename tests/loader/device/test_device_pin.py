@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from feedline.loader.device import PinStage, StageStatistics
+from feedline.loader.device import Depth, PinStage, StageStatistics
 
 
 def marked(batch: Any) -> tuple[str, Any]:
@@ -36,7 +36,7 @@ def stage_of() -> Any:
     stages: list[PinStage] = []
 
     def make(pin: Callable[[Any], Any], depth_nbytes: int | None = None) -> PinStage:
-        stages.append(PinStage(depth_nbytes, pin))
+        stages.append(PinStage(Depth(depth_nbytes), pin))
         return stages[-1]
 
     yield make

@@ -18,6 +18,7 @@ import torch
 
 from feedline.cli.doctor.findings import Finding, Severity
 from feedline.cli.progress import format_bytes
+from feedline.core import numa
 from feedline.core.cgroups import Cgroup
 from feedline.loader.resources import affine_cpus
 
@@ -228,22 +229,28 @@ def open_files(soft: int, hard: int) -> Finding:
     return Finding("open files", f"{soft:,}, and the hard limit is no higher", Severity.NOTE, remedy)
 
 
-def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> Iterator[Finding]:
+def numa_nodes(root: Path = numa.SYS) -> Iterator[Finding]:
     """Number of NUMA nodes, where there are several."""
-    nodes = sorted(root.glob("node[0-9]*")) if root.is_dir() else []
+    nodes = numa.nodes(root)
     if len(nodes) > 1:
         evidence = f"{len(nodes)} nodes: memory of another node is slower"
-        yield Finding(
-            "NUMA", evidence, Severity.NOTE, "bind each training process: numactl --cpunodebind=N --membind=N"
-        )
+        remedy = "DataLoader(device=fl.Delivery(..., numa='auto')), or numactl --cpunodebind=N --membind=N"
+        yield Finding("NUMA", evidence, Severity.NOTE, remedy)
 
 
-def cuda() -> Iterator[Finding]:
-    """CUDA devices, one finding each."""
+def cuda(root: Path = numa.SYS) -> Iterator[Finding]:
+    """CUDA devices, one finding each, with their NUMA nodes."""
     if not torch.cuda.is_available():
         yield Finding("CUDA", "none: batches stay on the CPU")
     for i in range(torch.cuda.device_count()):
-        yield Finding(f"cuda:{i}", torch.cuda.get_device_name(i))
+        yield Finding(f"cuda:{i}", torch.cuda.get_device_name(i) + _placed(torch.device("cuda", i), root))
+
+
+def _placed(device: torch.device, root: Path) -> str:
+    nodes, node = numa.nodes(root), numa.node_of(device, root)
+    if len(nodes) < 2 or node is None:
+        return ""
+    return f", on NUMA node {node} with {len(nodes.get(node, ()))} CPUs"
 
 
 def _short(folder: Path) -> str:

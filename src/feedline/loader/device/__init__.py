@@ -2,6 +2,7 @@
 
 from feedline.loader.device.backend import Backend, CudaBackend, Event
 from feedline.loader.device.copy import DeviceStage, PlainStage
+from feedline.loader.device.delivery import Delivered, Delivery, LastSteps
 from feedline.loader.device.pin import PinStage
 from feedline.loader.device.resolve import open_stage
 from feedline.loader.device.stage import Depth, InFlight, Stage, StageStatistics
@@ -9,10 +10,13 @@ from feedline.loader.device.stage import Depth, InFlight, Stage, StageStatistics
 __all__ = [
     "Backend",
     "CudaBackend",
+    "Delivered",
+    "Delivery",
     "Depth",
     "DeviceStage",
     "Event",
     "InFlight",
+    "LastSteps",
     "PinStage",
     "PlainStage",
     "Stage",

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from typing import Any, Protocol
 
@@ -161,7 +162,79 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
+class AcceleratorBackend:
+    """`Backend` over torch's own streams and events, for XPU.
+
+    Transport memory is not page-locked in place there: the driver has no such call in torch.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        bare = device.index is None
+        number = torch.accelerator.current_device_index() if bare else device.index
+        self.device = torch.device(device.type, number)
+
+    def side_stream(self) -> Any:
+        """One stream per device and process."""
+        return _other_stream(self.device)
+
+    def current_stream(self) -> Any:
+        """See `Backend`."""
+        return torch.accelerator.current_stream(self.device)
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        """See `Backend`."""
+        outer = self.current_stream()
+        torch.accelerator.set_stream(stream)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(outer)
+
+    def record(self, stream: Any) -> Event:
+        """See `Backend`."""
+        event: Any = torch.Event(self.device, enable_timing=True)
+        event.record(stream)
+        return event  # type: ignore[no-any-return]
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """See `Backend`."""
+        stream.wait_event(event)
+
+    def copy(self, host: torch.Tensor) -> torch.Tensor:
+        """See `Backend`."""
+        return host.to(self.device, non_blocking=True)
+
+    def record_stream(self, tensor: Any, stream: Any) -> None:
+        """See `Backend`."""
+        tensor.record_stream(stream)
+
+    def is_pinned(self, host: torch.Tensor) -> bool:
+        """See `Backend`."""
+        return host.is_pinned()
+
+    def pinned(self, host: torch.Tensor) -> torch.Tensor:
+        """See `Backend`."""
+        return torch.empty_like(host, pin_memory=True).copy_(host)
+
+    def host_register(self, address: int, nbytes: int) -> None:
+        """Do nothing: batches are staged."""
+
+    def host_unregister(self, address: int) -> None:
+        """Do nothing."""
+
+
+@cache
+def _other_stream(device: torch.device) -> Any:
+    return torch.Stream(device)
+
+
 _ACCELERATOR: Any = getattr(torch, "accelerator", None)
+
+
+def has_streams() -> bool:
+    """True if this version of torch has streams for all accelerators."""
+    return hasattr(_ACCELERATOR, "set_stream") and hasattr(torch, "Event")
 
 
 def current() -> str | None:

@@ -9,13 +9,16 @@ import warnings
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from feedline.core.tree import map_leaves
+from feedline.errors import note
 from feedline.loader.device.backend import Backend, Event
+from feedline.loader.device.delivery import span
 from feedline.loader.device.stage import (
+    TWO_BATCHES,
     Closing,
     Depth,
     Flights,
@@ -35,16 +38,27 @@ class _Cargo:
     moved: list[Any] = field(default_factory=list)
 
 
-class _Copy(NamedTuple):
+@dataclass(slots=True)
+class _Copy:
     """The copy of one batch on the side stream.
 
-    Its host tensors stay referenced until `stopped` has passed, because the device reads them until then.
+    Its host tensors stay referenced until `stopped` has passed, because the device reads them until then. `needed`
+    marks where the loop's stream begins to wait for it.
     """
 
     nbytes: int
     started: Event
     stopped: Event
     cargo: _Cargo
+    needed: Event | None = None
+
+    def times_s(self) -> tuple[float, float]:
+        """Seconds of the copy, and those without a waiting loop."""
+        total = self.started.elapsed_time(self.stopped)
+        if self.needed is None or not self.needed.query():  # it has ended before the loop came to it
+            return total / 1e3, total / 1e3
+        waited = min(max(self.needed.elapsed_time(self.stopped), 0.0), total)
+        return total / 1e3, (total - waited) / 1e3
 
 
 class DeviceStage(Closing):
@@ -56,14 +70,14 @@ class DeviceStage(Closing):
     tensors are dropped at the first call after their copy has ended; there is no thread.
     """
 
-    def __init__(self, backend: Backend, depth_nbytes: int | None = None) -> None:
+    def __init__(self, backend: Backend, depth: Depth = TWO_BATCHES) -> None:
         self._backend = backend
-        self._depth = Depth(depth_nbytes)
+        self._depth = depth
         self._flights: Flights[tuple[Any, _Copy]] = Flights(self._depth)
         self._held: deque[_Copy] = deque()
         self._locked: dict[int, int] = {}
         self._copied_nbytes = self._staged_nbytes = 0
-        self._copy_s = 0.0
+        self._copy_s = self._hidden_copy_s = 0.0
 
     def start(self, batch: Any) -> InFlight[tuple[Any, _Copy]]:
         """Enqueue the copies; waits only while the depth is used up."""
@@ -72,10 +86,13 @@ class DeviceStage(Closing):
         backend = self._backend
         loop, side = backend.current_stream(), backend.side_stream()
         cargo = _Cargo()
-        with backend.on(side):
+        with span("feedline.copy"), backend.on(side):
             started = backend.record(side)
             try:
                 moved = map_leaves(partial(self._move, cargo, loop), batch, moves_itself)
+            except torch.OutOfMemoryError as error:
+                note(error, self._explain_memory(nbytes))
+                raise
             finally:  # also if a leaf cannot be moved: earlier copies already run
                 copy = _Copy(nbytes, started, backend.record(side), cargo)
                 self._held.append(copy)
@@ -86,6 +103,7 @@ class DeviceStage(Closing):
         batch, copy = self._flights.leave(moving)
         backend = self._backend
         current = backend.current_stream()
+        copy.needed = backend.record(current)
         backend.wait(current, copy.stopped)
         for tensor in copy.cargo.moved:
             backend.record_stream(tensor, current)
@@ -130,6 +148,7 @@ class DeviceStage(Closing):
             staged_nbytes=self._staged_nbytes,
             registered_nbytes=sum(self._locked.copy().values()),
             copy_s=self._copy_s,
+            hidden_copy_s=self._hidden_copy_s,
         )
 
     def close(self) -> None:
@@ -164,6 +183,14 @@ class DeviceStage(Closing):
         self._staged_nbytes += host.nbytes
         return self._backend.pinned(host)
 
+    def _explain_memory(self, nbytes: int) -> str:
+        flying = len(self._flights)
+        fits = f"pass device=Delivery(..., prefetch={flying})" if flying else "make the batch smaller"
+        return (
+            f"feedline: while a batch of {nbytes} bytes was copied to {self._backend.device}, with {flying} more on"
+            f" their way ({self._flights.nbytes} bytes): {fits}, or free memory there"
+        )
+
     def _make_room(self, nbytes: int) -> None:
         self._release()
         while not self._depth.allows(len(self._held), self._held_nbytes, nbytes):
@@ -177,7 +204,9 @@ class DeviceStage(Closing):
         copy = self._held.popleft()
         copy.stopped.synchronize()
         self._copied_nbytes += copy.nbytes
-        self._copy_s += copy.started.elapsed_time(copy.stopped) / 1e3
+        total_s, hidden_s = copy.times_s()
+        self._copy_s += total_s
+        self._hidden_copy_s += hidden_s
         copy.cargo.host.clear()
 
 
@@ -211,6 +240,6 @@ class PlainStage(Closing):
         if not hasattr(leaf, "to"):
             return leaf
         moved = leaf.to(self._device)
-        if moved is not leaf and is_plain(leaf):
-            self._copied_nbytes += leaf.nbytes
+        if moved is not leaf:
+            self._copied_nbytes += host_nbytes(leaf)
         return moved

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from feedline.loader.device import backend
-from feedline.loader.device.stage import Closing, Depth, Flights, InFlight, StageStatistics, host_nbytes
+from feedline.loader.device.stage import TWO_BATCHES, Closing, Depth, Flights, InFlight, StageStatistics, host_nbytes
 
 
 class PinStage(Closing):
@@ -22,9 +22,9 @@ class PinStage(Closing):
     The thread lives from `start` to `close`.
     """
 
-    def __init__(self, depth_nbytes: int | None = None, pin: Callable[[Any], Any] = pin_memory) -> None:
+    def __init__(self, depth: Depth = TWO_BATCHES, pin: Callable[[Any], Any] = pin_memory) -> None:
         self._pin = pin
-        self._flights: Flights[Future[Any]] = Flights(Depth(depth_nbytes))
+        self._flights: Flights[Future[Any]] = Flights(depth)
         self._thread: ThreadPoolExecutor | None = None
         self._copied_nbytes = 0
 

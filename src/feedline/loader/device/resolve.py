@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import warnings
 
+import torch
+
 from feedline.core.devices import Device, target
 from feedline.loader.device import backend
-from feedline.loader.device.backend import CudaBackend
+from feedline.loader.device.backend import AcceleratorBackend, Backend, CudaBackend
 from feedline.loader.device.copy import DeviceStage, PlainStage
+from feedline.loader.device.delivery import Delivery
 from feedline.loader.device.pin import PinStage
 from feedline.loader.device.stage import Stage
 
 
-def open_stage(
-    device: Device | None = None, *, pin_memory: bool = False, depth_nbytes: int | None = None
-) -> Stage | None:
+def open_stage(device: Device | Delivery | None = None, *, pin_memory: bool = False) -> Stage | None:
     """The stage for these arguments, or None without one.
 
     `device` takes precedence over `pin_memory`: delivered batches are on the device then. As in torch, `pin_memory`
     without an accelerator only warns.
     """
     if device is not None:
-        wanted = target(device)
-        return DeviceStage(CudaBackend(wanted), depth_nbytes) if wanted.type == "cuda" else PlainStage(wanted)
-    return PinStage(depth_nbytes) if pin_memory and _can_pin() else None
+        delivery = Delivery.of(device)
+        wanted = target(delivery.device)
+        streams = backend_of(wanted)
+        return PlainStage(wanted) if streams is None else DeviceStage(streams, delivery.depth)
+    return PinStage() if pin_memory and _can_pin() else None
+
+
+def backend_of(device: torch.device) -> Backend | None:
+    """Streams of the device; None without a side stream to copy on."""
+    if device.type == "cuda":
+        return CudaBackend(device)
+    # MPS is left out: torch gives it one stream only.
+    return AcceleratorBackend(device) if device.type == "xpu" and backend.has_streams() else None
 
 
 def _can_pin() -> bool:

@@ -11,9 +11,6 @@ import torch
 
 from feedline.core.tree import leaves
 
-DEFAULT_BATCHES = 2
-"""Batches in flight without a limit in bytes: the one due, and one copied while the loop computes."""
-
 
 class Stage(Protocol):
     """A step between workers and loop, in two calls per batch.
@@ -55,22 +52,28 @@ class StageStatistics:
     """Transport memory now page-locked."""
     copy_s: float = 0.0
     """Seconds the device spent on finished copies."""
+    hidden_copy_s: float = 0.0
+    """Part of `copy_s` in which the loop's stream did not wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """Limit of batches in flight: `nbytes`, or two batches if None.
+    """Limit of what is in flight: `nbytes`, or `batches` if None.
 
-    One batch is always allowed.
+    One batch is always allowed. Two are the one due, and one copied while the loop computes.
     """
 
     nbytes: int | None = None
+    batches: int = 2
 
     def allows(self, batches: int, nbytes: int, more: int) -> bool:
         """True if `more` bytes fit in after `batches` of `nbytes` in total."""
         if batches == 0:
             return True
-        return batches < DEFAULT_BATCHES if self.nbytes is None else nbytes + more <= self.nbytes
+        return batches < self.batches if self.nbytes is None else nbytes + more <= self.nbytes
+
+
+TWO_BATCHES = Depth()
 
 
 Moving = TypeVar("Moving")
@@ -157,5 +160,5 @@ def is_plain(leaf: Any) -> bool:
 
 
 def host_nbytes(batch: Any) -> int:
-    """Bytes of the plain CPU tensors in a batch."""
-    return sum(leaf.nbytes for leaf in leaves(batch) if is_plain(leaf))
+    """Bytes of plain CPU tensors and encoded images in a batch."""
+    return sum(leaf.nbytes if is_plain(leaf) else getattr(leaf, "host_nbytes", 0) for leaf in leaves(batch))

@@ -102,6 +102,12 @@ class Stats:
     """Bytes of them first copied on the host, because they were not in page-locked memory."""
     copy_s: float = 0.0
     """Seconds the device spent on copies."""
+    hidden_copy_s: float = 0.0
+    """Part of `copy_s` in which the loop did not wait for them."""
+    decoded_on_device: int = 0
+    """Images of `DecodeOnDevice` that an accelerator was to decode, in this process."""
+    decode_fallbacks: int = 0
+    """Those of them that the CPU had to decode."""
     restarts: int = 0
     """Workers that died and were replaced."""
     skipped: int = 0

@@ -16,7 +16,7 @@ from feedline.transforms.color import BRIGHTNESS, CONTRAST, HUE, SATURATION
 
 
 def by_rows(tensor: torch.Tensor) -> bool:
-    """True where one call per row is faster than one for all: on the CPU.
+    """True on the CPU, where one call per row is faster.
 
     A row fits into its cache; an accelerator prefers few large launches.
     """
@@ -84,7 +84,7 @@ def wide(device: torch.device) -> torch.dtype:
 
 
 def turn_hue(levels: torch.Tensor, turns: torch.Tensor) -> None:
-    """Turn the hue by 255ths of the circle, in place, through Pillow's HSV."""
+    """Turn the hue by 255ths of the circle, in place."""
     most, hue, share = _to_hue(levels)
     hue = (hue + turns.view(-1, 1, 1)) & 255
     _from_hue(levels, most, hue, share)

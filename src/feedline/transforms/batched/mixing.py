@@ -19,7 +19,7 @@ from feedline.transforms.steps import Keys
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class Mixture:
+class SampleMixing:
     """Base class of `MixUp` and `CutMix`.
 
     Each sample is mixed with the one before it in the batch, the first with the last. Its own share is drawn from
@@ -70,7 +70,7 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class MixUp(Mixture):
+class MixUp(SampleMixing):
     """Weighted mean of two samples (Zhang et al., arXiv:1710.09412).
 
     Images are floating-point numbers: put it after ToTensor or Normalize.
@@ -85,7 +85,7 @@ class MixUp(Mixture):
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class CutMix(Mixture):
+class CutMix(SampleMixing):
     """Rectangle of one sample pasted into another (Yun et al., arXiv:1905.04899).
 
     The share of a label is that of its pixels. Channels come first.
@@ -103,7 +103,7 @@ class CutMix(Mixture):
         return torch.where((down[:, :, None] & across[:, None, :])[:, None], images.roll(1, 0), images), shares
 
     def _box(self, rng: Draws, height: int, width: int) -> tuple[int, int, int, int]:
-        """Top, left, bottom and right, as in the paper's code: a random center, clipped at the edges."""
+        """Top, left, bottom and right of a rectangle, clipped at the edges."""
         side = math.sqrt(1.0 - beta(rng, self.alpha))
         y, x = rng.below(height), rng.below(width)
         tall, wide = int(side * height) // 2, int(side * width) // 2

@@ -12,8 +12,8 @@ from feedline.core.rng import batch_keys, derive_each
 from feedline.core.tensors import allocate_tensor
 from feedline.errors import ArgumentError, SampleError
 from feedline.transforms.base import Transform
-from feedline.transforms.batched.mixing import Mixture
-from feedline.transforms.batched.operators import Rows, apply_steps, check_steps, has_step, stacked
+from feedline.transforms.batched.mixing import SampleMixing
+from feedline.transforms.batched.operators import ImageRows, apply_steps, check_steps, has_step, stacked
 from feedline.transforms.color import ColorJitter, GaussianBlur, RandomGrayscale
 from feedline.transforms.compose import Compose
 from feedline.transforms.native_steps import Conversion, ResizeShortest, Window
@@ -23,8 +23,11 @@ from feedline.transforms.steps import Keys
 Field = int | str
 
 
+Part = Transform | SampleMixing
+
+
 class OnBatch:
-    """Transforms of whole batches, as torch operators on the device of the batch.
+    """Transforms of whole batches, on the device of the batch.
 
     `on_batch(batch)` or `on_batch(batch, keys)`. The batch is a tensor of images, or a tuple, list or dict with images
     and labels at the fields `images` and `labels`. Images are uint8 levels or numbers (batch, channels, height, width)
@@ -41,10 +44,14 @@ class OnBatch:
     """
 
     def __init__(
-        self, transforms: Transform | Mixture | Sequence[Transform | Mixture], *, images: Field = 0, labels: Field = 1
+        self,
+        transforms: Transform | SampleMixing | Sequence[Transform | SampleMixing],
+        *,
+        images: Field = 0,
+        labels: Field = 1,
     ) -> None:
-        parts = [transforms] if isinstance(transforms, (Transform, Mixture)) else list(transforms)
-        self._mixtures = [(place, part) for place, part in enumerate(parts) if isinstance(part, Mixture)]
+        parts = [transforms] if isinstance(transforms, (Transform, SampleMixing)) else list(transforms)
+        self._mixtures = [(place, part) for place, part in enumerate(parts) if isinstance(part, SampleMixing)]
         first = len(parts) - len(self._mixtures)
         if any(place < first for place, _ in self._mixtures):
             raise ArgumentError("OnBatch: transforms of images come before MixUp and CutMix")
@@ -66,7 +73,7 @@ class OnBatch:
         if _all_levels(images) and uses_kernels(images[0], self._plan):
             done = _by_kernels(images, self._plan, keys)
         else:
-            done = stacked(apply_steps(self._plan.steps, Rows(images), keys), "OnBatch")
+            done = stacked(apply_steps(self._plan.steps, ImageRows(images), keys), "OnBatch")
         if is_bare:
             return self._mixed(done, None, keys)[0]
         labels = self._field(batch, self.labels) if self._mixtures else None
@@ -96,7 +103,7 @@ class OnBatch:
 
 
 def uses_kernels(image: torch.Tensor, plan: ImagePlan) -> bool:
-    """True where the native kernels do a step faster than torch: on the CPU."""
+    """True on the CPU, for steps that native kernels do faster."""
     return image.is_cpu and has_step(plan.steps, (Window, ResizeShortest, ColorJitter, RandomGrayscale, GaussianBlur))
 
 
@@ -111,7 +118,7 @@ def _by_kernels(images: Any, plan: ImagePlan, keys: Keys) -> torch.Tensor:
         done = plan.batch(sources, keys, allocate_tensor, threads=torch.get_num_threads())
     else:
         samples = [plan.run(source, key) for source, key in zip(sources, keys.tolist(), strict=True)]
-        done = stacked(Rows([torch.as_tensor(sample) for sample in samples]), "OnBatch")
+        done = stacked(ImageRows([torch.as_tensor(sample) for sample in samples]), "OnBatch")
     is_converted = has_step(plan.steps, (Conversion,)) or (plan.spec is not None and plan.spec.converted)
     return done if is_converted else done.permute(0, 3, 1, 2).contiguous()
 

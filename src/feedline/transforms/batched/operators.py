@@ -1,4 +1,4 @@
-"""Batched operators of the steps of a plan, by the class of the step.
+"""Batched operators of steps, by the class of the step.
 
 An operator gets images and one key per row, and draws the same numbers from a key as the step does for one sample.
 """
@@ -24,7 +24,7 @@ from feedline.transforms.native_steps import Conversion, ResizeShortest, Window,
 from feedline.transforms.steps import Identity, Keys, PlannedStep, Step
 
 
-class Rows(NamedTuple):
+class ImageRows(NamedTuple):
     """Images of a batch on their way through the operators.
 
     `images` is a tensor (batch, channels, height, width), or a list of images of different sizes. `is_owned`: the
@@ -40,11 +40,11 @@ class Rows(NamedTuple):
         return [tuple(image.shape[-2:]) for image in self.images]
 
 
-Operator = Callable[[Any, Rows, Keys], Rows]
+Operator = Callable[[Any, ImageRows, Keys], ImageRows]
 
 
-def apply_steps(steps: Sequence[PlannedStep], rows: Rows, keys: Keys) -> Rows:
-    """Apply the steps of a plan to all rows, each with its own keys."""
+def apply_steps(steps: Sequence[PlannedStep], rows: ImageRows, keys: Keys) -> ImageRows:
+    """Apply steps to all rows, each with its own keys."""
     for planned in steps:
         rows = OPERATORS[type(planned.step)](planned.step, rows, planned.keys(keys))
     return rows
@@ -62,7 +62,7 @@ def check_steps(steps: Sequence[PlannedStep]) -> None:
 
 
 def has_step(steps: Sequence[PlannedStep], kinds: tuple[type[Step], ...]) -> bool:
-    """True if one of the steps, or of those inside them, is of one of these classes."""
+    """True if a step, or one inside it, is of these classes."""
     return any(
         isinstance(planned.step, kinds) or any(has_step(plan.steps, kinds) for plan in _plans_in(planned.step))
         for planned in steps
@@ -75,29 +75,29 @@ def _plans_in(step: Step) -> list[Any]:
     return [part.plan for part in step.transforms] if isinstance(step, RandomChoice) else []
 
 
-def _window(step: Window, rows: Rows, keys: Keys) -> Rows:
+def _window(step: Window, rows: ImageRows, keys: Keys) -> ImageRows:
     shown = resample.geometries(step.recipe, keys, rows.sizes)
-    resized = Rows(resample.resampled(rows.images, shown, step.recipe.interpolation), is_owned=True)
+    resized = ImageRows(resample.resampled(rows.images, shown, step.recipe.interpolation), is_owned=True)
     return resized if step.conversion is None else _convert(step.conversion, resized, keys)
 
 
-def _resize(step: ResizeShortest, rows: Rows, keys: Keys) -> Rows:
+def _resize(step: ResizeShortest, rows: ImageRows, keys: Keys) -> ImageRows:
     sizes = [step.resized(*size) for size in rows.sizes]
     if isinstance(rows.images, torch.Tensor):
         images = resample.resized(rows.images, sizes[0], step.interpolation)
-        return Rows(images, is_owned=images is not rows.images)
+        return ImageRows(images, is_owned=images is not rows.images)
     recipes = [whole(size, step.interpolation, step.scaled_decode) for size in sizes]
     each = zip(recipes, rows.images, strict=True)
-    return _joined([_window(Window(recipe), Rows(image[None]), keys[:1]).images[0] for recipe, image in each])
+    return _joined([_window(Window(recipe), ImageRows(image[None]), keys[:1]).images[0] for recipe, image in each])
 
 
-def _joined(images: list[torch.Tensor]) -> Rows:
+def _joined(images: list[torch.Tensor]) -> ImageRows:
     """One tensor if all sizes are equal."""
     alike = len({image.shape for image in images}) == 1
-    return Rows(torch.stack(images) if alike else images, is_owned=True)
+    return ImageRows(torch.stack(images) if alike else images, is_owned=True)
 
 
-def stacked(rows: Rows, name: str) -> torch.Tensor:
+def stacked(rows: ImageRows, name: str) -> torch.Tensor:
     """The images as one tensor; SampleError if their sizes differ."""
     if isinstance(rows.images, torch.Tensor):
         return rows.images
@@ -110,13 +110,13 @@ def stacked(rows: Rows, name: str) -> torch.Tensor:
     return torch.stack(list(rows.images))
 
 
-def _owned(rows: Rows, name: str) -> torch.Tensor:
+def _owned(rows: ImageRows, name: str) -> torch.Tensor:
     """The images in memory that may be written."""
     images = stacked(rows, name)
     return images if rows.is_owned or images is not rows.images else images.clone()
 
 
-def _flip(step: RandomHorizontalFlip | RandomVerticalFlip, rows: Rows, keys: Keys) -> Rows:
+def _flip(step: RandomHorizontalFlip | RandomVerticalFlip, rows: ImageRows, keys: Keys) -> ImageRows:
     axis = -1 if isinstance(step, RandomHorizontalFlip) else -2
     flipped = np.flatnonzero(DrawsEach(keys).unit() < step.p)
     images = _owned(rows, type(step).__name__)
@@ -126,23 +126,23 @@ def _flip(step: RandomHorizontalFlip | RandomVerticalFlip, rows: Rows, keys: Key
     elif len(flipped):
         at = torch.from_numpy(flipped).to(images.device)
         images.index_copy_(0, at, images.index_select(0, at).flip(axis))
-    return Rows(images, is_owned=True)
+    return ImageRows(images, is_owned=True)
 
 
-def _center(step: CenterCrop, rows: Rows, keys: Keys) -> Rows:  # noqa: ARG001 - not random
+def _center(step: CenterCrop, rows: ImageRows, keys: Keys) -> ImageRows:  # noqa: ARG001 - not random
     parts = []
     for image in [rows.images] if isinstance(rows.images, torch.Tensor) else rows.images:
         top, left = (center_offset(length, side) for length, side in zip(image.shape[-2:], step.size, strict=True))
         parts.append(resample.cropped(image, top, left, step.size))
-    return Rows(parts[0], rows.is_owned) if isinstance(rows.images, torch.Tensor) else _joined(parts)
+    return ImageRows(parts[0], rows.is_owned) if isinstance(rows.images, torch.Tensor) else _joined(parts)
 
 
-def _crop(step: RandomCrop, rows: Rows, keys: Keys) -> Rows:
+def _crop(step: RandomCrop, rows: ImageRows, keys: Keys) -> ImageRows:
     corners = np.array([step.corner(Draws(key), *size) for key, size in zip(keys.tolist(), rows.sizes, strict=True)])
     if isinstance(rows.images, torch.Tensor) and not levels.by_rows(rows.images):
-        return Rows(_cropped_at_once(step, rows.images, corners), is_owned=True)
+        return ImageRows(_cropped_at_once(step, rows.images, corners), is_owned=True)
     each = zip(rows.images, corners.tolist(), strict=True)
-    return Rows(torch.stack([_cropped_one(step, image, *corner) for image, corner in each]), is_owned=True)
+    return ImageRows(torch.stack([_cropped_one(step, image, *corner) for image, corner in each]), is_owned=True)
 
 
 def _cropped_one(step: RandomCrop, image: torch.Tensor, top: int, left: int) -> torch.Tensor:
@@ -172,10 +172,10 @@ def _cropped_at_once(step: RandomCrop, images: torch.Tensor, corners: np.ndarray
     return torch.where((down[:, :, None] & across[:, None, :])[:, None], parts, fill)
 
 
-def _jitter(step: ColorJitter, rows: Rows, keys: Keys) -> Rows:
+def _jitter(step: ColorJitter, rows: ImageRows, keys: Keys) -> ImageRows:
     images = stacked(rows, "ColorJitter")
     changes = [step.adjustments(Draws(key)) for key in keys.tolist()]
-    return Rows(levels.adjusted(images, changes), is_owned=True)
+    return ImageRows(levels.adjusted(images, changes), is_owned=True)
 
 
 def _to_gray(images: torch.Tensor, chosen: Sequence[int] | None = None) -> torch.Tensor:
@@ -186,38 +186,40 @@ def _to_gray(images: torch.Tensor, chosen: Sequence[int] | None = None) -> torch
     return levels.adjusted(images, changes)
 
 
-def _gray(step: Grayscale, rows: Rows, keys: Keys) -> Rows:  # noqa: ARG001 - not random
+def _gray(step: Grayscale, rows: ImageRows, keys: Keys) -> ImageRows:  # noqa: ARG001 - not random
     images = stacked(rows, "Grayscale")
     gray = levels.luma(images.float()).to(images.dtype) if images.shape[1] == 3 else images
-    return Rows(gray if step.num_output_channels == 1 else gray.repeat(1, 3, 1, 1), is_owned=gray is not rows.images)
+    return ImageRows(
+        gray if step.num_output_channels == 1 else gray.repeat(1, 3, 1, 1), is_owned=gray is not rows.images
+    )
 
 
-def _random_gray(step: RandomGrayscale, rows: Rows, keys: Keys) -> Rows:
+def _random_gray(step: RandomGrayscale, rows: ImageRows, keys: Keys) -> ImageRows:
     images = stacked(rows, "RandomGrayscale")
     chosen = np.flatnonzero(DrawsEach(keys).unit() < step.p).tolist()
-    return Rows(_to_gray(images, chosen), is_owned=True) if chosen else rows._replace(images=images)
+    return ImageRows(_to_gray(images, chosen), is_owned=True) if chosen else rows._replace(images=images)
 
 
-def _blur(step: GaussianBlur, rows: Rows, keys: Keys) -> Rows:
+def _blur(step: GaussianBlur, rows: ImageRows, keys: Keys) -> ImageRows:
     images = stacked(rows, "GaussianBlur")
     step.check_size(*images.shape[-2:])
     sigmas = DrawsEach(keys).between(*step.sigma).tolist()
     across, down = (np.stack([gaussian(taps, sigma) for sigma in sigmas]) for taps in step.kernel_size)
-    return Rows(levels.blurred(images.float(), across, down).to(images.dtype), is_owned=True)
+    return ImageRows(levels.blurred(images.float(), across, down).to(images.dtype), is_owned=True)
 
 
-def _convert(step: Conversion, rows: Rows, keys: Keys) -> Rows:  # noqa: ARG001 - not random
+def _convert(step: Conversion, rows: ImageRows, keys: Keys) -> ImageRows:  # noqa: ARG001 - not random
     images = stacked(rows, "the conversion to numbers")
     if images.dtype == torch.uint8:
         if step.dtype == torch.uint8:
-            return Rows(_laid_out(images, step.layout), rows.is_owned)
+            return ImageRows(_laid_out(images, step.layout), rows.is_owned)
         images = images.to(torch.float32).div_(255.0)
     else:
         images = images.to(torch.float32, copy=step.mean is not None)
     if step.mean is not None and step.std is not None:
         mean, std = (_per_channel(values, images) for values in (step.mean, step.std))
         images.sub_(mean).div_(std)
-    return Rows(_laid_out(images.to(step.dtype), step.layout), is_owned=True)
+    return ImageRows(_laid_out(images.to(step.dtype), step.layout), is_owned=True)
 
 
 def _per_channel(values: tuple[float, ...], images: torch.Tensor) -> torch.Tensor:
@@ -233,12 +235,12 @@ def _laid_out(images: torch.Tensor, layout: str) -> torch.Tensor:
     return images if layout == "CHW" else images.permute(0, 2, 3, 1).contiguous()
 
 
-def _erase(step: RandomErasing, rows: Rows, keys: Keys) -> Rows:
+def _erase(step: RandomErasing, rows: ImageRows, keys: Keys) -> ImageRows:
     images = _owned(rows, "RandomErasing")
     is_levels = not images.is_floating_point()
     parts = [step.choose_part(Draws(key), *images.shape[-2:]) for key in keys.tolist()]
     if step.value != "random" and not levels.by_rows(images):
-        return Rows(_erased_at_once(step, images, parts), is_owned=True)
+        return ImageRows(_erased_at_once(step, images, parts), is_owned=True)
     values = None if step.value == "random" else step.values(images.shape[1], are_levels=is_levels)
     for row, part, key in zip(images, parts, keys.tolist(), strict=True):
         if part is not None:
@@ -247,7 +249,7 @@ def _erase(step: RandomErasing, rows: Rows, keys: Keys) -> Rows:
                 inside.copy_(_noise(key, inside, is_levels))
             else:
                 inside.copy_(torch.tensor(values).view(-1, 1, 1).to(images.dtype))
-    return Rows(images, is_owned=True)
+    return ImageRows(images, is_owned=True)
 
 
 def _noise(key: int, inside: torch.Tensor, is_levels: bool) -> torch.Tensor:
@@ -270,12 +272,12 @@ def _erased_at_once(step: RandomErasing, images: torch.Tensor, parts: Sequence[A
     return torch.where(mask, torch.tensor(values).to(images.device, images.dtype).view(1, -1, 1, 1), images)
 
 
-def _apply(step: ApplyWithProbability, rows: Rows, keys: Keys) -> Rows:
+def _apply(step: ApplyWithProbability, rows: ImageRows, keys: Keys) -> ImageRows:
     chosen = np.flatnonzero(DrawsEach(keys).unit() < step.p)
     return _for_some(step.plan.steps, rows, chosen, derive_each((), keys, "applied"))
 
 
-def _choose(step: RandomChoice, rows: Rows, keys: Keys) -> Rows:
+def _choose(step: RandomChoice, rows: ImageRows, keys: Keys) -> ImageRows:
     count = len(step.transforms)
     picks = np.array([Draws(key).weighted(step.p or (1.0,) * count) for key in keys.tolist()])
     inner = derive_each((), keys, "chosen")
@@ -287,36 +289,36 @@ def _choose(step: RandomChoice, rows: Rows, keys: Keys) -> Rows:
     out = first.new_empty((len(keys), *first.shape[1:]))
     for at, result in results:
         out.index_copy_(0, torch.from_numpy(at).to(out.device), stacked(result, "RandomChoice").to(out.dtype))
-    return Rows(out, is_owned=True)
+    return ImageRows(out, is_owned=True)
 
 
-def _some(steps: Sequence[PlannedStep], rows: Rows, chosen: np.ndarray, keys: Keys) -> Rows:
+def _some(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, keys: Keys) -> ImageRows:
     """The steps, applied to the chosen rows alone."""
     if isinstance(rows.images, torch.Tensor):
         picked: Any = rows.images.index_select(0, torch.from_numpy(chosen).to(rows.images.device))
     else:
         picked = [rows.images[row] for row in chosen.tolist()]
-    return apply_steps(steps, Rows(picked, is_owned=True), keys[chosen])
+    return apply_steps(steps, ImageRows(picked, is_owned=True), keys[chosen])
 
 
-def _for_some(steps: Sequence[PlannedStep], rows: Rows, chosen: np.ndarray, keys: Keys) -> Rows:
+def _for_some(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, keys: Keys) -> ImageRows:
     """The batch, with the steps applied to the chosen rows."""
     if not len(chosen):
         return rows
     images = _owned(rows, "RandomApply")
-    result = stacked(_some(steps, Rows(images), chosen, keys), "RandomApply")
+    result = stacked(_some(steps, ImageRows(images), chosen, keys), "RandomApply")
     if len(chosen) == len(images):
-        return Rows(result, is_owned=True)
+        return ImageRows(result, is_owned=True)
     if result.shape[1:] != images.shape[1:] or result.dtype != images.dtype:
         raise SampleError(
             f"RandomApply makes {result.dtype} of shape {tuple(result.shape[1:])} of some images, and leaves"
             f" {images.dtype} of shape {tuple(images.shape[1:])}: a batch needs one shape and dtype"
         )
     images.index_copy_(0, torch.from_numpy(chosen).to(images.device), result)
-    return Rows(images, is_owned=True)
+    return ImageRows(images, is_owned=True)
 
 
-def _identity(step: Identity, rows: Rows, keys: Keys) -> Rows:  # noqa: ARG001 - does nothing
+def _identity(step: Identity, rows: ImageRows, keys: Keys) -> ImageRows:  # noqa: ARG001 - does nothing
     return rows
 
 

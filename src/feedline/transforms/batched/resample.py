@@ -1,4 +1,4 @@
-"""Crops and antialiased resizes of a batch, each row with a box of its own.
+"""Crops and antialiased resizes, each row with its own box.
 
 On the CPU each row is one call of torch's resize, which reads the box only. Elsewhere the rows are resampled by two
 batched matrix products, one per axis: the matrices hold the weights of Pillow's filters, the box and the flip.
@@ -70,7 +70,7 @@ def resized(images: Levels, size: tuple[int, int], interpolation: str) -> Levels
 
 
 def cropped(images: Levels, top: int, left: int, size: tuple[int, int], fill: float = 0) -> Levels:
-    """The part of `size` at (top, left) of all images, filled beyond the edges."""
+    """The part of `size` at (top, left), filled beyond the edges."""
     height, width = images.shape[-2:]
     inside = images[..., max(0, top) : max(0, top + size[0]), max(0, left) : max(0, left + size[1])]
     if tuple(inside.shape[-2:]) == size:
@@ -90,7 +90,7 @@ def _is_down_first(shown: Geometry) -> bool:
 
 
 def resample_by_products(images: Levels, shown: Sequence[Geometry], interpolation: str) -> Levels:
-    """Two matrix products for all rows, in one of two orders for bicubic filters."""
+    """Two matrix products, in one of two orders for bicubic filters."""
     down_first = np.array([interpolation == "bicubic" and _is_down_first(each) for each in shown])
     if down_first.all() or not down_first.any():
         return _products(images, shown, interpolation, down_first=bool(down_first[0]))
@@ -117,13 +117,13 @@ def _products(images: Levels, shown: Sequence[Geometry], interpolation: str, *, 
 
 
 def _axes(shown: Geometry) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Start and length of the box, full length, window start and flip, for both axes."""
+    """Box start and length, full length, window start and flip, per axis."""
     x, y, width, height = shown.box
     return (x, width, shown.full[1], shown.window[0], shown.flip), (y, height, shown.full[0], shown.window[1], 0)
 
 
 def _weights(places: torch.Tensor, length: int, out: int, interpolation: str) -> torch.Tensor:
-    """Weights of `length` input pixels for `out` output pixels, (batch, out, length), as Pillow computes them."""
+    """Pillow's weights of input pixels for output pixels, (batch, out, length)."""
     start, box, full, offset, flip = (column[:, None, None] for column in places.unbind(1))
     at = torch.arange(out, device=places.device, dtype=torch.float32)[None, :, None]
     at = torch.where(flip > 0, out - 1 - at, at) + offset

@@ -1,0 +1,109 @@
+"""Claim: `DecodeOnDevice` feeds a GPU faster than all CPUs of the machine decode.
+
+JPEGs of 500×375 pixels through the training pipeline of ImageNet, into batches on the device. The peers are feedline's
+workers, which decode on the CPUs, and DALI with mixed decoding, where it is installed. With "cpu" as its argument the
+script runs without a GPU, to check itself.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+import feedline as fl
+from feedline import transforms
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from harness import Contest
+
+IMAGES, BATCH, SIZE = 4096, 256, 224
+WORKERS = len(os.sched_getaffinity(0))
+
+
+def write(folder: Path, count: int) -> None:
+    """Soft shapes with grain: as large as photographs when compressed."""
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize(
+            (500, 375), Image.Resampling.BICUBIC
+        )
+        grain = rng.integers(-12, 13, (375, 500, 3))
+        photo = (np.asarray(coarse).astype(int) + grain).clip(0, 255).astype(np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(photo).save(file, "JPEG", quality=85)
+        place = folder / f"class{number % 8}" / f"{number:05d}.jpg"
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(file.getvalue())
+
+
+def loader(folder: Path, transform: Any, device: str) -> fl.DataLoader[Any]:
+    data = fl.datasets.ImageFolder(folder, transform)
+    return fl.DataLoader(data, BATCH, shuffle=True, seed=0, drop_last=True, num_workers=WORKERS, device=device)
+
+
+def epoch(batches: Callable[[], Iterator[Any]], device: str) -> Callable[[], None]:
+    def run() -> None:
+        for images, _ in batches():
+            assert images.device.type == device
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def dali(folder: Path) -> Callable[[], Iterator[Any]]:
+    """DALI's own ImageNet pipeline."""
+    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali.plugin.pytorch import DALIClassificationIterator
+
+    mean, std = ([255 * value for value in each] for each in (transforms.IMAGENET_MEAN, transforms.IMAGENET_STD))
+
+    @pipeline_def(batch_size=BATCH, num_threads=WORKERS, device_id=0)
+    def pipeline() -> Any:
+        files, labels = fn.readers.file(file_root=str(folder), random_shuffle=True, name="reader")
+        images = fn.decoders.image_random_crop(files, device="mixed", output_type=types.RGB)
+        images = fn.resize(images, size=(SIZE, SIZE))
+        flip = fn.random.coin_flip()
+        return fn.crop_mirror_normalize(images, mean=mean, std=std, mirror=flip, output_layout="CHW"), labels
+
+    iterator = DALIClassificationIterator([pipeline()], reader_name="reader", auto_reset=True)
+    return lambda: ((each[0]["data"], each[0]["label"]) for each in iterator)
+
+
+def main(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        print("bench/gpu/decode.py: no CUDA device, nothing to measure")
+        return
+    count = IMAGES if device == "cuda" else BATCH
+    train = transforms.imagenet_train(SIZE)
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        write(folder, count)
+        workers = loader(folder, train, device)
+        there = loader(folder, transforms.DecodeOnDevice(train), device)
+        contest = Contest(f"decode on {device}", unit="images/s", baseline="feedline, workers")
+        contest.add("feedline, workers", epoch(lambda: iter(workers), device), count)
+        contest.add("feedline, on the device", epoch(lambda: iter(there), device), count)
+        if device == "cuda" and find_spec("nvidia.dali") is not None:
+            contest.add("DALI", epoch(dali(folder), device), count)
+        outcome = contest.run(rounds=5)
+        if device == "cuda":
+            outcome.publish()
+        else:
+            print(*outcome.standings, sep="\n")
+        stats = there.stats()
+        print(f"decoded on the device: {stats.decoded_on_device}, of them by the CPU: {stats.decode_fallbacks}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "cuda")

@@ -1,0 +1,188 @@
+"""`Delivery`: what happens to batches on their way to a device."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.core.batch import BatchResult
+from feedline.core.cursor import Cursor, PartitionCursor
+from feedline.core.devices import Device, target
+from feedline.core.numa import Cpus, placement
+from feedline.core.rng import derive_each
+from feedline.core.tree import leaves, map_leaves
+from feedline.core.units import nbytes_of
+from feedline.errors import ArgumentError, note
+from feedline.loader.device.stage import Depth, moves_itself
+
+_profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A device for `DataLoader(device=)`, and the last steps of each batch there.
+
+    - `device`: such as "cuda".
+    - `prefetch`: batches on their way at most, or an amount such as "512 MiB". More than two help where steps take
+      unequal times.
+    - `transform`: called on the device with each batch; its result is delivered. `transforms.OnBatch`, and any
+      callable with an argument `keys`, gets one uint64 key per row, fixed by (seed, epoch, position).
+    - `dtype`: floating-point tensors are converted on the device.
+    - `memory_format`: tensors of four dimensions, or of five for `torch.channels_last_3d`, are converted there.
+    - `numa`: "auto" starts workers on the CPUs of the device's NUMA node, so that their memory is there, too. Ranks of
+      this machine whose devices share the node divide its CPUs. Nothing happens on a machine with one node.
+    - `static`: each batch is copied into the tensors of the first one, as CUDA graphs need: every batch must have the
+      same containers, shapes and dtypes, and the loop must not keep batches.
+
+    Conversions follow the transform. All of them run on the loop's current stream.
+    """
+
+    device: Device
+    prefetch: int | str = 2
+    transform: Callable[..., Any] | None = None
+    dtype: torch.dtype | None = None
+    memory_format: torch.memory_format | None = None
+    static: bool = False
+    numa: Literal["auto"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.transform is not None and not callable(self.transform):
+            raise ArgumentError(f"Delivery(transform={self.transform!r}): give a callable")
+        if self.dtype is not None and not self.dtype.is_floating_point:
+            raise ArgumentError(f"Delivery(dtype={self.dtype}): give a floating-point dtype, or a transform")
+        if self.numa not in (None, "auto"):
+            raise ArgumentError(f"Delivery(numa={self.numa!r}): give 'auto' or None")
+        target(self.device)
+        _ = self.depth
+
+    @property
+    def cpus(self) -> Cpus | None:
+        """CPUs for workers; None for those of this process."""
+        place = placement(torch.device(self.device)) if self.numa else None
+        return None if place is None else place.cpus
+
+    @property
+    def depth(self) -> Depth:
+        """Limit of the batches on their way."""
+        if isinstance(self.prefetch, str):
+            nbytes = nbytes_of(self.prefetch)
+            if nbytes:
+                return Depth(nbytes)
+        elif self.prefetch >= 1:
+            return Depth(batches=self.prefetch)
+        raise ArgumentError(f'Delivery(prefetch={self.prefetch!r}): give at least 1 batch, or an amount ("512 MiB")')
+
+    @classmethod
+    def of(cls, device: Device | Delivery) -> Delivery:
+        """`device` itself, or a delivery there without further steps."""
+        return device if isinstance(device, Delivery) else cls(device)
+
+
+class Delivered(NamedTuple):
+    """The origin of a batch: its request, its result, and the cursor before it."""
+
+    request: Any
+    result: BatchResult
+    cursor: Cursor | PartitionCursor
+
+
+class LastSteps:
+    """The transform, conversions and static buffers of a `Delivery`.
+
+    The buffers live as long as this object: over all epochs of a loader.
+    """
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+        self._buffers: list[torch.Tensor] | None = None
+        self._wants_keys = takes_keys(delivery.transform)
+
+    def __call__(self, batch: Any, delivered: Delivered) -> Any:
+        """The batch to deliver; errors name its request."""
+        with span("feedline.transform"):
+            try:
+                batch = self._transformed(batch, delivered)
+                batch = map_leaves(self._convert, batch, moves_itself)
+                return self._settle(batch) if self._delivery.static else batch
+            except Exception as error:
+                note(error, f"feedline: on {self._delivery.device}, after the copy of {delivered.request}")
+                raise
+
+    def _transformed(self, batch: Any, delivered: Delivered) -> Any:
+        transform = self._delivery.transform
+        if transform is None:
+            return batch
+        return transform(batch, keys=_keys(delivered)) if self._wants_keys else transform(batch)
+
+    def _convert(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        delivery = self._delivery
+        if delivery.dtype is not None and leaf.is_floating_point():
+            leaf = leaf.to(delivery.dtype)
+        if leaf.ndim == _DIMENSIONS.get(delivery.memory_format):
+            leaf = leaf.contiguous(memory_format=delivery.memory_format)
+        return leaf
+
+    def _settle(self, batch: Any) -> Any:
+        """The batch in the tensors of the first one."""
+        tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+        if self._buffers is None:
+            self._buffers = [tensor.clone() for tensor in tensors]
+        else:
+            _check_same(self._buffers, tensors)
+            for buffer, tensor in zip(self._buffers, tensors, strict=True):
+                buffer.copy_(tensor)
+        rest = iter(self._buffers)
+        return map_leaves(lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf, batch)
+
+
+_DIMENSIONS: dict[Any, int] = {torch.channels_last: 4, torch.channels_last_3d: 5}
+
+
+def _check_same(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    wanted, got = ([(tuple(each.shape), each.dtype) for each in one] for one in (buffers, tensors))
+    if wanted != got:
+        raise ArgumentError(
+            f"static=True needs batches of equal shapes: the first had {wanted}, this one has {got}. Pass"
+            " drop_last=True for a shorter last batch, or pad samples to one length"
+        )
+
+
+def _keys(batch: Delivered) -> NDArray[np.uint64] | None:
+    """One key per row, independent of the samples' keys.
+
+    None without a seed. Rows that were left out have none.
+    """
+    request, result, cursor = batch
+    if request.seed is None:
+        return None
+    if isinstance(cursor, PartitionCursor):
+        assert result.mark is not None
+        places = np.arange(cursor.mark(request.partition).samples, result.mark.samples)
+        return derive_each((request.seed, request.epoch, request.partition), places, "batch")
+    gone = {skip.position for skip in result.skipped if skip.replaced_by is None}
+    places = np.array([place for place in np.asarray(request.positions).tolist() if place not in gone], np.int64)
+    return derive_each((request.seed, request.epoch), places, "batch")
+
+
+def takes_keys(transform: Callable[..., Any] | None) -> bool:
+    """True if a callable has an argument `keys`."""
+    if transform is None:
+        return False
+    try:
+        return "keys" in inspect.signature(transform).parameters
+    except (TypeError, ValueError):  # built-ins without a signature
+        return False
+
+
+def span(name: str) -> AbstractContextManager[Any]:
+    """A range in profiles; NVTX, too, within `torch.autograd.profiler.emit_nvtx`."""
+    return torch.profiler.record_function(name) if _profiler_enabled() else nullcontext()

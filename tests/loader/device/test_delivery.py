@@ -1,0 +1,215 @@
+"""The last steps of batches on their device: transform, conversion, static buffers."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import feedline as fl
+from feedline import transforms
+from feedline.errors import ArgumentError
+from feedline.testing.difference import check_same
+
+LENGTH = 22
+IMAGES = torch.randint(0, 256, (LENGTH, 3, 12, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(IMAGES, torch.arange(LENGTH) % 4)
+AUGMENT = transforms.OnBatch(
+    [
+        transforms.RandomResizedCrop(8),
+        transforms.RandomHorizontalFlip(),
+        transforms.Normalize([0.5], [0.2]),
+        transforms.MixUp(4),
+    ]
+)
+
+
+def loader(data: Any = DATA, **arguments: Any) -> fl.DataLoader[Any]:
+    steps = {name: arguments.pop(name) for name in list(arguments) if name in fl.Delivery.__dataclass_fields__}
+    return fl.DataLoader(data, 5, seed=2, shuffle=True, device=fl.Delivery(**{"device": "cpu", **steps}), **arguments)
+
+
+def test_augmentation_on_the_device_is_the_same_for_all_workers_and_after_a_resume() -> None:
+    with loader(transform=AUGMENT) as plain:
+        expected = list(plain)
+    assert expected[0][0].shape == (5, 3, 8, 8)
+    for arguments in ({"num_workers": 2, "worker_method": "thread"}, {"num_workers": 1, "worker_method": "process"}):
+        with loader(transform=AUGMENT, prefetch=3, **arguments) as worked:
+            check_same(expected, list(worked), "batches must not depend on the workers")
+    with loader(transform=AUGMENT) as cut, loader(transform=AUGMENT) as resumed:
+        begun = list(islice(cut, 2))
+        resumed.load_state_dict(json.loads(json.dumps(cut.state_dict())))
+        check_same(expected, begun + list(resumed), "a resumed loader must go on with the same numbers")
+
+
+def test_the_numbers_of_a_row_are_its_own_for_every_batch_size() -> None:
+    flip = transforms.OnBatch(transforms.RandomErasing(1.0))
+    delivery = fl.Delivery("cpu", transform=flip)
+    large, small = (
+        torch.cat([images for images, _ in fl.DataLoader(DATA, size, seed=2, shuffle=True, device=delivery)])
+        for size in (11, 3)
+    )
+    assert torch.equal(large, small)
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([(image, label) for image, label in zip(IMAGES, DATA.tensors[1], strict=True)])
+
+
+def test_streams_draw_by_the_place_in_their_partition() -> None:
+    def streaming() -> fl.DataLoader[Any]:
+        return fl.DataLoader(Stream(), 5, seed=3, device=fl.Delivery("cpu", transform=AUGMENT))
+
+    expected = list(streaming())
+    assert not torch.equal(expected[0][0], expected[1][0])
+    cut, resumed = streaming(), streaming()
+    begun = list(islice(cut, 2))
+    resumed.load_state_dict(json.loads(json.dumps(cut.state_dict())))
+    check_same(expected, begun + list(resumed), "a resumed stream must go on with the same numbers")
+
+
+class Gaps(TensorDataset):
+    def __getitem__(self, index: int) -> Any:
+        if index % 7 == 3:
+            raise ValueError(index)
+        return super().__getitem__(index)
+
+
+def test_samples_that_are_left_out_have_no_keys() -> None:
+    erase = transforms.OnBatch(transforms.RandomErasing(1.0))
+    with loader(transform=erase) as whole, loader(Gaps(*DATA.tensors), transform=erase, on_error="skip") as gaps:
+        alone = {int(image.sum()) for images, _ in whole for image in images}
+        kept = [int(image.sum()) for images, _ in gaps for image in images]
+    assert len(kept) == LENGTH - 3
+    assert alone.issuperset(kept)
+
+
+def test_without_a_seed_torch_decides() -> None:
+    def batches() -> list[Any]:
+        torch.manual_seed(4)
+        return list(fl.DataLoader(DATA, 5, device=fl.Delivery("cpu", transform=AUGMENT)))
+
+    check_same(batches(), batches(), "the same random state must give the same batches")
+
+
+def test_levels_cross_and_numbers_arrive() -> None:
+    def scaled(batch: Any) -> Any:
+        return batch[0].float().div(255), batch[1]
+
+    with loader(device="meta", transform=scaled, drop_last=True) as levels:
+        images, _ = next(iter(levels))
+        assert (images.dtype, images.device.type) == (torch.float32, "meta")
+        few = levels.stats().copied_nbytes
+    with loader(TensorDataset(IMAGES.float(), DATA.tensors[1]), device="meta") as numbers:
+        next(iter(numbers))
+        many = numbers.stats().copied_nbytes
+    assert (many - 40) == 4 * (few - 40)
+
+
+def test_conversions_leave_labels_alone() -> None:
+    data = TensorDataset(IMAGES.float(), torch.arange(LENGTH))
+    with loader(data, dtype=torch.bfloat16, memory_format=torch.channels_last) as converted:
+        images, labels = next(iter(converted))
+    assert (images.dtype, labels.dtype) == (torch.bfloat16, torch.int64)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_static_batches_have_the_same_addresses_in_all_epochs() -> None:
+    with (
+        loader(static=True, drop_last=True, transform=AUGMENT) as static,
+        loader(drop_last=True, transform=AUGMENT) as free,
+    ):
+        addresses = set()
+        for _ in range(2):
+            for batch, other in zip(static, free, strict=True):
+                check_same([other], [batch], "a static batch must hold the values of its turn")
+                addresses.add(tuple(tensor.data_ptr() for tensor in batch))
+    assert len(addresses) == 1
+
+
+def test_a_step_may_keep_batches_that_are_not_static() -> None:
+    with loader() as kept, loader() as seen:
+        held = list(kept)
+        check_same(list(seen), held, "later batches must not overwrite earlier ones")
+
+
+def test_a_shorter_static_batch_is_named() -> None:
+    with loader(static=True) as static, pytest.raises(ArgumentError, match=r"equal shapes.*drop_last=True") as caught:
+        list(static)
+    assert any("after the copy of" in note for note in caught.value.__notes__)
+
+
+class Graph:
+    """A user's batch type, with `to`."""
+
+    def __init__(self, nodes: torch.Tensor) -> None:
+        self.nodes = nodes
+
+    def to(self, device: Any) -> Graph:
+        return Graph(self.nodes.to(device))
+
+
+def test_any_batch_arrives() -> None:
+    def collated(samples: list[Any]) -> Any:
+        images = [image for image, _ in samples]
+        return {
+            "ragged": images,
+            "nested": torch.nested.nested_tensor([image.float() for image in images], layout=torch.jagged),
+            "graph": Graph(torch.stack(images)),
+            "packed": torch.nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)]),
+            "names": ("a", None),
+            "array": np.zeros(2),
+        }
+
+    with loader(collate_fn=collated, device="meta", dtype=torch.float16) as mixed:
+        batch = next(iter(mixed))
+    assert batch["ragged"][0].device.type == batch["graph"].nodes.device.type == "meta"
+    assert batch["nested"].is_nested
+    assert batch["packed"].data.device.type == "meta"
+    assert (batch["names"], type(batch["array"])) == (("a", None), np.ndarray)
+
+
+def test_ranges_show_in_profiles() -> None:
+    with loader(transform=AUGMENT) as profiled, torch.profiler.profile() as profile:
+        next(iter(profiled))
+    assert "feedline.transform" in {event.key for event in profile.key_averages()}
+
+
+def test_an_error_of_the_transform_names_the_batch_and_the_next_one_comes() -> None:
+    calls: list[Any] = []
+
+    def fragile(batch: Any) -> Any:
+        calls.append(batch)
+        if len(calls) == 2:
+            raise ValueError("bad batch")
+        return batch
+
+    with loader(transform=fragile) as failing:
+        batches = iter(failing)
+        next(batches)
+        with pytest.raises(ValueError, match="bad batch") as caught:
+            next(batches)
+        assert any("on cpu, after the copy of" in note for note in caught.value.__notes__)
+        assert len(list(batches)) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": "gpu"}, "is not a device that torch knows"),
+        ({"prefetch": 0}, "give at least 1 batch"),
+        ({"prefetch": "many"}, "give at least 1 batch"),
+        ({"transform": 3}, "give a callable"),
+        ({"dtype": torch.int8}, "give a floating-point dtype"),
+    ],
+    ids=["device", "none", "amount", "transform", "dtype"],
+)
+def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        fl.Delivery(**{"device": "cpu", **arguments})
