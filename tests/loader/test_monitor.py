@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 import torch
 from debris import DebrisGuard
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from tqdm import tqdm
 
 import feedline as fl
 from feedline.core.page import PageContent, PageReader, find_pages
@@ -198,3 +200,29 @@ def test_nothing_is_left_behind(no_debris: DebrisGuard) -> None:
     del abandoned
     gc.collect()
     assert find_pages(os.getpid()) == []
+
+
+def test_a_progress_bar_is_right_after_a_resume() -> None:
+    loader = fl.DataLoader(DATA, 4, seed=0)
+    for _ in zip(range(3), loader, strict=False):
+        pass
+    resumed = fl.DataLoader(DATA, 4, seed=0)
+    resumed.load_state_dict(loader.state_dict())
+    bar = tqdm(resumed, initial=resumed.delivered, file=io.StringIO())
+    assert (bar.n, bar.total) == (3, 10)
+    for _ in bar:
+        pass
+    assert (bar.n, bar.total) == (10, 10)
+    rest = tqdm(iter(resumed), file=io.StringIO())
+    list(rest)
+    assert (rest.n, rest.total) == (10, 10)
+
+
+def test_figures_for_loggers_are_plain_numbers() -> None:
+    loader = fl.DataLoader(DATA, 4)
+    list(loader)
+    flat = loader.stats().flat("data/")
+    assert flat["data/batches"] == 10
+    assert flat["data/fetch_p99_s"] > 0
+    assert {type(number) for number in flat.values()} == {float}
+    assert "data/padding_share" not in flat

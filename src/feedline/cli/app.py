@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from feedline.cli import attempt as attempting
 from feedline.cli import index as indexing
+from feedline.cli import report as reporting
 from feedline.cli.bench import command as benching
 from feedline.cli.bench.show import summary as bench_summary
 from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, settings_of
@@ -27,6 +28,7 @@ from feedline.cli.inspect.order import Ranks
 from feedline.cli.lint import command as linting
 from feedline.cli.pack import PackOptions, ShardSize
 from feedline.cli.pack import command as packing
+from feedline.cli.top import command as watching
 from feedline.errors import FeedlineError
 from feedline.loader.resources import usable_cpus
 
@@ -245,6 +247,52 @@ def attempt(
     else:
         attempting.show(result, Console())
     raise typer.Exit(0 if result.arguments else 1)
+
+
+@app.command(cls=_Command)
+def top(
+    pid: Annotated[int | None, typer.Argument(metavar="[PID]", help="A training process. Default: all.")] = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two screens.")] = 1.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one screen and end, as where there is no terminal.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Watch the loaders of training processes.
+
+    Nothing is locked, and no signal is sent: a loop that hangs can be looked at, with the sample of each worker.
+
+    Exit code 1 if no loader is found.
+    """
+    console = Console(highlight=False)
+    if not (once or as_json) and console.is_terminal:
+        try:
+            watching.follow(pid, console, interval)
+        except KeyboardInterrupt:
+            raise typer.Exit from None
+    readings = watching.report(pid)
+    if as_json:
+        typer.echo(json.dumps(watching.summary(readings), indent=2))
+    else:
+        watching.show(readings, console)
+    raise typer.Exit(0 if readings else 1)
+
+
+@app.command(cls=_Command)
+def report(
+    logs: Annotated[list[str], typer.Argument(metavar="LOG...", help="Run logs of one run: a file for each rank.")],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    as_json: AsJson = False,
+) -> None:
+    """Write a report page from the logs of a run.
+
+    `FEEDLINE_LOG=run.jsonl` writes such logs. Several ranks are compared, and the slow one is named.
+    """
+    reports = reporting.run(logs, out)
+    if as_json:
+        typer.echo(json.dumps([dict(each.figures) for each in reports], indent=2))
+    else:
+        Console(highlight=False).print(f"{out}: {len(reports)} {'loader' if len(reports) == 1 else 'loaders'}")
 
 
 @app.command(cls=_Command)

@@ -382,6 +382,13 @@ class DataLoader(TorchDataLoader[T_co]):
         recent = [] if self._progress is None else self._progress.totals.recent
         return model_of(self.stats().since_epoch or Stats(), self._pools.context(self), recent)
 
+    def report_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page on the run so far: one HTML file.
+
+        It shows the verdict, where the time goes, the figures over time, the latest batches, and the slowest ones.
+        """
+        self._monitor.write_page(path)
+
     def plan(self) -> ReadingPlan:
         """Plan of reading the dataset, with reasons; to be printed."""
         return read_plan(self)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic_ns, process_time_ns, thread_time_ns
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 
@@ -25,6 +25,9 @@ from feedline.loader.pulse import Pulse, QueueState
 from feedline.loader.report.totals import Totals
 from feedline.loader.worker_states import WorkerStates
 from feedline.workers.base import BatchFuture, WorkerPool
+
+T = TypeVar("T")
+
 
 _profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
@@ -128,7 +131,7 @@ class Iteration:
         self._unsent: Any = None
         self._taken: Taken | None = None
         self._restart = restart
-        self._closed = False
+        self._closed = self._profiling = False
         # The CPU time of a step includes the threads that compute it, but not those that build batches.
         self._cpu_clock = process_time_ns if pool.processes or not flow.ahead else thread_time_ns
         self._next_cpu_ns = 0
@@ -152,12 +155,18 @@ class Iteration:
     def __next__(self) -> Any:
         try:
             if _profiler_enabled():
-                with torch.profiler.record_function("enumerate(DataLoader)#feedline.__next__"):
-                    return self._deliver()
+                return self._deliver_profiled()
             return self._deliver()
         except BaseException:
             self._progress.pulse.rests()
             raise
+
+    def _deliver_profiled(self) -> Any:
+        self._profiling = True
+        try:
+            return _in_range("enumerate(DataLoader)#feedline.__next__", self._deliver)
+        finally:
+            self._profiling = False
 
     def _deliver(self) -> Any:
         called_ns = monotonic_ns()
@@ -170,7 +179,7 @@ class Iteration:
         if self.late_start is not None:
             self._start_again(self.late_start())
         while True:
-            due = self._due()
+            due = _in_range("feedline.receive", self._due) if self._profiling else self._due()
             if due is None:
                 self._end()
                 raise StopIteration
@@ -207,15 +216,18 @@ class Iteration:
         batch = result.batch
         if self._stage is not None:
             try:
-                batch = self._stage.finish(moving)
+                batch = self._finish(self._stage, moving)
             except Exception as error:
                 _name_row(error, request)
                 raise
-        return (
-            batch
-            if self.last_steps is None
-            else self.last_steps(batch, Delivered(request, result, self._progress.cursor))
-        )
+        if self.last_steps is None:
+            return batch
+        return self.last_steps(batch, Delivered(request, result, self._progress.cursor))
+
+    def _finish(self, stage: Stage, moving: Any) -> Any:
+        if self._profiling:
+            return _in_range("feedline.copy", lambda: stage.finish(moving))
+        return stage.finish(moving)
 
     def _advance(self, request: Any, result: BatchResult) -> int:
         """Record a batch as delivered, once.
@@ -301,7 +313,9 @@ class Iteration:
         window = self._window
         while len(window) < depth:
             start_ns = monotonic_ns()
-            if self._unsent is None and not self._draw():
+            if self._unsent is None and not (
+                _in_range("feedline.sample", self._draw) if self._profiling else self._draw()
+            ):
                 return
             self._sampled_ns += monotonic_ns() - start_ns
             if not (window and window[-1].request is self._unsent):  # an interrupt came before the last line
@@ -405,6 +419,12 @@ def _name_row(error: Exception, request: Any) -> None:
         place = f"epoch {request.epoch}, position {request.positions[row]}, stage device"
         remedy = "leave out DecodeOnDevice, so that on_error='skip' leaves out such samples"
         note(error, f"feedline: sample {request.indices[row]} ({place}); {remedy}")
+
+
+def _in_range(name: str, act: Callable[[], T]) -> T:
+    """Call `act` in a range of torch's profiler; with `emit_nvtx`, of NVTX."""
+    with torch.profiler.record_function(name):
+        return act()
 
 
 def _release(

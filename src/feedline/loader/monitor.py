@@ -5,10 +5,12 @@ The loop's own thread publishes, between two batches; there is no thread for it.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, count
+from pathlib import Path
 from time import monotonic, monotonic_ns, time
 from typing import Any
 
@@ -16,6 +18,7 @@ from feedline.core import store_metrics
 from feedline.core.cgroups import Cgroup
 from feedline.core.page import SINCE, Page
 from feedline.core.store_metrics import StoreStatistics
+from feedline.errors import ArgumentError
 from feedline.loader.identity import identity_of, log_path
 from feedline.loader.loop import Progress
 from feedline.loader.padding import padding_share
@@ -25,6 +28,7 @@ from feedline.loader.pulse import NEVER_NS, Pulse, QueueState
 from feedline.loader.report import Stats, Totals, Verdict
 from feedline.loader.report.figures import figures_of, plain_indices, verdict_figures
 from feedline.loader.report.history import History, HistoryPoint
+from feedline.loader.report.page_html import RankReport, page
 from feedline.loader.report.run_log import RunLog, path_of_rank
 from feedline.loader.report.stats import SlowBatch
 from feedline.loader.resources import resident_nbytes
@@ -37,11 +41,15 @@ SHARE = 500
 """A publication takes at most this part of the time: after a slow one, the next comes later."""
 
 
+MOST_NS = 2_000_000_000
+"""Most time between two publications of a loop that receives batches: the first one of a process may be very slow."""
+
+
 _MACHINE_S = 1.0
 """Age up to which figures of the machine are used again: each costs a system call per worker."""
 
 
-_VERDICT_NS = 5_000_000_000
+_VERDICT_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +171,17 @@ class Monitor:
             "verdict": self.verdict,
         }
 
+    def write_page(self, path: str | os.PathLike[str]) -> None:
+        """Write the report page; ArgumentError before the first iteration."""
+        if self._sources is None:
+            raise ArgumentError("there is nothing to report yet: iterate over the loader first")
+        self._judge(NEVER_NS)
+        figures = self.figures()
+        points = [*self.history.points, _point(figures)]
+        batches = self._sources.progress.totals.recent_batches()
+        report = RankReport(figures, [point._asdict() for point in points], batches)
+        Path(path).write_text(page([report]), encoding="utf-8")
+
     def close(self) -> None:
         """Close the page; a later iteration opens another one."""
         page, self._page = self._page, None
@@ -206,16 +225,16 @@ class Monitor:
         self._page.publish({**figures, **live})
         self._pulse.inspect = self._padding.add
         ended_ns = monotonic_ns()
-        self._pulse.due_ns = ended_ns + max(INTERVAL_NS, SHARE * (ended_ns - began_ns))
+        self._pulse.due_ns = ended_ns + min(max(INTERVAL_NS, SHARE * (ended_ns - began_ns)), MOST_NS)
 
     def _judge(self, now_ns: int) -> None:
         """Renew the verdict, which takes longer than the figures."""
-        if now_ns < self._advice_due_ns:
+        if now_ns < self._advice_due_ns or not self.whole.batches:
             return
         verdict = self._verdict()
         self.verdict = {} if verdict is None else verdict_figures(verdict())
         ended_ns = monotonic_ns()
-        self._advice_due_ns = ended_ns + max(_VERDICT_NS, SHARE * (ended_ns - now_ns))
+        self._advice_due_ns = ended_ns + min(max(_VERDICT_NS, SHARE * (ended_ns - now_ns)), 10 * _VERDICT_NS)
 
     def _read_machine(self, sources: _Sources) -> _Machine:
         machine, now_s = self._machine, monotonic()

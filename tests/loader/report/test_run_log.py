@@ -74,7 +74,7 @@ def test_a_long_run_stays_within_the_bound_and_covers_all_of_it(tmp_path: Path) 
         assert log.path.stat().st_size <= 20_000 + 200
     numbers = [line["number"] for line in read_log(log.path)]
     assert numbers == sorted(set(numbers))
-    assert numbers[0] < 100
+    assert numbers[0] < 600
     assert numbers[-1] == 2999
     assert max(later - number for number, later in pairwise(numbers)) < 600
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.jsonl"]

@@ -17,12 +17,6 @@ _PLAIN = (
 )  # fmt: skip
 
 
-_FLAT = (
-    "batches", "samples", "samples_per_s", "batches_per_s", "wait_share", "wait_s", "step_s", "epoch", "position",
-    "ready", "restarts", "skipped", "in_flight_nbytes", "worker_nbytes", "padding_share", "throttled_share",
-)  # fmt: skip
-
-
 _SHOWN_INDICES = 4
 
 
@@ -72,18 +66,6 @@ def plain_indices(indices: Any, most: int) -> list[Any]:
 def plain_index(index: Any) -> Any:
     """An index as a JSON value."""
     return int(index) if hasattr(index, "__index__") else str(index)
-
-
-def flat(stats: Stats, prefix: str = "feedline/") -> dict[str, float]:
-    """Figures by name, for loggers of metrics.
-
-    Those without a value are left out.
-    """
-    numbers = {name: getattr(stats, name) for name in _FLAT}
-    for stage, times in {**stats.stages, **stats.loop}.items():
-        numbers[f"{stage}_mean_s"] = times.mean_s
-        numbers[f"{stage}_p99_s"] = times.quantile_s(0.99)
-    return {prefix + name: float(number) for name, number in numbers.items() if number is not None}
 
 
 def advice_text(hint: Any) -> str:

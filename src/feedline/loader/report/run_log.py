@@ -90,7 +90,9 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     lines = []
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         try:
-            lines.append(json.loads(line))
+            figures = json.loads(line)
         except ValueError:  # the process was killed while it wrote, or another one is writing
             continue
+        if isinstance(figures, dict):
+            lines.append(figures)
     return lines

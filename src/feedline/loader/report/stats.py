@@ -10,6 +10,12 @@ from feedline.core.histogram import quantile_s
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import CPU, MAIN, RUN_DELAY
 
+_FLAT = (
+    "batches", "samples", "samples_per_s", "batches_per_s", "wait_share", "wait_s", "step_s", "epoch", "position",
+    "ready", "restarts", "skipped", "in_flight_nbytes", "worker_nbytes", "padding_share", "throttled_share",
+)  # fmt: skip
+
+
 LOOP = ("wait", "step")
 """Stages of the training loop itself."""
 
@@ -138,6 +144,17 @@ class Stats:
     """Share of the periods in which the CPU quota of the process's group was used up; None without a quota."""
     since_epoch: Stats | None = None
     """The same figures since the current epoch began in this process; None before the first."""
+
+    def flat(self, prefix: str = "feedline/") -> dict[str, float]:
+        """Figures by name, for loggers of metrics.
+
+        Those without a value are left out.
+        """
+        numbers = {name: getattr(self, name) for name in _FLAT}
+        for stage, times in {**self.stages, **self.loop}.items():
+            numbers[f"{stage}_mean_s"] = times.mean_s
+            numbers[f"{stage}_p99_s"] = times.quantile_s(0.99)
+        return {prefix + name: float(number) for name, number in numbers.items() if number is not None}
 
     @property
     def samples_per_s(self) -> float:

@@ -1,10 +1,11 @@
 """Chrome trace of the latest batches, as chrome://tracing and Perfetto read it.
 
-Times are CLOCK_MONOTONIC in microseconds.
+Times are microseconds, by the clock of torch's profiler, so that both traces can be loaded together.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,10 @@ _CATEGORY = "feedline"
 
 
 _SAMPLER = "sampler"
+
+
+_BASE_NS = 7_889_238 * 10**9
+"""Quarter of a year: torch counts from the last multiple of it, as later times are too large for a viewer's numbers."""
 
 
 def chrome_trace(batches: Sequence[RecentBatch], identity: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -31,10 +36,16 @@ def chrome_trace(batches: Sequence[RecentBatch], identity: Mapping[str, Any] | N
     for batch in batches:
         events += _blocks(batch, process)
         events += _arrow(batch, process)
+    base_ns = time.time_ns() // _BASE_NS * _BASE_NS
+    shift_us = (time.time_ns() - time.monotonic_ns() - base_ns) / 1e3
+    for event in events:
+        if "ts" in event:
+            event["ts"] += shift_us
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"clock": "CLOCK_MONOTONIC", **_plain(identity)},
+        "baseTimeNanoseconds": base_ns,
+        "otherData": _plain(identity),
     }
 
 

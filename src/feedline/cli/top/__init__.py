@@ -1,0 +1,1 @@
+"""Live view of the loaders of other processes."""

@@ -1,0 +1,117 @@
+"""Readings of pages and worker processes, without lock or signal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+from feedline.core.page import FoundPage, PageReader, find_pages
+from feedline.workers.process.channels import MOST_WORKERS, StatusTable
+
+_TICK_S = 1 / (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReading:
+    """One worker process at one moment."""
+
+    worker: int
+    pid: int
+    state: str
+    """The kernel's letter: R runs, S sleeps, D waits for a disk or a file server, T is stopped."""
+    cpu_s: float
+    nbytes: int
+    """Resident memory."""
+    busy_s: float | None
+    """Seconds since it got its batch; None if it is idle."""
+    batch: int
+    index: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderReading:
+    """One loader of another process at one moment."""
+
+    pid: int
+    now_ns: int
+    since_ns: int
+    batches: int
+    samples: int
+    figures: Mapping[str, Any]
+    workers: tuple[WorkerReading, ...]
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds of the current wait; 0 if the loop does not wait."""
+        return max(0.0, (self.now_ns + self.since_ns) / 1e9) if self.since_ns < 0 else 0.0
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Identity of the loader: the same at all its readings."""
+        return self.pid, str(self.figures.get("loader"))
+
+
+def read_all(pid: int | None = None) -> list[LoaderReading]:
+    """Read the loaders of one process, or of all.
+
+    Those of other users are shown to root only.
+    """
+    return [reading for page in find_pages(pid) if (reading := _read(page)) is not None]
+
+
+def _read(page: FoundPage) -> LoaderReading | None:
+    """A reading; None if the loader has ended or not begun."""
+    try:
+        with PageReader(page.path) as reader:
+            content = reader.read()
+    except (OSError, ValueError):
+        return None
+    if not content.figures or "problem" in content.figures:
+        return None
+    now_ns = monotonic_ns()
+    workers = tuple(_workers(page.pid, content.figures, now_ns))
+    return LoaderReading(page.pid, now_ns, content.since_ns, content.batches, content.samples, content.figures, workers)
+
+
+def _workers(pid: int, figures: Mapping[str, Any], now_ns: int) -> Iterator[WorkerReading]:
+    """The live worker processes of a loader, as their table shows them."""
+    status_fd = figures["status_fd"]
+    if status_fd < 0:
+        return
+    try:
+        status = StatusTable(os.open(f"/proc/{pid}/fd/{status_fd}", os.O_RDWR))
+    except (OSError, ValueError):  # the pool has been closed
+        return
+    try:
+        number = min(max(figures["workers"], figures["settings"]["num_workers"]), MOST_WORKERS)
+        for worker in range(number):
+            reading = _worker(worker, status, now_ns)
+            if reading is not None:
+                yield reading
+    finally:
+        status.close()
+
+
+def _worker(worker: int, status: StatusTable, now_ns: int) -> WorkerReading | None:
+    """One worker; None if it has not started, or has ended."""
+    pid = status.pid(worker)
+    with suppress(OSError, IndexError, ValueError):
+        # The name of a program, in brackets, may contain blanks.
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        is_busy = status.task(worker) is not None
+        return WorkerReading(
+            worker=worker,
+            pid=pid,
+            state=fields[0],
+            cpu_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
+            nbytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+            busy_s=(now_ns - status.since_ns(worker)) / 1e9 if is_busy else None,
+            batch=status.number(worker),
+            index=status.index(worker) if is_busy else None,
+        )
+    return None

@@ -1,0 +1,230 @@
+"""Screens of `feedline top`, for 80 columns and for 40."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from time import localtime, strftime
+from typing import Any
+
+from rich.text import Text
+
+from feedline.cli.top.reading import LoaderReading, WorkerReading
+from feedline.loader.report.figures import rates
+from feedline.loader.report.stats import seconds, share, size
+
+NARROW = 60
+"""Width below which a loader takes one line per subject."""
+
+
+_STEPS = "▁▂▃▄▅▆▇█"
+
+
+_BAR = 10
+
+
+_LONG_S = 1.0
+"""Age from which a wait is shown as such."""
+
+
+_SLOW_S = 5.0
+"""Age from which a sample is marked as slow."""
+
+
+_SHOWN_WORKERS = 16
+
+
+def screen(before: LoaderReading | None, now: LoaderReading, width: int) -> list[Text]:
+    """The lines for one loader.
+
+    Rates are those since the reading `before`, or of the last seconds if it is None.
+    """
+    lines = [_head(now, width), _loop(before, now, width), _queue(now, width)]
+    lines += _workers(before, now, width)
+    lines += [line for line in (_stores(now), _incidents(now)) if line is not None]
+    lines += _verdict(now, width)
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
+def _head(now: LoaderReading, width: int) -> Text:
+    figures = now.figures
+    rank = f" · rank {figures['rank']}" if figures["world_size"] > 1 else ""
+    length = figures["length"]
+    place = f"{_due(now):,}" + (f" of {length:,}" if length else "")
+    if width < NARROW:
+        return Text(f"{figures['loader']}{rank} · epoch {figures['epoch']} · {place}", style="bold")
+    what = f"{figures['loader']}{rank} · epoch {figures['epoch']} · {place}{_left(now)}"
+    names = (f"feedline · {figures['script']} {now.pid} · ", f"{figures['script']} {now.pid} · ", f"{now.pid} · ")
+    text = Text(next((name + what for name in names if len(name + what) <= width), what), style="bold")
+    clock = strftime("%H:%M:%S", localtime(figures["time_s"]))
+    if text.cell_len + len(clock) + 2 <= width:
+        text.append(clock.rjust(width - text.cell_len), "dim")
+    return text
+
+
+def _left(now: LoaderReading) -> str:
+    """Time until the end of the epoch, at its speed so far."""
+    figures = now.figures
+    epoch = figures.get("since_epoch", {})
+    if not figures["length"] or not epoch.get("batches") or figures["position"] >= figures["length"]:
+        return ""
+    left_s = (figures["length"] - figures["position"]) * epoch["wall_s"] / epoch["batches"]
+    return f" · {_duration(left_s)} left"
+
+
+def _duration(value: float) -> str:
+    if value < 100:
+        return seconds(value)
+    minutes = round(value / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _loop(before: LoaderReading | None, now: LoaderReading, width: int) -> Text:
+    if now.waiting_s >= _LONG_S:
+        state = Text.assemble("loop   ", (f"waits since {_duration(now.waiting_s)}", "bold red"))
+        return state if width < NARROW else state.append(f"  for batch {_due(now):,}")
+    history = now.figures["history"]
+    samples_per_s, wait_share = _rates(before, now, history)
+    if not now.since_ns:
+        text = Text.assemble("loop   ", ("at rest", "dim"))
+    else:
+        text = Text.assemble("loop   ", (f"waits {share(wait_share)}", _shade(wait_share)))
+    text.append(f"  {samples_per_s:,.0f} samples/s")
+    if width >= NARROW:
+        text.append(f"  step {seconds(_mean(now.figures, 'step'))}  wait {seconds(_mean(now.figures, 'wait'))}  ")
+        text.append(sparkline([wait for _, wait in _series(history)][-(width - text.cell_len) :]), "cyan")
+    return text
+
+
+def _due(now: LoaderReading) -> int:
+    """Number of the batch that the loop waits for, in its epoch."""
+    figures = now.figures
+    return int(figures["position"] + now.batches - figures["batches"])
+
+
+def _rates(before: LoaderReading | None, now: LoaderReading, history: Sequence[Any]) -> tuple[float, float]:
+    if before is not None and before.figures["batches"] < now.figures["batches"]:
+        return rates(before.figures, now.figures)
+    if len(history) > 1:
+        return rates(_point(history[-2]), now.figures)
+    return rates(dict.fromkeys(("samples", "wait_s", "step_s"), 0), now.figures)
+
+
+def _point(values: Sequence[Any]) -> Mapping[str, Any]:
+    return dict(zip(("time_s", "epoch", "batches", "samples", "wait_s", "step_s", "ready"), values, strict=False))
+
+
+def _series(history: Sequence[Any]) -> list[tuple[float, float]]:
+    points = [_point(values) for values in history]
+    return [rates(earlier, later) for earlier, later in pairwise(points)]
+
+
+def sparkline(shares: Sequence[float]) -> str:
+    """One character per value between 0 and 1."""
+    return "".join(_STEPS[min(int(value * len(_STEPS)), len(_STEPS) - 1)] for value in shares)
+
+
+def _mean(figures: Mapping[str, Any], stage: str) -> float:
+    times = figures["loop"].get(stage)
+    return times["total_s"] / times["count"] if times else 0.0
+
+
+def _shade(wait_share: float) -> str:
+    return "green" if wait_share < 0.05 else "yellow" if wait_share < 0.3 else "bold red"
+
+
+def _queue(now: LoaderReading, width: int) -> Text:
+    ready, ahead = now.figures["ready"], now.figures["ahead"]
+    if not ahead:
+        return Text.assemble("ready  ", ("no workers: the loop builds each batch itself", "dim"))
+    if width < NARROW:
+        return Text(f"ready  {ready} of {ahead} batches")
+    return Text.assemble("ready  ", (_bar(ready / ahead), "cyan"), f"  {ready} of {ahead} batches")
+
+
+def _bar(filled: float) -> str:
+    full = round(min(max(filled, 0.0), 1.0) * _BAR)
+    return "█" * full + "░" * (_BAR - full)
+
+
+def _workers(before: LoaderReading | None, now: LoaderReading, width: int) -> list[Text]:
+    earlier = {worker.pid: worker for worker in before.workers} if before is not None else {}
+    wall_s = (now.now_ns - before.now_ns) / 1e9 if before is not None else 0.0
+    slowest = max(now.workers, key=lambda worker: worker.busy_s or 0, default=None)
+    if width < NARROW:
+        return [] if slowest is None else [_narrow_worker(slowest)]
+    shown = now.workers[:_SHOWN_WORKERS]
+    lines = [_worker(worker, earlier.get(worker.pid), wall_s) for worker in shown]
+    if len(now.workers) > len(shown):
+        lines.append(Text(f"       and {len(now.workers) - len(shown)} more workers", style="dim"))
+    return lines
+
+
+def _narrow_worker(worker: WorkerReading) -> Text:
+    if worker.busy_s is None:
+        return Text(f"worker {worker.worker}  idle", style="dim")
+    sample = "" if worker.index is None else f"  sample {worker.index:,}"
+    return Text(f"worker {worker.worker}  {_duration(worker.busy_s)}{sample}", style=_age(worker))
+
+
+def _worker(worker: WorkerReading, earlier: WorkerReading | None, wall_s: float) -> Text:
+    cpu = (worker.cpu_s - earlier.cpu_s) / wall_s if earlier is not None and wall_s > 0 else None
+    bar = " " * 16 if cpu is None else f"{_bar(cpu)} {share(min(cpu, 9.99)):>5}"
+    text = Text(f"{worker.worker:>5}  {bar}  {size(worker.nbytes):>8}  ")
+    if worker.busy_s is None:
+        return text.append("idle", "dim")
+    what = {"D": "disk", "T": "stopped", "Z": "ended"}.get(worker.state, "")
+    sample = "" if worker.index is None else f", sample {worker.index:,}"
+    more = f", {what}" if what else ""
+    return text.append(f"{_duration(worker.busy_s)} at batch {worker.batch:,}{sample}{more}", _age(worker))
+
+
+def _age(worker: WorkerReading) -> str:
+    return "bold red" if (worker.busy_s or 0) >= _SLOW_S else ""
+
+
+def _stores(now: LoaderReading) -> Text | None:
+    stores = now.figures["stores"]
+    if not stores:
+        return None
+    parts = [f"stores {size(stores.get('nbytes', 0))}", f"{stores.get('requests', 0):,} requests"]
+    if stores.get("retries"):
+        parts.append(f"{stores['retries']:,} retries")
+    looked_up = stores.get("cache_hits", 0) + stores.get("cache_misses", 0)
+    if looked_up:
+        parts.append(f"cache {share(stores.get('cache_hits', 0) / looked_up)}")
+    return Text(" · ".join(parts))
+
+
+def _incidents(now: LoaderReading) -> Text | None:
+    figures = now.figures
+    parts = []
+    if figures["skipped"]:
+        parts.append(f"{figures['skipped']:,} samples skipped")
+    if figures["restarts"]:
+        parts.append(f"{figures['restarts']} workers restarted")
+    if figures["throttled_share"]:
+        parts.append(f"CPU quota used up in {share(figures['throttled_share'])} of the time")
+    return Text(" · ".join(parts), style="yellow") if parts else None
+
+
+def _verdict(now: LoaderReading, width: int) -> list[Text]:
+    verdict = now.figures["verdict"]
+    if not verdict:
+        return []
+    lines = [Text(verdict["headline"], style="bold")]
+    lines += [Text(f"→ {hint['text']}") for hint in verdict["advice"][: 1 if width < NARROW else 2]]
+    return [part for line in lines for part in _wrapped(line, width)]
+
+
+def _wrapped(text: Text, width: int) -> list[Text]:
+    lines: list[Text] = []
+    line = Text(style=text.style)
+    for word in text.plain.split(" "):
+        if line.plain and line.cell_len + 1 + len(word) > width:
+            lines.append(line)
+            line = Text("  " if text.plain.startswith("→") else "", style=text.style)
+        line.append(("" if not line.plain.strip() else " ") + word)
+    return [*lines, line]

@@ -1,0 +1,276 @@
+"""Report page: one HTML file with all figures of a run.
+
+It needs no other file and no network, and reads well on phones, in light and in dark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from feedline.core.telemetry import MAIN
+from feedline.loader.report.charts import Series, bars, line_chart, timeline
+from feedline.loader.report.figures import rates
+from feedline.loader.report.stats import is_wall, seconds, share, size
+from feedline.loader.report.totals import RecentBatch
+
+_SHOWN_BATCHES = 24
+"""Batches of the timeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """Figures of a loader on one rank, with their history."""
+
+    figures: Mapping[str, Any]
+    history: Sequence[Mapping[str, Any]] = ()
+    batches: Sequence[RecentBatch] = ()
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the run in which the loop waited."""
+        return self.figures["wait_s"] / self.figures["wall_s"] if self.figures["wall_s"] else 0.0
+
+
+def page(reports: Sequence[RankReport]) -> str:
+    """The text of the page, for one or more ranks."""
+    first = reports[0]
+    title = f"feedline · {first.figures['script']} · {first.figures['loader']}"
+    body = [_header(first, len(reports))]
+    if len(reports) > 1:
+        body.append(_ranks(reports))
+    body += [_rank(report, folded=len(reports) > 1) for report in reports]
+    figures = json.dumps([dict(report.figures) for report in reports]).replace("</", "<\\/")
+    script = f"<script>{_file('page.js')}</script>"
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<style>{_file('page.css')}</style></head>\n<body><main>\n{''.join(body)}</main>\n"
+        f'<script type="application/json" id="figures">{figures}</script>\n{script}</body></html>\n'
+    )
+
+
+def _file(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+def _header(report: RankReport, ranks: int) -> str:
+    figures = report.figures
+    when = datetime.fromtimestamp(figures["time_s"], UTC).strftime("%Y-%m-%d %H:%M UTC")
+    where = f"{figures['host']} · process {figures['pid']}" if ranks == 1 else f"{ranks} ranks"
+    return (
+        f"<header><h1>{escape(figures['script'])} · {escape(figures['loader'])}</h1>"
+        f"<p>{escape(where)} · {when} · epoch {figures['epoch']}, {figures['batches']:,} batches, "
+        f"{figures['samples']:,} samples</p></header>\n"
+    )
+
+
+def _ranks(reports: Sequence[RankReport]) -> str:
+    """A table of the ranks, and the name of the slow one."""
+    slow = slowest_rank(reports)
+    rows = [
+        [
+            f"{report.figures['rank']}" + (" ← slowest" if report is slow else ""),
+            escape(report.figures["host"]),
+            share(report.wait_share),
+            seconds(_mean(report.figures, "wait")),
+            seconds(_mean(report.figures, "step")),
+            escape(report.figures["verdict"].get("limiting_stage", "")),
+        ]
+        for report in reports
+    ]
+    text = _slow_text(slow, reports)
+    return _section(
+        "Ranks", f"<p>{escape(text)}</p>" + _table(("rank", "host", "waits", "wait", "step", "limit"), rows)
+    )
+
+
+def slowest_rank(reports: Sequence[RankReport]) -> RankReport:
+    """The rank with the longest waits per batch.
+
+    Where ranks step together, the others wait for it in their step.
+    """
+    return max(reports, key=lambda report: _mean(report.figures, "wait"))
+
+
+def _slow_text(slow: RankReport, reports: Sequence[RankReport]) -> str:
+    others = [_mean(report.figures, "wait") for report in reports if report is not slow]
+    wait, usual = _mean(slow.figures, "wait"), sorted(others)[len(others) // 2]
+    if wait < 1.5 * usual + 1e-3:
+        return f"The ranks wait alike: {seconds(usual)} to {seconds(wait)} per batch."
+    return (
+        f"Rank {slow.figures['rank']} on {slow.figures['host']} is the slow one: it waits {seconds(wait)} per batch "
+        f"for its data, others {seconds(usual)}. Where ranks step together, all of them wait for it."
+    )
+
+
+def _mean(figures: Mapping[str, Any], stage: str) -> float:
+    times = figures["loop"].get(stage)
+    return times["total_s"] / times["count"] if times and times["count"] else 0.0
+
+
+def _rank(report: RankReport, *, folded: bool) -> str:
+    inner = "".join(
+        (_verdict(report), _tiles(report), _where(report), _over_time(report), _timeline(report), _stages(report),
+         _slowest(report), _incidents(report), _settings(report))
+    )  # fmt: skip
+    if not folded:
+        return inner
+    return f"<details><summary>Rank {report.figures['rank']}</summary>\n{inner}</details>\n"
+
+
+def _verdict(report: RankReport) -> str:
+    verdict = report.figures["verdict"]
+    if not verdict:
+        return _section("Verdict", "<p>No batch has been delivered yet.</p>")
+    advice = "".join(f"<li>{escape(hint['text'])}</li>" for hint in verdict["advice"])
+    return (
+        f'<section class="verdict"><h2>{escape(verdict["headline"])}</h2><p>{escape(verdict["explanation"])}</p>'
+        f"<ul>{advice}</ul></section>\n"
+    )
+
+
+def _tiles(report: RankReport) -> str:
+    figures = report.figures
+    wall_s = figures["wall_s"]
+    tiles = [
+        ("samples/s", f"{figures['samples'] / wall_s:,.0f}" if wall_s else "–"),
+        ("waits, all epochs", share(report.wait_share)),
+        ("step", seconds(_mean(figures, "step"))),
+        ("first batch", seconds(figures["startup_s"] / (figures["epoch"] + 1))),
+        ("batches in memory", size(figures["in_flight_nbytes"])),
+        ("workers' memory", size(figures["worker_nbytes"]) if figures["worker_nbytes"] else "–"),
+    ]
+    cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)
+    return f'<section class="tiles">{cells}</section>\n'
+
+
+def _where(report: RankReport) -> str:
+    """Bars of the time of the loop and of each stage."""
+    figures = report.figures
+    rows = [("loop", [("step", figures["step_s"]), ("wait", figures["wait_s"])])]
+    for stage, times in figures["stages"].items():
+        if times["cpu_s"] is None:
+            rows.append((stage, [("CPU and waiting", times["total_s"])]))
+        else:
+            cpu_s = min(times["cpu_s"], times["total_s"])
+            rows.append((stage, [("CPU", cpu_s), ("waiting", times["total_s"] - cpu_s)]))
+    note = (
+        "<p>Stages are summed over workers. Waiting is time without the CPU: files, network, locks, other programs.</p>"
+    )
+    return _section("Where the time goes", bars(rows) + note)
+
+
+def _over_time(report: RankReport) -> str:
+    points = report.history
+    moving = [pair for pair in pairwise(points) if pair[1]["batches"] > pair[0]["batches"]]
+    if len(moving) < 2:
+        return ""
+    started = points[0]["time_s"]
+    times = [later["time_s"] - started for _, later in moving]
+    both = [rates(earlier, later) for earlier, later in moving]
+    charts = [
+        line_chart(Series("samples/s", times, [rate for rate, _ in both])),
+        line_chart(Series("waits, %", times, [100 * waited for _, waited in both]), ceiling=100),
+        line_chart(Series("ready batches", times, [float(later["ready"]) for _, later in moving])),
+    ]
+    if any(point["worker_nbytes"] for point in points):
+        memory = [later["worker_nbytes"] / (1 << 20) for _, later in moving]
+        charts.append(line_chart(Series("workers' memory, MiB", times, memory)))
+    return _section("Over time", "".join(charts))
+
+
+def _timeline(report: RankReport) -> str:
+    batches = report.batches[-_SHOWN_BATCHES:]
+    blocks = [
+        (_row_name(timed[3], timed[0]), timed[0], timed[1] / 1e9, timed[2] / 1e9, batch.number)
+        for batch in batches
+        for timed in batch.spans
+        if is_wall(timed[0])
+    ]
+    if not blocks:
+        return ""
+    return _section(f"The last {len(batches)} batches", timeline(blocks))
+
+
+def _row_name(worker: int, stage: str) -> str:
+    if stage == "sample":
+        return "sampler"
+    return "loop" if worker == MAIN else f"worker {worker}"
+
+
+def _stages(report: RankReport) -> str:
+    figures = report.figures
+    names = ("p50_s", "p90_s", "p99_s", "max_s")
+    rows = [
+        [escape(stage), f"{times['count']:,}", *(seconds(times[name]) for name in names), seconds(times["total_s"])]
+        for stage, times in {**figures["loop"], **figures["stages"]}.items()
+    ]
+    return _section("Stages, per batch", _table(("stage", "times", "p50", "p90", "p99", "most", "sum"), rows))
+
+
+def _slowest(report: RankReport) -> str:
+    rows = [
+        [
+            f"{batch['epoch']}", f"{batch['number']:,}", escape(batch["stage"]), seconds(batch["seconds"]),
+            escape(", ".join(map(str, batch["indices"])) + (" …" if len(batch["indices"]) > 3 else "")),
+            escape(batch["address"]),
+        ]
+        for batch in report.figures["slowest"]
+    ]  # fmt: skip
+    if not rows:
+        return ""
+    return _section("Slowest batches", _table(("epoch", "batch", "stage", "took", "samples", "first sample"), rows))
+
+
+def _incidents(report: RankReport) -> str:
+    figures, stores = report.figures, report.figures["stores"]
+    rows = [
+        ["samples skipped or replaced", f"{figures['skipped']:,}"],
+        ["workers that died and were replaced", f"{figures['restarts']:,}"],
+        ["ready to run, but not run", seconds(figures["run_delay_s"])],
+    ]
+    if figures["padding_share"] is not None:
+        rows.append(["padding in batches", share(figures["padding_share"])])
+    if figures["throttled_share"] is not None:
+        rows.append(["periods cut short by the CPU quota", share(figures["throttled_share"])])
+    if figures["worker_growth_nbytes"] is not None:
+        rows.append(["growth of the workers per epoch", _growth(figures["worker_growth_nbytes"])])
+    rows += [[f"stores: {escape(name.replace('_', ' '))}", f"{amount:,.6g}"] for name, amount in stores.items()]
+    return _section("Incidents and stores", _table(("", ""), rows))
+
+
+def _growth(nbytes: float) -> str:
+    return size(nbytes) if nbytes >= 0 else f"−{size(-nbytes)}"
+
+
+def _settings(report: RankReport) -> str:
+    figures = report.figures
+    rows = [[escape(name), escape(str(value))] for name, value in figures["settings"].items()]
+    return _section("Settings", _table(("", ""), [["dataset", escape(figures["dataset"])], *rows]))
+
+
+def _section(title: str, inner: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>\n{inner}</section>\n"
+
+
+def _table(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are HTML already."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>\n'
+
+
+def reports_of_logs(logs: Iterable[Sequence[Mapping[str, Any]]]) -> Iterator[RankReport]:
+    """A report for each loader and rank in run logs, by rank."""
+    runs: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+    for line in (line for lines in logs for line in lines):
+        runs.setdefault((line["rank"], line["loader"]), []).append(line)
+    for _, lines in sorted(runs.items()):
+        yield RankReport(lines[-1], lines)

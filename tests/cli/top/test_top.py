@@ -1,0 +1,156 @@
+"""`feedline top`: what it shows of loops that run, hang and end, at 80 columns and at 40."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+from typer.testing import CliRunner
+
+import feedline as fl
+from feedline.cli.app import app
+from feedline.cli.top.command import report
+from feedline.cli.top.reading import LoaderReading, WorkerReading
+from feedline.cli.top.screen import screen, sparkline
+from feedline.core.page import find_pages
+
+
+class Hanging(Dataset[torch.Tensor]):
+    """Its sample 20 waits until the file exists."""
+
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        while index == 20 and not self.gate.exists():
+            time.sleep(0.005)
+        return torch.tensor(index)
+
+
+@contextmanager
+def hanging(gate: Path, **arguments: Any) -> Iterator[None]:
+    """A loop in another thread that hangs at its sixth batch."""
+    loader = fl.DataLoader(Hanging(gate), 4, **arguments)
+
+    def train() -> None:
+        with loader:
+            for _ in loader:
+                pass
+
+    training = threading.Thread(target=train)
+    training.start()
+    try:
+        end = time.monotonic() + 60
+        while loader.stats().batches < 5 or not find_pages(os.getpid()):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        yield
+    finally:
+        gate.touch()
+        training.join()
+
+
+def text_of(now: LoaderReading, width: int, before: LoaderReading | None = None) -> list[str]:
+    return [line.plain for line in screen(before, now, width)]
+
+
+FIGURES: dict[str, Any] = {
+    "script": "train.py", "loader": "Photos", "rank": 3, "world_size": 8, "time_s": 0.0, "epoch": 3, "position": 12_288,
+    "length": 48_000, "batches": 156_288, "samples": 5_000_000, "wait_s": 3.0, "step_s": 97.0, "ready": 12, "ahead": 16,
+    "skipped": 2, "restarts": 1, "throttled_share": 0.31, "stores": {"nbytes": 38 << 20, "requests": 212, "retries": 1,
+    "cache_hits": 93, "cache_misses": 7}, "since_epoch": {"batches": 12_288, "wall_s": 245.0}, "history": [],
+    "loop": {"wait": {"total_s": 3.0, "count": 5000}, "step": {"total_s": 97.0, "count": 5000}},
+    "verdict": {"headline": "The loop waited for data 3.0 % of the time: it is not bound by its data.",
+                "advice": [{"text": "num_workers=2 would keep up as well, and leave CPUs to others.", "gain": None}]},
+}  # fmt: skip
+WORKERS = (
+    WorkerReading(0, 11, "R", 1.0, 1 << 30, 0.02, 12_290, 8_812),
+    WorkerReading(1, 12, "D", 1.0, 1 << 30, 11.0, 12_289, 9_014),
+    WorkerReading(2, 13, "S", 1.0, 1 << 30, None, 0, None),
+)
+NOW = LoaderReading(4711, 10**13, 10**13 - 10**7, 156_288, 5_000_000, FIGURES, WORKERS)
+
+
+def test_a_loop_at_80_columns() -> None:
+    before = replace(NOW, now_ns=NOW.now_ns - 10**9, workers=(replace(WORKERS[0], cpu_s=0.1), *WORKERS[1:]))
+    lines = text_of(NOW, 80, before)
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("train.py 4711 · Photos · rank 3 · epoch 3 · 12,288 of 48,000 · 12 min left")
+    assert lines[1].startswith("loop   waits 3.0 %  50,000 samples/s  step 19 ms  wait 600 µs")
+    assert lines[2] == "ready  ████████░░  12 of 16 batches"
+    assert lines[3] == "    0  █████████░  90 %   1.0 GiB  20 ms at batch 12,290, sample 8,812"
+    assert lines[4].endswith("11 s at batch 12,289, sample 9,014, disk")
+    assert lines[5].endswith("idle")
+    assert lines[6] == "stores 38 MiB · 212 requests · 1 retries · cache 93 %"
+    assert lines[7] == "2 samples skipped · 1 workers restarted · CPU quota used up in 31 % of the time"
+
+
+def test_a_loop_at_40_columns() -> None:
+    lines = text_of(NOW, 40)
+    assert max(map(len, lines)) <= 40
+    assert lines[:4] == [
+        "Photos · rank 3 · epoch 3 · 12,288 of 4…",
+        "loop   waits 3.0 %  50,000 samples/s",
+        "ready  12 of 16 batches",
+        "worker 1  11 s  sample 9,014",
+    ]
+
+
+def test_a_wait_of_an_hour_is_the_first_thing_to_see() -> None:
+    waiting = replace(NOW, since_ns=-(NOW.now_ns - 3600 * 10**9), batches=156_290)
+    assert text_of(waiting, 80)[1] == "loop   waits since 60 min  for batch 12,290"
+
+
+def test_many_workers_do_not_fill_the_screen() -> None:
+    crowd = replace(NOW, workers=tuple(replace(WORKERS[0], worker=number, pid=number) for number in range(64)))
+    assert sum("at batch" in line for line in text_of(crowd, 80)) == 16
+    assert any("and 48 more workers" in line for line in text_of(crowd, 80))
+
+
+def test_sparklines() -> None:
+    assert sparkline([0, 0.5, 1]) == "▁▅█"
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_workers": 2, "worker_method": "process"}])
+def test_a_hanging_loop_is_shown_with_its_sample(arguments: dict[str, Any], tmp_path: Path) -> None:
+    with hanging(tmp_path / "gate", **arguments):
+        ((_, now),) = report(os.getpid())
+        assert now.since_ns < 0
+        assert now.batches == 5
+        if arguments:
+            assert (5, 20) in [(worker.batch, worker.index) for worker in now.workers]
+            assert {worker.pid for worker in now.workers} & {os.getpid()} == set()
+        result = CliRunner().invoke(app, ["top", str(os.getpid()), "--json"])
+        assert result.exit_code == 0
+        (loader,) = json.loads(result.stdout)
+        assert loader["waiting_s"] > 0
+        plain = CliRunner().invoke(app, ["top", str(os.getpid())], env={"COLUMNS": "40"})
+        assert plain.stdout.splitlines()[0].startswith("Hanging")
+    assert report(os.getpid()) == []
+
+
+def test_where_nothing_runs_it_says_so() -> None:
+    result = CliRunner().invoke(app, ["top", "1", "--once"])
+    assert result.exit_code == 1
+    assert "No loop of feedline runs" in result.stdout
+
+
+def test_a_loader_that_has_ended_is_at_rest() -> None:
+    loader = fl.DataLoader(TensorDataset(torch.arange(8)), 4)
+    list(loader)
+    ((_, now),) = report(os.getpid())
+    assert "at rest" in text_of(now, 80)[1]
+    loader.close()

@@ -1,0 +1,134 @@
+"""The report page: whole HTML that needs nothing else, with every section, for one rank and for several."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+from typer.testing import CliRunner
+
+import feedline as fl
+from feedline.cli.app import app
+from feedline.loader.report.page_html import RankReport, page
+from feedline.loader.report.run_log import read_log
+
+VOID = {"meta", "rect", "polyline", "br"}
+
+
+class Outline(HTMLParser):
+    """Tags, texts of headings, and addresses; fails where a tag is closed that is not open."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags = Counter[str]()
+        self.headings: list[str] = []
+        self.addresses: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] == ["h2"]:
+            self.headings.append(data)
+        if self.open[-1:] == ["script"]:
+            self.scripts.append(data)
+
+
+class Nasty(TensorDataset):
+    def address(self, index: int) -> str:
+        return f"</script><b>{index}&"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """The log of a run of three epochs."""
+    path = tmp_path / "run.jsonl"
+    loader = fl.DataLoader(Nasty(torch.arange(40)), 4, log=path)
+    for _ in range(3):
+        list(loader)
+    loader.report_html(tmp_path / "report.html")
+    return path
+
+
+def test_a_page_is_whole_and_needs_nothing_else(log: Path) -> None:
+    html = log.with_name("report.html").read_text()
+    outline = Outline(html)
+    assert outline.addresses == []
+    assert not re.search(r"https?://|@import|url\(", html)
+    assert "prefers-color-scheme: dark" in html
+    assert 'name="viewport"' in html
+    sections = ["Where the time goes", "Over time", "The last 10 batches", "Stages, per batch", "Slowest batches"]
+    assert [name for name in outline.headings if name in sections] == sections
+    assert outline.headings[0].startswith("The loop waited for data")
+    assert outline.tags["rect"] >= 40
+    (figures,) = json.loads(outline.scripts[0])
+    assert figures["batches"] == 30
+    assert figures["slowest"][0]["address"].startswith("</script><b>")
+
+
+def test_a_page_before_the_first_iteration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(fl.errors.ArgumentError, match="iterate over the loader first"):
+        fl.DataLoader(Nasty(torch.arange(8))).report_html(tmp_path / "report.html")
+
+
+def of_rank(lines: list[dict[str, Any]], rank: int, slower: float) -> RankReport:
+    """The report of another rank, whose waits are longer."""
+    last = json.loads(json.dumps(lines[-1]))
+    last |= {"rank": rank, "world_size": 3, "host": f"node-{rank}"}
+    last["loop"]["wait"]["total_s"] = slower * last["loop"]["wait"]["count"]
+    return RankReport(last, lines)
+
+
+def test_the_slow_rank_is_named(log: Path) -> None:
+    lines = read_log(log)
+    html = page([of_rank(lines, rank, 0.5 if rank == 1 else 0.001) for rank in range(3)])
+    Outline(html)
+    assert "Rank 1 on node-1 is the slow one: it waits 500 ms per batch for its data, others 1.0 ms." in html
+    assert html.count("<details>") == 3
+
+
+def test_ranks_that_wait_alike_are_not_blamed(log: Path) -> None:
+    lines = read_log(log)
+    assert "The ranks wait alike" in page([of_rank(lines, rank, 0.1) for rank in range(3)])
+
+
+def test_the_command_merges_logs(log: Path, tmp_path: Path) -> None:
+    other = [json.dumps({**line, "rank": 1, "world_size": 2}) for line in read_log(log)]
+    (tmp_path / "run.rank1.jsonl").write_text("\n".join(other))
+    out = tmp_path / "page.html"
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "run*.jsonl"), "--out", str(out)])
+    assert result.exit_code == 0
+    assert "2 loaders" in " ".join(result.stdout.split())
+    assert "Ranks" in Outline(out.read_text()).headings
+
+
+@pytest.mark.parametrize("text", ["", '{"epoch": 1}\n', "no JSON\n", "[1]\n"])
+def test_a_file_that_is_no_log_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.jsonl"
+    path.write_text(text)
+    result = CliRunner().invoke(app, ["report", str(path), "--out", str(tmp_path / "page.html")])
+    assert isinstance(result.exception, fl.errors.ArgumentError)
+    assert "is no run log of feedline" in str(result.exception)
+    assert not (tmp_path / "page.html").exists()
