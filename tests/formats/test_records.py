@@ -143,7 +143,9 @@ class TestRequests:
         assert len(opened(memory.root)) == 70 * first["samples"]
         assert len(infos) < 10
         memory.remove("s.69")
-        with pytest.raises(ObjectNotFoundError, match=r"memory://far/s\.69 does not exist, but index.json lists it for 2 samples"):
+        with pytest.raises(
+            ObjectNotFoundError, match=r"memory://far/s\.69 does not exist, but index.json lists it for 2 samples"
+        ):
             opened(memory.root)
 
 
