@@ -72,7 +72,7 @@ def summarize_folders(unit: str, shards: Iterable[StoredShard], note: str | None
 
 
 def stored_nbytes(folder: IndexedFolder, file: FolderFile) -> int:
-    """The bytes of a file of a folder; ObjectNotFoundError if it is missing."""
+    """The bytes of a file; ObjectNotFoundError if it is missing."""
     if file.info is None:
         raise ObjectNotFoundError(f"{folder.where(file.name)} does not exist, but the index lists it")
     return file.info.size
