@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 import torch
+from preloaded import Preloaded
 from web_servers import Handler, serving
 
 import feedline as fl
@@ -211,21 +211,33 @@ else:
 """
 
 
+@pytest.fixture(scope="module")
+def preloaded() -> Iterator[Preloaded]:
+    with Preloaded() as running:
+        yield running
+
+
 @pytest.mark.parametrize(
     "what", ["range", "whole", "list", "dataset", "loader", "cached loader", "threads", "cached threads"]
 )
 @pytest.mark.parametrize("status", [None, 500], ids=["silent", "failing"])
-def test_ctrl_c_waits_for_no_store(server: FailingServer, tmp_path: Path, what: str, status: int | None) -> None:
+def test_ctrl_c_waits_for_no_store(
+    server: FailingServer, tmp_path: Path, what: str, status: int | None, preloaded: Preloaded
+) -> None:
     server.status, server.silent = status, status is None
-    arguments = (server.url, str(tmp_path) if "cached" in what else "", what.removeprefix("cached "))
-    with subprocess.Popen([sys.executable, "-c", INTERRUPTED, *arguments], stderr=subprocess.PIPE, text=True) as child:
-        try:
-            assert server.asked.wait(60)
-            child.send_signal(signal.SIGINT)
-            assert "KeyboardInterrupt" in child.communicate(timeout=60)[1]
-            assert child.returncode == -signal.SIGINT
-        finally:
-            child.kill()
+    script, errors = tmp_path / "interrupted.py", tmp_path / "errors"
+    script.write_text(INTERRUPTED)
+    cache = str(tmp_path / "cache") if "cached" in what else ""
+    with errors.open("w") as log, open(os.devnull) as nothing:
+        streams = {"stdin": nothing.fileno(), "stdout": log.fileno(), "stderr": log.fileno()}
+        child = preloaded.start(str(script), server.url, cache, what.removeprefix("cached "), **streams)
+    try:
+        assert server.asked.wait(60)
+        os.kill(child.pid, signal.SIGINT)
+        assert child.wait(60) == -signal.SIGINT
+        assert "KeyboardInterrupt" in errors.read_text()
+    finally:
+        child.kill()
 
 
 @pytest.mark.parametrize("status", [None, 500], ids=["silent", "failing"])

@@ -176,6 +176,7 @@ class FileSet:
         self._stores = list(stores.values())
         self._store_numbers = [-1 if store is None else numbers[id(store)] for store, _ in objects]
         self._infos = [info for _, info in objects]
+        # A fork opens its own files: it has no threads of its parent's clients, and a lock may be held forever.
         self._opened: PerProcess[_Kept[LocalFile | RemoteBlob]] = PerProcess(partial(_new_cache, len(objects), None))
         self._readers = PerProcess(_readers)
 

@@ -261,6 +261,7 @@ class _ZarrChunks:
     def __init__(self, store: Store | None, array: Any) -> None:
         self._store, self._array = store, array
         self._sizes = getattr(array, "shards", None) or array.chunks
+        # Opened by each process for itself, as all rows are: threads do not survive a fork.
         self._readers = DaemonPool(_READERS, "feedline-chunks")
 
     def read(self, spans: Sequence[Range]) -> Iterator[NDArray[Any]]:

@@ -298,7 +298,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
             return use(self._with_fetched(parts))
 
     def _with_fetched(self, parts: Sequence[ShardPart]) -> list[ShardPart]:
-        """Fetch the members of all parts that are not mapped, in one request."""
+        """Fetch the members of unmapped parts in one request."""
         wanted = [[] if part.shard.is_mapped else self._extents(part) for part in parts]
         views = iter(self._blobs.read([extent for extents in wanted for extent in extents]))
         return [
