@@ -52,11 +52,12 @@ public:
     int padded_count() const { return (count_ + kOutputs - 1) / kOutputs * kOutputs; }
     int low() const { return low_; }  // the samples in use are [low, high)
     int high() const { return high_; }
-    int blocks() const { return blocks_; }                    // per output
-    int length() const { return blocks_ * kBlock; }           // weights per output, with the padding
-    int overrun() const { return length() + kReach; }         // samples from high() on that kernels may touch
-    int offset(int output) const { return offsets_[static_cast<std::size_t>(output)]; }  // of the first sample, from low
-    int end(int output) const { return ends_[static_cast<std::size_t>(output)]; }  // past the last sample, from low
+    int blocks() const { return blocks_; }             // per output
+    int length() const { return blocks_ * kBlock; }    // weights per output, with the padding
+    int overrun() const { return length() + kReach; }  // samples from high() on that kernels may touch
+    // First sample of an output, and the one past its last, from low() on.
+    int offset(int output) const { return offsets_[static_cast<std::size_t>(output)]; }
+    int end(int output) const { return ends_[static_cast<std::size_t>(output)]; }
     const int* offsets() const { return offsets_.data(); }
     const Block* of(int output) const {
         return weights_.data() + static_cast<std::size_t>(output) * static_cast<std::size_t>(blocks_);
