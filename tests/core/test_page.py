@@ -60,7 +60,7 @@ def _forked(act: Callable[[], str]) -> Iterator[str]:
 
 def test_a_page_without_figures_can_be_read() -> None:
     with Page() as page, _reader(page) as reader:
-        assert reader.read() == (0, 0, 0, {})
+        assert reader.read() == (0, 0, {})
 
 
 def test_a_reader_never_sees_a_mixture_of_two_publications() -> None:

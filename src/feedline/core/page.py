@@ -27,7 +27,7 @@ _MAGIC = 0x666565646C696E31
 _WORDS = 64
 
 
-_MAGIC_WORD, SINCE, BATCHES, SAMPLES, _PUBLISHED = range(5)
+_MAGIC_WORD, SINCE, BATCHES, _PUBLISHED = range(4)
 
 
 _SLOT_NBYTES = 1 << 17
@@ -49,15 +49,14 @@ class PageContent(NamedTuple):
     since_ns: int
     """Since when the loop computes, in ns on CLOCK_MONOTONIC; negative: since when it waits for a batch; 0: neither."""
     batches: int
-    samples: int
     figures: Mapping[str, Any]
-    """What was published last; the numbers of batches and samples are never older than it."""
+    """What was published last; the number of batches is never older than it."""
 
 
 class Page:
     """A page and its only writer.
 
-    `words[SINCE]`, `words[BATCHES]` and `words[SAMPLES]` may be assigned at any time: the processor stores 64 bits at
+    `words[SINCE]` and `words[BATCHES]` may be assigned at any time: the processor stores 64 bits at
     once. Read `words` for each assignment, as `close` replaces it. A page that is not `shared` has no memory, and
     publishes nothing; so has each page where the system has no memfd.
     """
@@ -134,7 +133,7 @@ class PageReader:
             number = words[_PUBLISHED]
             figures = self._figures(number)
             if figures is not None:
-                return PageContent(words[SINCE], words[BATCHES], words[SAMPLES], figures)
+                return PageContent(words[SINCE], words[BATCHES], figures)
         raise ValueError("the page was written each time it was read")
 
     def _figures(self, number: int) -> Mapping[str, Any] | None:

@@ -14,7 +14,7 @@ import torch
 from feedline.core import store_metrics
 from feedline.core.batch import EMPTY_BATCH, BatchResult
 from feedline.core.cursor import Cursor, PartitionCursor
-from feedline.core.page import SINCE
+from feedline.core.page import BATCHES, SINCE
 from feedline.core.telemetry import CPU, CPU_EVERY_NS, MAIN, SpanTuple, add_run_delay
 from feedline.errors import WorkerStalledError, note
 from feedline.loader.autoscale import Autoscale
@@ -173,21 +173,13 @@ class Iteration:
         step_cpu_ns = None if self._left_cpu_ns is None else self._cpu_clock()
         progress = self._progress
         pulse = progress.pulse
-        pulse.page.words[SINCE] = -called_ns
+        words = pulse.page.words
+        words[SINCE] = -called_ns
         if called_ns >= pulse.due_ns:  # before the wait: if it never ends, its request is on the page
             pulse.publish(self.queue)
         if self.late_start is not None:
             self._start_again(self.late_start())
-        while True:
-            due = _in_range("feedline.receive", self._due) if self._profiling else self._due()
-            if due is None:
-                self._end()
-                raise StopIteration
-            request, result, moving = due
-            if result.batch is not EMPTY_BATCH:
-                break
-            self._advance(request, result)
-            self._taken = None
+        request, result, moving = self._next_with_batch()
         batch = self._placed(request, result, moving)
         samples = self._advance(request, result)
         now = monotonic_ns()
@@ -201,7 +193,11 @@ class Iteration:
             spans.append(("step" + CPU, self._left_cpu_ns, step_cpu_ns, MAIN))  # type: ignore[arg-type]
         add_run_delay(spans, now)
         progress.totals.add(spans, samples, request)
-        pulse.delivered(now, batch)
+        words[BATCHES] += 1
+        words[SINCE] = now
+        if pulse.inspect is not None:
+            inspect, pulse.inspect = pulse.inspect, None
+            inspect(batch)
         if self._flow.tuner is not None:
             self._tune(self._flow.tuner, spans)
         self._left_ns = now
@@ -223,6 +219,18 @@ class Iteration:
         if self.last_steps is None:
             return batch
         return self.last_steps(batch, Delivered(request, result, self._progress.cursor))
+
+    def _next_with_batch(self) -> _Entry:
+        """The next entry that has a batch; StopIteration at the end."""
+        while True:
+            due = _in_range("feedline.receive", self._due) if self._profiling else self._due()
+            if due is None:
+                self._end()
+                raise StopIteration
+            if due[1].batch is not EMPTY_BATCH:
+                return due
+            self._advance(due[0], due[1])
+            self._taken = None
 
     def _finish(self, stage: Stage, moving: Any) -> Any:
         if self._profiling:

@@ -16,7 +16,7 @@ from typing import Any
 
 from feedline.core import store_metrics
 from feedline.core.cgroups import Cgroup
-from feedline.core.page import SINCE, Page
+from feedline.core.page import BATCHES, SINCE, Page
 from feedline.core.store_metrics import StoreStatistics
 from feedline.errors import ArgumentError
 from feedline.loader.identity import identity_of, log_path
@@ -28,7 +28,8 @@ from feedline.loader.pulse import NEVER_NS, Pulse, QueueState
 from feedline.loader.report import Stats, Totals, Verdict
 from feedline.loader.report.figures import figures_of, plain_indices, verdict_figures
 from feedline.loader.report.history import History, HistoryPoint
-from feedline.loader.report.page_html import RankReport, page
+from feedline.loader.report.page_html import RankReport
+from feedline.loader.report.page_html import page as page_text
 from feedline.loader.report.run_log import RunLog, path_of_rank
 from feedline.loader.report.stats import SlowBatch
 from feedline.loader.resources import resident_nbytes
@@ -70,7 +71,10 @@ class _Padding:
     total: float = 0.0
 
     def add(self, batch: Any) -> None:
-        share = padding_share(batch)
+        try:
+            share = padding_share(batch)
+        except Exception:  # noqa: BLE001 - a batch of a type of the user's: this figure is not worth its error
+            return
         if share is not None:
             self.batches, self.total = self.batches + 1, self.total + share
 
@@ -126,9 +130,9 @@ class Monitor:
             self._stores_before = progress.stores_before
         self._sources = _Sources(pools, progress, plan, loader.dataset, _length(plan))
         progress.totals = Totals(whole=self.whole)
-        progress.pulse = self._pulse = Pulse(
-            page=self._opened(), due_ns=0, publish=self._publish_weakly(), whole=self.whole
-        )
+        page = self._opened()
+        page.words[BATCHES] = self.whole.batches
+        progress.pulse = self._pulse = Pulse(page, due_ns=0, publish=self._publish_weakly())
 
     def stats(self) -> Stats:
         """The figures so far."""
@@ -180,7 +184,7 @@ class Monitor:
         points = [*self.history.points, _point(figures)]
         batches = self._sources.progress.totals.recent_batches()
         report = RankReport(figures, [point._asdict() for point in points], batches)
-        Path(path).write_text(page([report]), encoding="utf-8")
+        Path(path).write_text(page_text([report]), encoding="utf-8")
 
     def close(self) -> None:
         """Close the page; a later iteration opens another one."""
@@ -229,7 +233,7 @@ class Monitor:
 
     def _judge(self, now_ns: int) -> None:
         """Renew the verdict, which takes longer than the figures."""
-        if now_ns < self._advice_due_ns or not self.whole.batches:
+        if now_ns < self._advice_due_ns or not self._pulse.page.words[BATCHES]:
             return
         verdict = self._verdict()
         self.verdict = {} if verdict is None else verdict_figures(verdict())

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from feedline.core.page import BATCHES, SAMPLES, SINCE, Page
-from feedline.loader.report.totals import Totals
+from feedline.core.page import SINCE, Page
 
 NEVER_NS = 1 << 62
 
@@ -38,17 +37,6 @@ class Pulse:
     """Called by the loop with a function that returns its `QueueState`; `epoch_ends=True` at the end of an epoch."""
     inspect: Callable[[Any], object] | None = None
     """Called once with the next batch."""
-    whole: Totals = field(default_factory=Totals)
-    """The totals of all epochs."""
-
-    def delivered(self, now_ns: int, batch: Any) -> None:
-        """Record that the loop has received a batch, and computes."""
-        words, whole = self.page.words, self.whole
-        words[BATCHES], words[SAMPLES] = whole.batches, whole.samples
-        words[SINCE] = now_ns
-        if self.inspect is not None:
-            inspect, self.inspect = self.inspect, None
-            inspect(batch)
 
     def rests(self) -> None:
         """Record that the loop neither waits nor computes."""

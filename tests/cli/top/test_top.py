@@ -81,7 +81,7 @@ WORKERS = (
     WorkerReading(1, 12, "D", 1.0, 1 << 30, 11.0, 12_289, 9_014),
     WorkerReading(2, 13, "S", 1.0, 1 << 30, None, 0, None),
 )
-NOW = LoaderReading(4711, 10**13, 10**13 - 10**7, 156_288, 5_000_000, FIGURES, WORKERS)
+NOW = LoaderReading(4711, 10**13, 10**13 - 10**7, 156_288, FIGURES, WORKERS)
 
 
 def test_a_loop_at_80_columns() -> None:

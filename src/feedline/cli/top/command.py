@@ -36,7 +36,6 @@ def summary(readings: Sequence[tuple[LoaderReading, LoaderReading]]) -> list[dic
         {
             **now.figures,
             "batches": now.batches,
-            "samples": now.samples,
             "waiting_s": now.waiting_s,
             "worker_processes": [
                 {

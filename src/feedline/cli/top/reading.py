@@ -41,7 +41,6 @@ class LoaderReading:
     now_ns: int
     since_ns: int
     batches: int
-    samples: int
     figures: Mapping[str, Any]
     workers: tuple[WorkerReading, ...]
 
@@ -75,7 +74,7 @@ def _read(page: FoundPage) -> LoaderReading | None:
         return None
     now_ns = monotonic_ns()
     workers = tuple(_workers(page.pid, content.figures, now_ns))
-    return LoaderReading(page.pid, now_ns, content.since_ns, content.batches, content.samples, content.figures, workers)
+    return LoaderReading(page.pid, now_ns, content.since_ns, content.batches, content.figures, workers)
 
 
 def _workers(pid: int, figures: Mapping[str, Any], now_ns: int) -> Iterator[WorkerReading]:

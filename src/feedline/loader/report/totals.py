@@ -36,8 +36,8 @@ class RecentBatch(NamedTuple):
     number: int
 
 
-_Delivered = tuple[Sequence[SpanTuple], Any]
-"""Spans and request of a batch; a plain tuple, as one is made for every batch."""
+_Delivered = tuple["Totals", Sequence[SpanTuple], int, Any]
+"""Totals, spans, number of samples and request of a batch; a plain tuple, as one is made for every batch."""
 
 
 @dataclass(slots=True)
@@ -57,25 +57,33 @@ class Totals:
 
     def __init__(self, recent: int = RECENT, whole: Totals | None = None) -> None:
         self._cells: dict[tuple[str, int], _StageSums] = {}
-        self._pending: list[_Delivered] = []
-        self._recent: deque[_Delivered] = deque(maxlen=recent)
+        # Shared by the totals of all epochs: batches of an iteration that has been dropped are not lost.
+        self._pending: list[_Delivered] = [] if whole is None else whole._pending
+        self._recent: deque[tuple[Sequence[SpanTuple], Any]] = deque(maxlen=recent)
         self._slowest: list[SlowBatch] = []
         self._startup_ns = 0
         self._begun = False
         self._whole = whole
         self._lock: threading.Lock = threading.Lock() if whole is None else whole._lock
-        self.batches = 0
-        self.samples = 0
+        self._batches = 0
+        self._samples = 0
+
+    @property
+    def batches(self) -> int:
+        """Number of batches added."""
+        self.sum_up()
+        return self._batches
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in them."""
+        self.sum_up()
+        return self._samples
 
     def add(self, spans: Sequence[SpanTuple], samples: int = 0, request: Any = None) -> None:
         """Count one delivered batch; `spans` is kept and must not change."""
         pending = self._pending
-        pending.append((spans, request))
-        self.batches += 1
-        self.samples += samples
-        if self._whole is not None:
-            self._whole.batches += 1
-            self._whole.samples += samples
+        pending.append((self, spans, samples, request))
         if len(pending) >= _MOST_PENDING:
             self.sum_up()
 
@@ -83,29 +91,33 @@ class Totals:
         """Form the sums of what was added since the last call."""
         with self._lock:
             pending = self._pending[:]
-            if not pending:
-                return
             del self._pending[: len(pending)]  # another thread may have appended meanwhile
-            if not self._begun:
-                self._begun = True
-                spans, request = pending[0]
-                pending[0] = self._begin(spans), request
-            self._add(pending)
+            while pending:
+                totals = pending[0][0]
+                mine = [delivered for delivered in pending if delivered[0] is totals]
+                totals._add(mine)
+                pending = [] if len(mine) == len(pending) else [each for each in pending if each[0] is not totals]
 
     def _add(self, pending: list[_Delivered]) -> None:
+        if not self._begun:
+            self._begun = True
+            _, spans, samples, request = pending[0]
+            pending[0] = self, self._begin(spans), samples, request
         durations: dict[tuple[str, int], list[int]] = {}
-        for spans, _ in pending:
+        for _, spans, _, _ in pending:
             for stage, start_ns, stop_ns, worker in spans:
                 try:
                     durations[stage, worker].append(stop_ns - start_ns)
                 except KeyError:
                     durations[stage, worker] = [stop_ns - start_ns]
         for totals in (self,) if self._whole is None else (self, self._whole):
+            totals._batches += len(pending)
+            totals._samples += sum(samples for _, _, samples, _ in pending)
             totals._count(durations)
             longest = max((max(each) for (stage, _), each in durations.items() if _is_building(stage)), default=0)
             if len(totals._slowest) < SLOWEST or longest > totals._slowest[-1].seconds * 1e9:
                 totals._slowest = sorted([*totals._slowest, *_slow(pending)], key=_slowness)[:SLOWEST]
-        self._recent.extend(pending)
+        self._recent.extend((spans, request) for _, spans, _, request in pending)
 
     def _count(self, durations: dict[tuple[str, int], list[int]]) -> None:
         for key, each in durations.items():
@@ -126,7 +138,7 @@ class Totals:
     def recent_batches(self) -> list[RecentBatch]:
         """The last batches, oldest first."""
         self.sum_up()
-        return [_recent(delivered) for delivered in self._recent.copy()]
+        return [_recent(spans, request) for spans, request in self._recent.copy()]
 
     def stats(self) -> Stats:
         """The totals so far.
@@ -137,8 +149,8 @@ class Totals:
         stages = self.stages()
         wait_s, step_s = (stages[stage].total_s if stage in stages else 0.0 for stage in LOOP)
         return Stats(
-            batches=self.batches,
-            samples=self.samples,
+            batches=self._batches,
+            samples=self._samples,
             wall_s=wait_s + step_s,
             wait_s=wait_s,
             startup_s=self._startup_ns / 1e9,
@@ -183,7 +195,7 @@ def _is_building(stage: str) -> bool:
 
 def _slow(pending: Iterable[_Delivered]) -> Iterator[SlowBatch]:
     """Each batch with its longest stage."""
-    for spans, request in pending:
+    for _, spans, _, request in pending:
         building = [timed for timed in spans if _is_building(timed[0])]
         if building and request is not None:
             stage, start_ns, stop_ns, worker = max(building, key=_duration)
@@ -199,8 +211,7 @@ def _duration(timed: SpanTuple) -> int:
     return timed[2] - timed[1]
 
 
-def _recent(delivered: _Delivered) -> RecentBatch:
-    spans, request = delivered
+def _recent(spans: Sequence[SpanTuple], request: Any) -> RecentBatch:
     return RecentBatch(spans, *((-1, -1) if request is None else (request.epoch, request.number)))
 
 
