@@ -136,7 +136,7 @@ def test_inspect_leaves_parquet_footers_to_the_dataset(tmp_path: Path, monkeypat
     memory.pipe("/footers/a.parquet", (tmp_path / "a.parquet").read_bytes())
     try:
         assert inspected("memory://footers")["shards"] == [10] * 6
-        monkeypatch.setattr(Footers, "_build_concurrently", lambda *_: pytest.fail("footers are read again"))
+        monkeypatch.setattr(Footers, "_build", lambda *_: pytest.fail("footers are read again"))
         assert fl.datasets.Parquet("memory://footers").shard_sizes.tolist() == [10] * 6
     finally:
         memory.rm("/footers", recursive=True)

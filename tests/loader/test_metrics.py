@@ -97,7 +97,7 @@ def test_every_family_is_named_and_explained(loader: fl.DataLoader[Any]) -> None
     assert "feedline_limiting" in families
 
 
-def test_several_loaders_and_odd_names_are_told_apart() -> None:
+def test_several_loaders_and_odd_names_have_labels_of_their_own() -> None:
     loaders = [fl.DataLoader(kind(torch.arange(8)), 4) for kind in (Photos, Photos, Odd)]
     for loader in loaders:
         list(loader)

@@ -66,7 +66,8 @@ def _sampler_of(loader: Any) -> str:
 
 def _collate_fn_of(loader: Any) -> str:
     function = loader.collate_fn
-    if function in (None, default_collate) or getattr(function, "__module__", "").startswith("torch."):
+    module = getattr(function, "__module__", None) or ""  # a method of a builtin type has None
+    if function in (None, default_collate) or module.startswith("torch."):
         return ""
     return getattr(function, "__name__", type(function).__name__)
 

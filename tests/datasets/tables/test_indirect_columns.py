@@ -170,8 +170,8 @@ class TestOtherLayouts:
     def test_of_an_object(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
         array, expected = self.column(name), self.ROWS[name]
-        plain = pa.array(["plain"] * 6)
-        table = pa.table({"before": plain, "none": pa.nulls(6), "c": array, "behind": plain, "last": pa.nulls(6)})
+        text = pa.array(["plain"] * 6)
+        table = pa.table({"before": text, "none": pa.nulls(6), "c": array, "behind": text, "last": pa.nulls(6)})
         file = io.BytesIO()
         with pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)

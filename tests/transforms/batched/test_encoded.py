@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-from tar_cases import pictures, write_tar
-from transform_cases import jpeg, picture, png
+from tar_cases import image_members, write_tar
+from transform_cases import jpeg, random_image, png
 
 import feedline as fl
 from feedline import transforms as T
@@ -32,12 +32,12 @@ ON_DEVICE = T.DecodeOnDevice(TRAIN)
 
 def cmyk() -> bytes:
     file = io.BytesIO()
-    Image.fromarray(picture()).convert("CMYK").save(file, "JPEG")
+    Image.fromarray(random_image()).convert("CMYK").save(file, "JPEG")
     return file.getvalue()
 
 
 def files() -> list[bytes]:
-    return [png(picture(40, 50, 3)), cmyk(), *(jpeg(picture(40 + n, 60, n)) for n in range(COUNT - 2))]
+    return [png(random_image(40, 50, 3)), cmyk(), *(jpeg(random_image(40 + n, 60, n)) for n in range(COUNT - 2))]
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def datasets(folder: Path, transform: Any) -> dict[str, Any]:
-    tar = write_tar(folder.parent / "t.tar", pictures(COUNT))
+    tar = write_tar(folder.parent / "t.tar", image_members(COUNT))
     table = pa.table({"image": files(), "label": list(range(COUNT))})
     pq.write_table(table, folder.parent / "t.parquet")
     return {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transform_cases import picture
+from transform_cases import random_image
 
 import feedline as fl
 from feedline import transforms as T
@@ -19,7 +19,7 @@ from feedline.transforms.batched import levels, on_batch, resample
 
 COUNT = 12
 KEYS = np.random.default_rng(5).integers(0, 2**64, COUNT, np.uint64)
-PHOTOS = [picture(48, 64, seed) for seed in range(COUNT)]
+PHOTOS = [random_image(48, 64, seed) for seed in range(COUNT)]
 BATCH = torch.from_numpy(np.stack(PHOTOS)).permute(0, 3, 1, 2).contiguous()
 NORMALIZE = T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD)
 
@@ -116,7 +116,7 @@ def test_a_whole_pipeline_is_within_its_tolerance() -> None:
     "transform", [T.imagenet_train(24), T.imagenet_eval(24, 28), T.Compose([T.Resize(20), T.RandomCrop(16)])]
 )
 def test_images_of_different_sizes_become_one_batch(transform: T.Transform) -> None:
-    photos = [picture(40 + 3 * row, 70 - row, row) for row in range(COUNT)]
+    photos = [random_image(40 + 3 * row, 70 - row, row) for row in range(COUNT)]
     got = T.OnBatch(transform)([torch.from_numpy(photo).permute(2, 0, 1) for photo in photos], KEYS)
     samples = [transform.plan.run(photo, key) for photo, key in zip(photos, KEYS.tolist(), strict=True)]
     wanted = torch.stack([torch.as_tensor(sample) for sample in samples])
