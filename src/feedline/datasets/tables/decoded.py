@@ -213,18 +213,19 @@ class CachedRows:
         for count, (number, chunk) in enumerate(zip([*cached, *missing], chunks, strict=True), start=1):
             run[number] = chunk
             if count == len(touched) or sum(each.nbytes for each in run.values()) >= self._cache_nbytes:
-                yield self._run(which, rows, run)
+                yield self._run(which, rows, run, are_all=len(run) == len(touched))
                 run = {}
 
     def _chunk(self, number: int) -> StructChunk:
         return self.decoded.get(number, partial(self._chunks.decoded, number))
 
-    def _run(self, which: Int64s, rows: Int64s, chunks: dict[int, StructChunk]) -> Run:
-        numbers = np.array(sorted(chunks), np.int64)
-        places = np.flatnonzero(np.isin(which, numbers))
-        locate = partial(self._locate, numbers.tolist())
-        held = ChunkRows(self._chunks.kind, [chunks[number] for number in numbers.tolist()], self._nulls, locate)
-        return Run(places, held, np.searchsorted(numbers, which[places]), rows[places])
+    def _run(self, which: Int64s, rows: Int64s, chunks: dict[int, StructChunk], *, are_all: bool) -> Run:
+        numbers = sorted(chunks)
+        # Mostly there is only one run, and a search for its rows would cost as much as gathering a few of them.
+        places = np.arange(len(which)) if are_all else np.flatnonzero(np.isin(which, numbers))
+        locate = partial(self._locate, numbers)
+        held = ChunkRows(self._chunks.kind, [chunks[number] for number in numbers], self._nulls, locate)
+        return Run(places, held, np.searchsorted(np.array(numbers), which[places]), rows[places])
 
     def _locate(self, numbers: Sequence[int], chunk: int, row: int) -> str:
         return self._chunks.locate(numbers[chunk], row)
