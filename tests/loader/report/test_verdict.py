@@ -324,5 +324,5 @@ def test_figures_are_shares_and_times(stats: Stats, context: Context) -> None:
     ]
     assert all(0 <= share <= 1 for share in shares)
     parts = [figures.share_of_work(name) for name, times in stats.stages.items() if figures.inline or times.in_workers]
-    assert sum(parts) == pytest.approx(1) or figures.work_s == 0
+    assert sum(parts) == pytest.approx(1) or figures.work_s < 1e-300  # too small to be divided
     assert min(figures.step_s, figures.period_s, figures.work_s, figures.main_s, figures.needed) >= 0
