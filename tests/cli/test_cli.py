@@ -20,7 +20,9 @@ def test_only_commands_that_work_are_listed() -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 80])
-@pytest.mark.parametrize("command", [None, "bench", "doctor", "index", "inspect", "lint", "pack", "report", "top", "try"])
+@pytest.mark.parametrize(
+    "command", [None, "bench", "doctor", "index", "inspect", "lint", "pack", "report", "top", "try"]
+)
 def test_help_is_complete_in_terminals_of_any_width(command: str | None, columns: int) -> None:
     runner = CliRunner(env={"COLUMNS": str(columns)})
     text = runner.invoke(app.app, [*([command] if command else []), "--help"]).stdout

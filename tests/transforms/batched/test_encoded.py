@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from tar_cases import image_members, write_tar
-from transform_cases import jpeg, random_image, png
+from transform_cases import jpeg, png, random_image
 
 import feedline as fl
 from feedline import transforms as T
