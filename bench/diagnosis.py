@@ -18,7 +18,7 @@ from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
-from diagnosis_pipelines import Pipeline, real, serve, synthetic, temporary_folder, write_files
+from diagnosis_pipelines import Pipeline, real, server, synthetic, temporary_folder, write_files
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report import Advice, Verdict
 from feedline.loader.report.advice import predict
@@ -63,15 +63,12 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore", "This DataLoader will create")
     outcomes = []
-    server, url = serve()
-    with temporary_folder() as folder:
+    with server() as url, temporary_folder() as folder:
         write_files(Path(folder))
         for pipeline in [*synthetic(), *real(Path(folder), url)]:
             if options.only in pipeline.name:
                 outcomes.append(examine(pipeline, options.rounds))
                 print(line(outcomes[-1]), flush=True)
-    server.shutdown()
-    server.server_close()
     print(summary(outcomes))
     if options.write:
         result = {"machine": machine(), "outcomes": [asdict(outcome) for outcome in outcomes]}

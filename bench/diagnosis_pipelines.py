@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import subprocess
+import sys
 import time
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -238,7 +239,7 @@ def real(folder: Path, url: str) -> list[Pipeline]:
         Pipeline("images: JPEG by Pillow", ("fetch",), {"dataset": Photos(folder, 640), **one}, sleep_step(0.01)),
         Pipeline("table: Parquet by rows", ("fetch",), {"dataset": Rows(folder / "rows.parquet", 640)},
                  sleep_step(0.01)),
-        Pipeline("tokens: np.load each time", ("fetch",), {"dataset": Tokens(folder / "tokens.npy", 640), **one},
+        Pipeline("tokens: np.load each time", ("fetch",), {"dataset": Tokens(folder / "tokens.npy", 1600), **one},
                  sleep_step(0.004)),
         Pipeline("remote: HTTP by sample", ("fetch",), {"dataset": Remote(url, 480), **one, "num_workers": 2},
                  sleep_step(0.01)),
@@ -260,11 +261,17 @@ def write_files(folder: Path) -> None:
     np.save(folder / "tokens.npy", source.integers(0, 50_000, 1_500_000, dtype=np.uint16))
 
 
-def serve() -> tuple[ThreadingHTTPServer, str]:
-    """A running server and its URL."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _SlowServer)
-    threading.Thread(target=partial(server.serve_forever, 0.05), daemon=True).start()
-    return server, f"http://127.0.0.1:{server.server_port}"
+@contextmanager
+def server() -> Iterator[str]:
+    """URL of a slow server in a process of its own, which takes no lock of the loop's."""
+    process = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
 
 
 def temporary_folder() -> TemporaryDirectory[str]:
@@ -272,4 +279,7 @@ def temporary_folder() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="feedline-diagnosis-")
 
 
-__all__ = ["Pipeline", "real", "serve", "synthetic", "temporary_folder", "write_files"]
+if __name__ == "__main__":
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), _SlowServer)
+    print(listening.server_port, flush=True)
+    listening.serve_forever()
