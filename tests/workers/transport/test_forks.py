@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,6 +111,22 @@ def test_batches_that_the_loop_has_not_got_are_not_copied(batches: Iterator[torc
     assert exit_code(in_child(lambda: "feedline" not in mapped(address))) == 0
     del batch
     assert exit_code(in_child(lambda: forks._live() == [])) == 0
+
+
+def test_threads_that_fork_at_once(batches: Iterator[torch.Tensor]) -> None:
+    batch = next(batches)
+    codes: list[int] = []
+
+    def fork() -> None:
+        unchanged = [in_child(lambda: bool((batch.numpy() == [[0], [1]]).all())) for _ in range(5)]
+        codes.extend(map(exit_code, unchanged))
+
+    threads = [threading.Thread(target=fork) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert codes == [0] * 15
 
 
 def test_the_record_stays_small() -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
@@ -115,8 +114,13 @@ def _changes_of(builder: Any) -> Callable[[], bytes]:
 
 def name_process(name: str) -> None:
     """Set the name that `top` and `ps` show; at most 15 characters."""
+    # Not `Path`: right after a fork, each line of Python touches pages that are then copied.
     with suppress(OSError):  # a sandbox without /proc
-        Path("/proc/self/comm").write_text(name)
+        comm = os.open("/proc/self/comm", os.O_WRONLY)
+        try:
+            os.write(comm, name.encode())
+        finally:
+            os.close(comm)
 
 
 _ACCELERATIONS = {

@@ -34,7 +34,6 @@ class ForkRecord:
         """Forks so far."""
         self._delivered: list[weakref.ref[Bytes]] = []
         self._local = threading.local()
-        self._copied: list[int] = []
 
     def add_delivered(self, slots: Iterable[weakref.ref[Bytes]]) -> None:
         """Record the slots of a batch that the loop gets now."""
@@ -56,8 +55,8 @@ class ForkRecord:
 
     def before(self) -> None:
         """Prepare a fork."""
-        if self._live() and not self._shares():
-            self._copied.extend(os.pipe())
+        shares = getattr(self._local, "shares", False)
+        self._local.pipe = os.pipe() if self._live() and not shares else ()
 
     def after_in_parent(self) -> None:
         """Wait until the child has its copies.
@@ -65,26 +64,31 @@ class ForkRecord:
         This process may write to its batches then.
         """
         self.count += 1
-        if self._copied:
-            reading, writing = self._copied
+        if pipe := self._take_pipe():
+            reading, writing = pipe
             os.close(writing)
             poll = select.poll()
             poll.register(reading, select.POLLIN)
-            poll.poll(_COPY_S * 1000)
+            poll.poll(_COPY_S * 1000)  # also the end of the pipe, if the child was killed
             os.close(reading)
-            self._copied.clear()
 
     def after_in_child(self) -> None:
         """Copy the memory of all delivered batches."""
-        if self._copied and not self._shares():
+        if pipe := self._take_pipe():
             for memory in self._live():
                 make_private(memory)
-        while self._copied:
-            os.close(self._copied.pop())  # the parent sees the end of the pipe
+            reading, writing = pipe
+            # Not the end of the pipe: a child that another thread forks at the same time may hold it open.
+            os.write(writing, b".")
+            os.close(writing)
+            os.close(reading)
         self._delivered = []
 
-    def _shares(self) -> bool:
-        return getattr(self._local, "shares", False)
+    def _take_pipe(self) -> tuple[int, ...]:
+        # Per thread: two may fork at once.
+        pipe: tuple[int, ...] = getattr(self._local, "pipe", ())
+        self._local.pipe = ()
+        return pipe
 
     def _live(self) -> list[Bytes]:
         return [memory for slot in list(self._delivered) if (memory := slot()) is not None]
