@@ -9,6 +9,8 @@
 #endif
 #include <immintrin.h>
 
+#include <cstring>
+
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vnni")))
 #define AVX512_LAMBDA AVX512 __attribute__((always_inline))
 #define AVX512_INLINE AVX512_LAMBDA inline
@@ -146,7 +148,9 @@ AVX512 void across(const std::uint8_t* line, const Taps& taps, std::uint8_t* out
 }
 
 AVX512_INLINE __m512i weight(const std::int8_t* four_bytes) {
-    return _mm512_broadcastd_epi32(_mm_loadu_si32(four_bytes));
+    std::int32_t all;
+    std::memcpy(&all, four_bytes, sizeof(all));
+    return _mm512_set1_epi32(all);
 }
 
 // 64 bytes of four lines, interleaved, so that each sum is of one column.
