@@ -90,7 +90,7 @@ def main(device: str, only: str) -> None:
         batch = images.float().div(255) if is_numbers else images
         on_batch = transforms.OnBatch(ours)
         contend(f"{name} on {device}", {
-            "torchvision v2, one draw": lambda theirs=theirs, batch=batch: theirs(batch),
+            "v2 of torchvision, one draw": lambda theirs=theirs, batch=batch: theirs(batch),
             "kornia": lambda cornea=cornea, batch=batch: cornea(batch),
             "feedline": lambda on_batch=on_batch, batch=batch: on_batch(batch, keys),
         })  # fmt: skip
@@ -98,7 +98,7 @@ def main(device: str, only: str) -> None:
     for name in ("MixUp", "CutMix"):
         ours, theirs = transforms.OnBatch(getattr(transforms, name)(CLASSES)), getattr(v2, name)(num_classes=CLASSES)
         contend(f"{name} on {device}", {
-            "torchvision v2, one draw": lambda theirs=theirs: theirs(numbers, labels),
+            "v2 of torchvision, one draw": lambda theirs=theirs: theirs(numbers, labels),
             "feedline": lambda ours=ours: ours((numbers, labels), keys),
         })  # fmt: skip
 

@@ -72,7 +72,7 @@ def decoder_of(kind: str) -> Decoder:
     Without one, a warning is given, and every file falls back to the CPU.
     """
     for module, make in _DECODERS if kind == "cuda" else ():
-        if find_spec(module.partition(".")[0]) is not None:
+        if _is_installed(module):
             return make()
     warnings.warn(
         f"no decoder of images for {kind!r} is installed: DecodeOnDevice decodes on the CPU, in the training process."
@@ -81,6 +81,13 @@ def decoder_of(kind: str) -> Decoder:
         stacklevel=3,
     )
     return lambda files, _: [None] * len(files)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None  # imports its package, of which another distribution may be a part
+    except (ImportError, RuntimeError):  # missing, or built for another torch
+        return False
 
 
 def _decode_natively(files: Files) -> list[torch.Tensor | images.ImageError]:

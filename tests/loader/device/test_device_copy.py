@@ -629,3 +629,13 @@ def test_two_devices_of_one_process_do_not_mix() -> None:
     assert seen == [[3] * 4]
     other.drain()
     assert seen == [[3] * 4, [4] * 4]
+
+
+def test_a_batch_that_is_there_already_is_kept_for_the_loop_s_stream(accelerator: FakeAccelerator) -> None:
+    used: list[Any] = []
+    accelerator.device = torch.device("meta")
+    accelerator.record_stream = lambda tensor, stream: used.append((tensor, stream))  # type: ignore[method-assign]
+    batch = torch.empty(3, device="meta")
+    stage = DeviceStage(accelerator)
+    assert stage.finish(stage.start([batch]))[0] is batch
+    assert [(tensor is batch, stream is accelerator.loop) for tensor, stream in used] == [(True, True)]

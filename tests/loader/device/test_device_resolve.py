@@ -11,6 +11,8 @@ import torch
 from feedline.core.devices import target
 from feedline.errors import ArgumentError
 from feedline.loader.device import DeviceStage, PinStage, PlainStage, open_stage
+from feedline.loader.device.backend import AcceleratorBackend
+from feedline.loader.device.resolve import backend_of
 
 
 @pytest.fixture
@@ -105,3 +107,44 @@ def test_pinning_where_torch_only_warns(monkeypatch: pytest.MonkeyPatch, kind: s
 
 def test_a_device_goes_before_pin_memory() -> None:
     assert isinstance(open_stage("cpu", pin_memory=True), PlainStage)
+
+
+class Recorder:
+    """Streams and events of an accelerator that only note what they are asked for."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name = log, name
+
+    def record(self, stream: Recorder) -> None:
+        self.log.append(f"record on {stream.name}")
+
+    def wait_event(self, event: Recorder) -> None:
+        self.log.append(f"{self.name} waits")
+
+
+def test_other_accelerators_have_a_side_stream_of_torch_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    current = [Recorder(log, "loop")]
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: current[0])
+    monkeypatch.setattr(torch.accelerator, "set_stream", lambda stream: current.__setitem__(0, stream))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
+    monkeypatch.setattr(torch, "Stream", lambda _: Recorder(log, "side"))
+    monkeypatch.setattr(torch, "Event", lambda _, enable_timing: Recorder(log, "event"))
+    streams = backend_of(torch.device("xpu"))
+    assert isinstance(streams, AcceleratorBackend)
+    assert streams.device == torch.device("xpu", 1)
+    side = streams.side_stream()
+    assert streams.side_stream() is side
+    with streams.on(side):
+        assert streams.current_stream() is side
+        event = streams.record(side)
+    assert streams.current_stream().name == "loop"
+    streams.wait(streams.current_stream(), event)
+    assert log == ["record on side", "loop waits"]
+    streams.host_register(0, 1)
+    streams.host_unregister(0)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "mps", "meta"])
+def test_devices_with_one_stream_are_copied_to_at_delivery(kind: str) -> None:
+    assert backend_of(torch.device(kind)) is None

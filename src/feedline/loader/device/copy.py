@@ -173,6 +173,8 @@ class DeviceStage(Closing):
         elif hasattr(leaf, "record_stream") and not isinstance(leaf, torch.Tensor):
             moved = leaf.to(backend.device, non_blocking=True)
         else:
+            if type(leaf) is torch.Tensor and leaf.device == backend.device and not leaf.is_cpu:
+                backend.record_stream(leaf, loop)  # a worker thread has made it on another stream
             with backend.on(loop):
                 return leaf.to(backend.device)
         cargo.host.append(leaf)
