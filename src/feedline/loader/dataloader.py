@@ -351,8 +351,11 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def report(self) -> Verdict:
         """The limit of the current epoch, and advice with predicted gains."""
+        return self._diagnose(quick=False)
+
+    def _diagnose(self, *, quick: bool = True) -> Verdict:
         recent = [] if self._progress is None else self._progress.totals.recent
-        return diagnose(self.stats().since_epoch or Stats(), self._pools.context(self), recent)
+        return diagnose(self.stats().since_epoch or Stats(), self._pools.context(self), recent, quick=quick)
 
     def tune(self) -> tuple[Advice, ...]:
         """Take advice that changes neither order nor values; return it.
@@ -387,7 +390,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
         It shows the verdict, where the time goes, the figures over time, the latest batches, and the slowest ones.
         """
-        self._monitor.write_page(path)
+        self._monitor.write_page(path, self.report())
 
     def plan(self) -> ReadingPlan:
         """Plan of reading the dataset, with reasons; to be printed."""
@@ -435,7 +438,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._progress = None
         self._plan = None
         self._live = weakref.WeakSet()
-        self._monitor = Monitor(weakref.WeakMethod(self.report))
+        self._monitor = Monitor(weakref.WeakMethod(self._diagnose))
 
     def _make_plan(self, state: Mapping[str, Any] | None = None) -> Plan:
         return plan_of(self, self._rank, self._world_size, self._plan, partitions_of(state))

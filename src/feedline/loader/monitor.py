@@ -5,6 +5,7 @@ The loop's own thread publishes, between two batches; there is no thread for it.
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
@@ -33,6 +34,9 @@ from feedline.loader.report.page_html import page as page_text
 from feedline.loader.report.run_log import RunLog, path_of_rank
 from feedline.loader.report.stats import SlowBatch
 from feedline.loader.resources import resident_nbytes
+
+_log = logging.getLogger("feedline")
+
 
 INTERVAL_NS = 250_000_000
 """Least time between two publications."""
@@ -175,11 +179,11 @@ class Monitor:
             "verdict": self.verdict,
         }
 
-    def write_page(self, path: str | os.PathLike[str]) -> None:
+    def write_page(self, path: str | os.PathLike[str], verdict: Verdict) -> None:
         """Write the report page; ArgumentError before the first iteration."""
         if self._sources is None:
             raise ArgumentError("there is nothing to report yet: iterate over the loader first")
-        self._judge(NEVER_NS)
+        self.verdict = verdict_figures(verdict)
         figures = self.figures()
         points = [*self.history.points, _point(figures)]
         batches = self._sources.progress.totals.recent_batches()
@@ -236,7 +240,12 @@ class Monitor:
         if now_ns < self._advice_due_ns or not self._pulse.page.words[BATCHES]:
             return
         verdict = self._verdict()
-        self.verdict = {} if verdict is None else verdict_figures(verdict())
+        try:
+            self.verdict = {} if verdict is None else verdict_figures(verdict())
+        except Exception:  # noqa: BLE001 - the loop goes on, whatever is wrong with its diagnosis
+            self.verdict, self._advice_due_ns = {}, NEVER_NS
+            _log.warning("feedline cannot diagnose this loop; please report this error", exc_info=True)
+            return
         ended_ns = monotonic_ns()
         self._advice_due_ns = ended_ns + min(max(_VERDICT_NS, SHARE * (ended_ns - now_ns)), 10 * _VERDICT_NS)
 

@@ -82,9 +82,11 @@ class Model:
     machine: Machine
     explained_share: float
     """Share of the waiting that the replay gives without any fitting, 0 to 1."""
+    has_ranges: bool = True
+    """False: gains have no range, which takes most of the replays."""
 
     @classmethod
-    def of(cls, measured: Measured, context: Context) -> Self:
+    def of(cls, measured: Measured, context: Context, *, has_ranges: bool = True) -> Self:
         """Calibrate: lock, then CPUs that others leave, then what is left."""
         setting = context.setting
         measured, machine = _with_lock(measured, context)
@@ -97,7 +99,7 @@ class Model:
         explained = 1.0 if measured.wait_s <= 0 else min(max(1 - missing_s / measured.wait_s, 0.0), 1.0)
         if missing_s > 0.01 * measured.period_s:
             machine = _with_hop(measured, setting, machine, machine.hop_s + missing_s)
-        return cls(measured, context, machine, explained)
+        return cls(measured, context, machine, explained, has_ranges)
 
     @cached_property
     def present(self) -> Case:
@@ -118,6 +120,8 @@ class Model:
 
         `other` is the same change under another assumption about the machine, which widens the range.
         """
+        if not self.has_ranges:
+            return Gain(gain := self.gain(case), gain, gain)
         gains = sorted(
             self._weighed(before_s, case.period_s(batches), case.setting) for batches, before_s in self._replicates
         )
