@@ -15,12 +15,12 @@ from feedline.cli import app
 def test_only_commands_that_work_are_listed() -> None:
     listed = CliRunner().invoke(app.app, ["--help"])
     commands = {command.name or command.callback.__name__ for command in app.app.registered_commands}
-    assert commands == {"bench", "doctor", "index", "inspect", "lint", "pack"}
+    assert commands == {"bench", "doctor", "index", "inspect", "lint", "pack", "report", "top"}
     assert all(command in listed.stdout for command in commands)
 
 
 @pytest.mark.parametrize("columns", [40, 80])
-@pytest.mark.parametrize("command", [None, "bench", "doctor", "index", "inspect", "lint", "pack"])
+@pytest.mark.parametrize("command", [None, "bench", "doctor", "index", "inspect", "lint", "pack", "report", "top"])
 def test_help_is_complete_in_terminals_of_any_width(command: str | None, columns: int) -> None:
     runner = CliRunner(env={"COLUMNS": str(columns)})
     text = runner.invoke(app.app, [*([command] if command else []), "--help"]).stdout

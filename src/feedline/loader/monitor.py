@@ -238,7 +238,7 @@ class Monitor:
         verdict = self._verdict()
         self.verdict = {} if verdict is None else verdict_figures(verdict())
         ended_ns = monotonic_ns()
-        self._advice_due_ns = ended_ns + min(max(_VERDICT_NS, SHARE * (ended_ns - now_ns)), 10 * _VERDICT_NS)
+        self._advice_due_ns = ended_ns + min(max(_VERDICT_NS, SHARE * (ended_ns - now_ns)), 30 * _VERDICT_NS)
 
     def _read_machine(self, sources: _Sources) -> _Machine:
         machine, now_s = self._machine, monotonic()
