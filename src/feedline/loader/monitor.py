@@ -118,6 +118,7 @@ class Monitor:
         self.verdict: dict[str, Any] = {}
         self._advice_due_ns = 0
         self._page: Page | None = None
+        self._owner = 0
 
     def begin(self, progress: Progress, plan: Plan, pools: LoaderPools, loader: Any) -> None:
         """Follow a new iteration."""
@@ -193,8 +194,9 @@ class Monitor:
             page.close()
 
     def _opened(self) -> Page:
-        if self._page is None:
-            self._page = Page()
+        # A forked process has its parent's page, too, and must not write to it.
+        if self._page is None or self._owner != os.getpid():
+            self._page, self._owner = Page(), os.getpid()
         return self._page
 
     def _publish_weakly(self) -> Callable[..., None]:
