@@ -226,3 +226,14 @@ def test_figures_for_loggers_are_plain_numbers() -> None:
     assert flat["data/fetch_p99_s"] > 0
     assert {type(number) for number in flat.values()} == {float}
     assert "data/padding_share" not in flat
+
+
+def test_a_forked_process_writes_a_page_of_its_own() -> None:
+    loader = fl.DataLoader(DATA, 4)
+    batches = iter(loader)
+    next(batches)
+    child = os.fork()
+    if not child:
+        os._exit(0 if len(list(loader)) == 10 and loader.stats().batches == 11 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert page().batches == 1

@@ -82,7 +82,7 @@ def _limiting(reading: Reading) -> Iterator[tuple[Labels, float]]:
 
 def _gains(reading: Reading) -> Iterator[tuple[Labels, float | None]]:
     for hint in reading.verdict.get("advice", ()):
-        yield {"advice": hint["text"]}, hint["gain"]
+        yield {"advice": hint["change"]}, hint["gain"]  # the text has figures: a series for each would be too many
 
 
 MEASURES = (

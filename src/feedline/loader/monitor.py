@@ -122,6 +122,7 @@ class Monitor:
         self.verdict: dict[str, Any] = {}
         self._advice_due_ns = 0
         self._page: Page | None = None
+        self._owner = 0
 
     def begin(self, progress: Progress, plan: Plan, pools: LoaderPools, loader: Any) -> None:
         """Follow a new iteration."""
@@ -197,8 +198,9 @@ class Monitor:
             page.close()
 
     def _opened(self) -> Page:
-        if self._page is None:
-            self._page = Page()
+        # A forked process has its parent's page, too, and must not write to it.
+        if self._page is None or self._owner != os.getpid():
+            self._page, self._owner = Page(), os.getpid()
         return self._page
 
     def _publish_weakly(self) -> Callable[..., None]:
@@ -247,7 +249,7 @@ class Monitor:
             _log.warning("feedline cannot diagnose this loop; please report this error", exc_info=True)
             return
         ended_ns = monotonic_ns()
-        self._advice_due_ns = ended_ns + min(max(_VERDICT_NS, SHARE * (ended_ns - now_ns)), 10 * _VERDICT_NS)
+        self._advice_due_ns = ended_ns + min(max(_VERDICT_NS, SHARE * (ended_ns - now_ns)), 30 * _VERDICT_NS)
 
     def _read_machine(self, sources: _Sources) -> _Machine:
         machine, now_s = self._machine, monotonic()

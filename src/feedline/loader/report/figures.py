@@ -70,12 +70,10 @@ def plain_index(index: Any) -> Any:
 
 def advice_text(hint: Any) -> str:
     """A piece of advice in words, with its predicted gain if any."""
-    text, gain = getattr(hint, "text", hint), getattr(hint, "gain", None)
-    if gain is None:
-        return str(text)
-    low, high = getattr(hint, "low", None), getattr(hint, "high", None)
-    between = "" if low is None or high is None else f" ({low:.1f}–{high:.1f})"
-    return f"{text}: {gain:.1f} ×{between}"
+    gain = getattr(hint, "gain", None)
+    if gain is None or gain <= 1:
+        return str(hint)
+    return f"{hint} ({gain:.1f} ×, {hint.low:.1f}–{hint.high:.1f})"
 
 
 def verdict_figures(verdict: Any) -> dict[str, Any]:
@@ -84,7 +82,14 @@ def verdict_figures(verdict: Any) -> dict[str, Any]:
         "limiting_stage": verdict.limiting_stage,
         "headline": verdict.headline,
         "explanation": verdict.explanation,
-        "advice": [{"text": advice_text(hint), "gain": getattr(hint, "gain", None)} for hint in verdict.advice],
+        "advice": [
+            {
+                "text": advice_text(hint),
+                "change": getattr(hint, "change", str(hint)),
+                "gain": getattr(hint, "gain", None),
+            }
+            for hint in verdict.advice
+        ],
     }
 
 

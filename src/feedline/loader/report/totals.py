@@ -24,7 +24,7 @@ SLOWEST = 8
 """Number of slowest batches that are kept."""
 
 
-_MOST_PENDING = 256
+_MOST_PENDING = 128
 """Batches after which sums are formed, whether or not they are asked for: they hold memory until then."""
 
 
