@@ -280,6 +280,7 @@ def temporary_folder() -> TemporaryDirectory[str]:
 
 
 if __name__ == "__main__":
+    ThreadingHTTPServer.request_queue_size = 128  # with the default of 5, a connection may wait a second for its turn
     listening = ThreadingHTTPServer(("127.0.0.1", 0), _SlowServer)
     print(listening.server_port, flush=True)
     listening.serve_forever()
