@@ -86,7 +86,7 @@ class Delivery:
 
 
 class Delivered(NamedTuple):
-    """The origin of a batch: its request, its result, and the cursor before it."""
+    """Request and result of a batch, and the cursor before it."""
 
     request: Any
     result: BatchResult

@@ -46,8 +46,20 @@ Operator = Callable[[Any, ImageRows, Keys], ImageRows]
 def apply_steps(steps: Sequence[PlannedStep], rows: ImageRows, keys: Keys) -> ImageRows:
     """Apply steps to all rows, each with its own keys."""
     for planned in steps:
+        if type(planned.step) in _ON_LEVELS:
+            _check_levels(planned, rows)
         rows = OPERATORS[type(planned.step)](planned.step, rows, planned.keys(keys))
     return rows
+
+
+def _check_levels(planned: PlannedStep, rows: ImageRows) -> None:
+    images = (rows.images,) if isinstance(rows.images, torch.Tensor) else rows.images
+    dtypes = {each.dtype for each in images} - {torch.uint8}
+    if dtypes:
+        raise SampleError(
+            f"{planned.name} takes uint8 levels, 0 to 255, but the images are {dtypes.pop()}: put it before ToTensor"
+            " and Normalize, or convert with (images * 255).to(torch.uint8)"
+        )
 
 
 def check_steps(steps: Sequence[PlannedStep]) -> None:
@@ -340,3 +352,7 @@ OPERATORS: dict[type[Step], Operator] = {
     Identity: _identity,
 }
 """Operators by the exact class of the step: a subclass may override `apply`."""
+
+
+_ON_LEVELS = {Window, ResizeShortest, ColorJitter, Grayscale, RandomGrayscale, GaussianBlur}
+"""Steps whose arithmetic is that of levels; the others also move or fill numbers."""
