@@ -95,7 +95,7 @@ def test_kernels_of_all_instruction_sets_give_the_same_bits(recipe: Recipe, key:
 @given(st.lists(st.tuples(keys, st.integers(1, 90), st.integers(1, 90)), max_size=8), recipes, st.integers(1, 4))
 def test_a_batch_is_its_rows(shapes: list[tuple[int, int, int]], recipe: Recipe, threads: int) -> None:
     sources = [jpeg(width, height, key % 100) for key, width, height in shapes]
-    given_keys = np.array([key for key, _, _ in images], np.uint64)
+    given_keys = np.array([key for key, _, _ in shapes], np.uint64)
     out = np.empty((len(sources), *recipe.shape), np.uint8)
     images.read_batch(sources, recipe, out, given_keys, threads=threads)
     for source, key, row in zip(sources, given_keys, out, strict=True):

@@ -153,7 +153,7 @@ def documented_erasing(rng: np.random.Generator, height: int, width: int) -> tup
 @pytest.mark.parametrize("shape", [(40, 60), (12, 90)])
 def test_erased_parts_are_torchvisions(shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(3)
-    parts = [T.RandomErasing(1.0)._choose_part(Draws(key), *shape) for key in range(DRAWN)]
+    parts = [T.RandomErasing(1.0).choose_part(Draws(key), *shape) for key in range(DRAWN)]
     found = [(y.start, x.start, y.stop - y.start, x.stop - x.start) for y, x in filter(None, parts)]
     expected = [part for part in (documented_erasing(rng, *shape) for _ in range(DRAWN)) if part is not None]
     assert abs(len(found) - len(expected)) < 6 * (1 + DRAWN - len(expected)) ** 0.5

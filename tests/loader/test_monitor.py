@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from tqdm import tqdm
 
 import feedline as fl
-from feedline.core.page import PageContent, PageReader, find_pages
+from feedline.core.page import FoundPage, PageContent, PageReader, find_pages
 from feedline.workers.process.channels import StatusTable
 
 WORKERS = [(0, "auto"), (2, "thread"), (2, "process")]
@@ -47,9 +47,25 @@ def stats_pids(loader: fl.DataLoader[Any]) -> tuple[int, ...]:
     return loader._pools.pool_statistics().pids
 
 
+KNOWN: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def known() -> None:
+    """Leave out the pages of loaders that tests before this one have kept."""
+    gc.collect()
+    KNOWN.clear()
+    KNOWN.update(found.inode for found in find_pages(os.getpid()))
+
+
+def own_pages() -> list[FoundPage]:
+    """The pages of the loaders of a test."""
+    return [found for found in find_pages(os.getpid()) if found.inode not in KNOWN]
+
+
 def page() -> PageContent:
-    """The page of this process's only loader."""
-    (found,) = find_pages(os.getpid())
+    """The page of the test's only loader."""
+    (found,) = own_pages()
     with PageReader(found.path) as reader:
         return reader.read()
 
@@ -116,7 +132,7 @@ def test_a_hanging_loop_can_be_seen_from_outside(workers: int, method: str, tmp_
     training.start()
     try:
         end = time.monotonic() + 60
-        while not (pages := find_pages(os.getpid())) or not (page().batches == 5 and page().since_ns < 0):
+        while not (pages := own_pages()) or not (page().batches == 5 and page().since_ns < 0):
             assert time.monotonic() < end, pages
             time.sleep(0.01)
         content, stats = page(), loader.stats()
@@ -133,7 +149,7 @@ def test_a_hanging_loop_can_be_seen_from_outside(workers: int, method: str, tmp_
     finally:
         gate.touch()
         training.join()
-    assert find_pages(os.getpid()) == []
+    assert own_pages() == []
 
 
 def test_slow_batches_have_indices_and_address(tmp_path: Path) -> None:
@@ -193,13 +209,13 @@ def test_padding_is_seen_in_masks() -> None:
 
 def test_nothing_is_left_behind(no_debris: DebrisGuard) -> None:
     for _ in fl.DataLoader(DATA, 4):  # the loader is gone at once, its page stays
-        assert len(find_pages(os.getpid())) == 1
+        assert len(own_pages()) == 1
     gc.collect()
     abandoned = fl.DataLoader(DATA, 4)
     next(iter(abandoned))
     del abandoned
     gc.collect()
-    assert find_pages(os.getpid()) == []
+    assert own_pages() == []
 
 
 def test_a_progress_bar_is_right_after_a_resume() -> None:

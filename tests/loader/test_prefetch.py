@@ -181,12 +181,13 @@ def test_a_loader_gives_the_same_with_and_without(
         torch.manual_seed(3)
         with fl.DataLoader(dataset, 4, shuffle=True, seed=seed, **arguments) as loader:
             orders.append([batch.tolist() for _ in range(2) for batch in loader])
-            stores = loader.stats().stores
+            stats = loader.stats().since_epoch
     ended()
     assert orders[0] == orders[1]
     assert sorted(chain.from_iterable(orders[0][:16])) == list(range(COUNT))
-    assert stores.requests == 0
-    assert stores.cache_hits > 0
+    assert stats is not None
+    assert stats.stores.requests == 0
+    assert stats.stores.cache_hits > 0
 
 
 def test_resume_in_mid_epoch_goes_on_ahead(make: Callable[..., Bytes]) -> None:

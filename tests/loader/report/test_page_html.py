@@ -81,7 +81,7 @@ def test_a_page_is_whole_and_needs_nothing_else(log: Path) -> None:
     assert 'name="viewport"' in html
     sections = ["Where the time goes", "Over time", "The last 10 batches", "Stages, per batch", "Slowest batches"]
     assert [name for name in outline.headings if name in sections] == sections
-    assert outline.headings[0].startswith("The loop waited for data")
+    assert outline.headings[0].startswith("The loop waits for data")
     assert outline.tags["rect"] >= 40
     (figures,) = json.loads(outline.scripts[0])
     assert figures["batches"] == 30

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from feedline.loader.report.advice import Advice
 from feedline.loader.report.stats import SlowBatch, StageTimes, Stats
+from feedline.loader.report.verdict import Verdict
 
 _PLAIN = (
     "batches", "samples", "wall_s", "wait_s", "startup_s", "step_s", "step_cpu_s", "run_delay_s", "in_flight_nbytes",
@@ -68,27 +70,21 @@ def plain_index(index: Any) -> Any:
     return int(index) if hasattr(index, "__index__") else str(index)
 
 
-def advice_text(hint: Any) -> str:
-    """A piece of advice in words, with its predicted gain if any."""
-    gain = getattr(hint, "gain", None)
-    if gain is None or gain <= 1:
-        return str(hint)
-    return f"{hint} ({gain:.1f} ×, {hint.low:.1f}–{hint.high:.1f})"
+def advice_text(advice: Advice) -> str:
+    """A piece of advice in words, with its predicted gain."""
+    if advice.basis == "bound":
+        return f"{advice} (at most {advice.high:.1f} ×)"
+    return f"{advice} ({advice.gain:.1f} ×, {advice.low:.1f}–{advice.high:.1f})"
 
 
-def verdict_figures(verdict: Any) -> dict[str, Any]:
+def verdict_figures(verdict: Verdict) -> dict[str, Any]:
     """A verdict as JSON values."""
     return {
         "limiting_stage": verdict.limiting_stage,
         "headline": verdict.headline,
         "explanation": verdict.explanation,
         "advice": [
-            {
-                "text": advice_text(hint),
-                "change": getattr(hint, "change", str(hint)),
-                "gain": getattr(hint, "gain", None),
-            }
-            for hint in verdict.advice
+            {"text": advice_text(advice), "change": advice.change, "gain": advice.gain} for advice in verdict.advice
         ],
     }
 
