@@ -78,8 +78,12 @@ class Forking:
         It ends with this one. `fds` are the pickled surroundings, standard output and error. Raises ConnectionError.
         """
         branch = Forking()
-        with branch._theirs as theirs:
-            channels.send(self._socket, [pickle.dumps(ForkBranch(list(modules)))], [theirs.fileno(), *fds])
+        try:
+            with branch._theirs as theirs:
+                channels.send(self._socket, [pickle.dumps(ForkBranch(list(modules)))], [theirs.fileno(), *fds])
+        except BaseException:  # this process has ended
+            branch.close()
+            raise
         return branch
 
     def close(self) -> None:
