@@ -85,7 +85,8 @@ def _best(contest: Result, whose: str) -> float:
 def _linked(name: str) -> str:
     """The contest's name, linked to its script."""
     for part in (name, name.partition(",")[0]):
-        for script in sorted(set(BENCH.rglob("*.py")) - {Path(__file__)}):
+        scripts = sorted(set(BENCH.rglob("*.py")) - {Path(__file__)})
+        for script in sorted(scripts, key=lambda script: script.stem not in name):  # one of that name first
             if f'"{part}' in script.read_text(encoding="utf-8"):
                 return f"[{name}]({script.relative_to(README.parent).as_posix()})"
     return name

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transform_cases import jpeg, picture, png
+from transform_cases import jpeg, png, random_image
 
 from feedline import images
 from feedline.images import device_decoders
@@ -61,7 +61,7 @@ def test_torchvision_gets_jpegs_only_and_each_alone_after_an_error(monkeypatch: 
     io = FakeTorchvision()
     monkeypatch.setattr(device_decoders, "import_module", lambda _: io)
     decode = device_decoders._torchvision()
-    good, other = file_of(jpeg(picture(40, 50))), file_of(png(picture(30, 30)))
+    good, other = file_of(jpeg(random_image(40, 50))), file_of(png(random_image(30, 30)))
     found = decode([good, other, good], HERE)
     assert found[0] is not None
     assert torch.equal(found[0], decoded(good))
@@ -80,7 +80,7 @@ def test_nvimgcodec_gets_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
     codec = SimpleNamespace(Decoder=lambda: SimpleNamespace(decode=decode_all))
     monkeypatch.setattr(device_decoders, "import_module", lambda _: codec)
-    good, other = file_of(jpeg(picture(40, 50))), file_of(png(picture(30, 30)))
+    good, other = file_of(jpeg(random_image(40, 50))), file_of(png(random_image(30, 30)))
     found = device_decoders._nvimgcodec()([good, good[:300], other], HERE)
     assert [None if each is None else tuple(each.shape) for each in found] == [(3, 40, 50), None, (3, 30, 30)]
     assert WithoutCopy.waits == 1

@@ -43,7 +43,7 @@ ROOMS = {
         "unit",
     },
     "samplers": {"sampler", "batch_size", "num_samples"},
-    "transforms": {"size", "p", "transforms"},
+    "transforms": {"size", "p", "transform", "transforms"},
     "stores": {"path", "store", "cache", "requests", "retry", "options", "root"},
 }
 """Rooms, and the names whose type depends on the class there."""
