@@ -120,7 +120,7 @@ class Monitor:
         self._padding = _Padding()
         self._addresses: dict[Any, str] = {}
         self.verdict: dict[str, Any] = {}
-        self._advice_due_ns = 0
+        self._advice_due_ns = monotonic_ns() + _VERDICT_NS  # a loader of a few seconds ends before anything reads it
         self._page: Page | None = None
         self._owner = 0
 
@@ -131,6 +131,7 @@ class Monitor:
             path = log_path(loader)
             if path is not None:
                 self._log = RunLog(path_of_rank(path, self.identity["rank"], self.identity["world_size"]))
+                self._advice_due_ns = 0
         if self._stores_before is None:
             self._stores_before = progress.stores_before
         self._sources = _Sources(pools, progress, plan, loader.dataset, _length(plan))
