@@ -86,7 +86,34 @@ class Backend(Protocol):
         """Unlock memory registered at this address."""
 
 
-class CudaBackend:
+class StreamCopies:
+    """The part of `Backend` that is the same for all streams of torch."""
+
+    device: torch.device
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """See `Backend`."""
+        stream.wait_event(event)
+
+    def copy(self, host: torch.Tensor) -> torch.Tensor:
+        """See `Backend`."""
+        return host.to(self.device, non_blocking=True)
+
+    def record_stream(self, tensor: Any, stream: Any) -> None:
+        """See `Backend`."""
+        tensor.record_stream(stream)
+
+    def is_pinned(self, host: torch.Tensor) -> bool:
+        """The driver's answer, for registered memory and for torch's."""
+        return host.is_pinned()
+
+    def pinned(self, host: torch.Tensor) -> torch.Tensor:
+        """See `Backend`."""
+        # Not Tensor.pin_memory, which fails on expanded tensors.
+        return torch.empty_like(host, pin_memory=True).copy_(host)
+
+
+class CudaBackend(StreamCopies):
     """`Backend` over torch.cuda (CUDA and ROCm)."""
 
     def __init__(self, device: torch.device) -> None:
@@ -111,27 +138,6 @@ class CudaBackend:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(stream)
         return event
-
-    def wait(self, stream: torch.cuda.Stream, event: Any) -> None:
-        """See `Backend`."""
-        stream.wait_event(event)
-
-    def copy(self, host: torch.Tensor) -> torch.Tensor:
-        """See `Backend`."""
-        return host.to(self.device, non_blocking=True)
-
-    def record_stream(self, tensor: Any, stream: torch.cuda.Stream) -> None:
-        """See `Backend`."""
-        tensor.record_stream(stream)
-
-    def is_pinned(self, host: torch.Tensor) -> bool:
-        """The driver's answer, for registered memory and for torch's."""
-        return host.is_pinned()
-
-    def pinned(self, host: torch.Tensor) -> torch.Tensor:
-        """See `Backend`."""
-        # Not Tensor.pin_memory, which fails on expanded tensors.
-        return torch.empty_like(host, pin_memory=True).copy_(host)
 
     def host_register(self, address: int, nbytes: int) -> None:
         """See `Backend`."""
@@ -162,7 +168,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-class AcceleratorBackend:
+class AcceleratorBackend(StreamCopies):
     """`Backend` over torch's own streams and events, for XPU.
 
     Transport memory is not page-locked in place there: the driver has no such call in torch.
@@ -196,26 +202,6 @@ class AcceleratorBackend:
         event: Any = torch.Event(self.device, enable_timing=True)
         event.record(stream)
         return event  # type: ignore[no-any-return]
-
-    def wait(self, stream: Any, event: Any) -> None:
-        """See `Backend`."""
-        stream.wait_event(event)
-
-    def copy(self, host: torch.Tensor) -> torch.Tensor:
-        """See `Backend`."""
-        return host.to(self.device, non_blocking=True)
-
-    def record_stream(self, tensor: Any, stream: Any) -> None:
-        """See `Backend`."""
-        tensor.record_stream(stream)
-
-    def is_pinned(self, host: torch.Tensor) -> bool:
-        """See `Backend`."""
-        return host.is_pinned()
-
-    def pinned(self, host: torch.Tensor) -> torch.Tensor:
-        """See `Backend`."""
-        return torch.empty_like(host, pin_memory=True).copy_(host)
 
     def host_register(self, address: int, nbytes: int) -> None:
         """Do nothing: batches are staged."""
