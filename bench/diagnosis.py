@@ -1,8 +1,8 @@
 """Stage named and gain predicted, on sixteen loops with a known bottleneck each.
 
 Each loop runs as it is; the first remedy of its verdict is taken; and both run in turn, for whole epochs. Prints a
-table, with the mean absolute error of the predicted gains; `--write` keeps it in bench/results/diagnosis.json.
-`--only TEXT` runs the loops whose names contain it.
+table, with the mean absolute error of the predicted gains; `--write` keeps it in bench/results/diagnosis.json, from
+which `bench/docs_tables.py` makes the table of the docs. `--only TEXT` runs the loops whose names contain it.
 
 Quiet machines only: where other programs take the CPUs, the truth changes from run to run.
 """
@@ -13,6 +13,7 @@ import argparse
 import json
 import warnings
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
@@ -26,6 +27,14 @@ from feedline.loader.report.model import Model
 from harness import RESULTS, machine
 
 ROUNDS = 3
+
+LARGE = 0.3
+"""Error of a predicted gain from which it is counted as large."""
+
+HEAD = (
+    "| loop | limit | first remedy | predicted | measured | error | robbed |",
+    "|---|---|---|---:|---:|---:|---:|",
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--write", action="store_true", help="write the results file")
     options = parser.parse_args()
+    if options.only and options.write:
+        parser.error("--write keeps a whole run: leave out --only")
     warnings.filterwarnings("ignore", "This DataLoader will create")
     outcomes = []
     with server() as url, temporary_folder() as folder:
@@ -69,10 +80,18 @@ def main() -> None:
             if options.only in pipeline.name:
                 outcomes.append(examine(pipeline, options.rounds))
                 print(line(outcomes[-1]), flush=True)
-    print(summary(outcomes))
+    print("\n".join(summary(outcomes)))
     if options.write:
-        result = {"machine": machine(), "outcomes": [asdict(outcome) for outcome in outcomes]}
-        (RESULTS / "diagnosis.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write(outcomes)
+
+
+def write(outcomes: list[Outcome], folder: Path = RESULTS) -> None:
+    """Keep a run, with the lines of its table."""
+    where = machine()
+    lines = [*HEAD, *map(line, outcomes), *summary(outcomes)]
+    lines[-1] += f" {where['cores']} cores of {where['cpu']}, {datetime.now(UTC):%Y-%m-%d}."
+    result = {"machine": where, "lines": lines, "outcomes": [asdict(outcome) for outcome in outcomes]}
+    (folder / "diagnosis.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def examine(pipeline: Pipeline, rounds: int) -> Outcome:
@@ -145,14 +164,16 @@ def line(outcome: Outcome) -> str:
     )
 
 
-def summary(outcomes: list[Outcome]) -> str:
-    """The head of the table, and the figures below it."""
+def summary(outcomes: list[Outcome]) -> list[str]:
+    """The figures below the table."""
     errors = [outcome.error for outcome in outcomes]
     right = sum(outcome.is_right for outcome in outcomes)
-    return (
-        "| loop | limit | first remedy | predicted | measured | error | robbed |\n|---|---|---|---:|---:|---:|---:|\n\n"
-        f"{right} of {len(outcomes)} named; mean absolute error {fmean(errors):.0%}, largest {max(errors):.0%}"
+    large = sum(error > LARGE for error in errors)
+    figures = (
+        f"{right} of {len(outcomes)} limits named; the mean absolute error of the gains is {fmean(errors):.0%}, the"
+        f" largest {max(errors):.0%}; {large} are off by more than {LARGE:.0%}."
     )
+    return ["", figures]
 
 
 if __name__ == "__main__":
